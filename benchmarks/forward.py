@@ -78,7 +78,7 @@ class Mode:
 
 def make_modes(spec: ModelSpec, device: torch.device, max_model_len: int) -> tuple[dict[str, Mode], str]:
     """`native` and `fast` over the same weights (normal; a norm's are 1), and fast's attention backend."""
-    backend = choose_backend(device, spec.dtype, spec.head_dim, None)
+    backend = choose_backend(device, spec.dtype, spec.head_dim, None, spec.variants)
     fast_page = PAGE_MULTIPLE if backend == "flash_attn" else DEFAULT_BLOCK_SIZE
     native = Mode("native", spec, create_ops("native", spec.dtype, device), DEFAULT_BLOCK_SIZE)
     fast = Mode("fast", spec, create_ops("fast", spec.dtype, device, backend), fast_page)

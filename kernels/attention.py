@@ -14,11 +14,17 @@ The arithmetic (the numerics contract's `native` attention), per query row and h
   `l = fma(l, a, l_c * b)`, `acc = fma(acc, a, acc_c * b)`; at the end o = acc / l as `r = div_rn(1, l)`, `q = acc * r`,
   `o = fma(fma(-q, l, acc), r, q)` (a correct rounding by Markstein's theorem, without a branch an element), -0 becomes
   +0, **rounded to the query's dtype**.
+* Softcap c: before the mask `d = tanh(dot(q, k) * u)`, u = float32(softmax scale / c), and `scale` is
+  float32(c * log2 e); all else is as above.
+* Sinks: after the last chunk the head's sink t = float32(sink * log2 e) is merged in, as a chunk with m_c = t, l_c = 1
+  and acc_c = 0.
+* Window: a key outside it is a masked position. Chunks and blocks stay where they are; those without a visible key
+  would change nothing, and are not read.
 
 A schedule may choose: rows in a tile, warps, pipeline stages, TMA or pointer loads, page size, and whether chunks
 are computed in turn and merged in registers (prefill) or in parallel and merged by the last of them (decode). A block
-that is masked out for a row changes nothing in it. V rows past a sequence's length count as zero: a stale page may hold
-NaN, and 0 * NaN would reach the output.
+that is masked out for a row changes nothing in it. V rows past a sequence's length count as zero, and so do
+those before the lowest position that a tile's rows see: a stale page may hold NaN, and 0 * NaN would reach the output.
 """
 
 from __future__ import annotations
@@ -54,7 +60,8 @@ class AttentionSchedule:
     num_warps: int
     num_stages: int
     tma: bool = True  # prefill: KV blocks by tensor descriptor where page size and head_dim allow it
-    hopper: bool = False  # prefill by `attention_hopper`, where it covers the model; it ignores the fields above
+    # Prefill of a plain variant by `attention_hopper`, where it covers the model; it ignores the fields above.
+    hopper: bool = False
     decode_warps: int = 4
     decode_stages: int = 2
     # Both limits count decode's (KV head, chunk, sequence) programs. On an H200 working by blocks took 21 against 29 us
@@ -166,23 +173,25 @@ def paged_attention(
 ) -> Tensor:
     """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], each row up to its own position.
 
-    q's and the pools' last dimension is contiguous; all three have one dtype:
-    bf16, fp16 or fp32.
+    q's and the pools' last dimension is contiguous; all three have one dtype: bf16, fp16 or fp32. sinks: [Hq] of any
+    float dtype if the variant has them. The block table's entries for pages that lie wholly before a sequence's
+    window may name any page of the pool, and those pages may hold anything.
 
     Raises ValueError for a dtype or head_dim it does not cover.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A step's layers differ in q and the pools alone: the first one lays the launches out, the others repeat them.
-    key = (__name__, kind(q), kind(k_cache), kind(v_cache), variant, schedule)
+    key = (__name__, kind(q), kind(k_cache), kind(v_cache), kind(sinks), variant, schedule)
     if (plan := batch.plans.get(key)) is not None:
-        operands = (q, k_cache, v_cache, out)
+        operands = (q, k_cache, v_cache, out, sinks)
         for again, places in plan:
             again(*(operands[place] for place in places))
         return out
     _check(q, k_cache, v_cache)
+    assert variant.sinks == (sinks is not None)
     decodes = batch.num_decodes
     tokens = q.shape[0] - decodes
-    call = _Call(q, k_cache, v_cache, out, variant, batch)
+    call = _Call(q, k_cache, v_cache, out, variant, sinks, batch)
     if schedule is None:
         rows = tokens * call.group // max(1, len(batch.query_lens) - decodes)
         schedule = choose(q.shape[2], q.dtype, k_cache.shape[1], rows, q.get_device())
@@ -199,22 +208,30 @@ class _Call:
     """The operands and sizes that the launches of one call share."""
 
     def __init__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, variant: AttentionVariant, batch: RaggedBatch
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        variant: AttentionVariant,
+        sinks: Tensor | None,
+        batch: RaggedBatch,
     ) -> None:
-        self.q, self.k_cache, self.v_cache, self.out, self.batch = q, k_cache, v_cache, out, batch
+        self.q, self.k_cache, self.v_cache, self.out, self.sinks = q, k_cache, v_cache, out, sinks
+        self.variant, self.batch = variant, batch
         self.page, self.kv_heads, self.head_dim = k_cache.shape[1:]
         self.group = q.shape[1] // self.kv_heads
         self.padded = max(16, triton.next_power_of_2(self.head_dim))
         self.rows = max(16, triton.next_power_of_2(self.group))  # rows of a decode's tile
-        self.scale = (
-            variant.scale * LOG2_E
-        )  # A Python float, which is rounded to float32 once, as the kernel's argument.
+        # The kernels' constants WINDOW and CAPPED. The latter and `scale` are rounded to float32 in the kernels.
+        self.form = variant.window, None if variant.softcap is None else variant.scale / variant.softcap
+        self.scale = (variant.softcap or variant.scale) * LOG2_E
         self.in_blocks = self.page % BLOCK == 0 and self.padded == self.head_dim and k_cache.is_contiguous()
         self.strides = (
             *(q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(1), k_cache.stride(2)),
             batch.block_table.stride(0),
         )
-        # The launches made, to be repeated; each with the places in (q, k_cache, v_cache, out) of its operands.
+        # The launches made, to be repeated; each with the places in (q, k_cache, v_cache, out, sinks) of its operands.
         self.plan: list[tuple[Again, list[int]]] = []
 
     def _memory(self, count: int) -> Tensor:
@@ -225,14 +242,15 @@ class _Call:
     def _launched(self, launched: Launch | None) -> None:
         if launched is None:
             return
-        operands = (self.q, self.k_cache, self.v_cache, self.out)
+        operands = (self.q, self.k_cache, self.v_cache, self.out, self.sinks)
         bases = [getattr(arg, "base", arg) for arg in launched.args]  # a tensor descriptor keeps its tensor in `base`
-        varying = [(i, place) for i, base in enumerate(bases) for place, x in enumerate(operands) if base is x]
+        given = [(place, x) for place, x in enumerate(operands) if x is not None]
+        varying = [(i, place) for i, base in enumerate(bases) for place, x in given if base is x]
         self.plan.append((launched.again(*(i for i, _ in varying)), [place for _, place in varying]))
 
     def prefill(self, schedule: AttentionSchedule, tokens: int) -> None:
         batch, first = self.batch, self.batch.num_decodes
-        if schedule.hopper and self.in_blocks:
+        if schedule.hopper and self.in_blocks and self.variant.is_plain:
             from evalengine.kernels import attention_hopper
 
             operands = (self.q, self.k_cache, self.v_cache, self.out)
@@ -244,15 +262,16 @@ class _Call:
         self._launched(launch(
             prefill_kernel,
             (tokens * self.group // rows + num_seqs, self.kv_heads, 1),
-            (self.q, k, v, self.out, batch.block_table[first:], batch.cu_seqlens_q[first:], batch.seqlens_k[first:],
-             num_seqs, self.scale, *self.strides),
-            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, rows, tma, PRECISION, SEARCH),
+            (self.q, k, v, self.out, self.sinks, batch.block_table[first:], batch.cu_seqlens_q[first:],
+             batch.seqlens_k[first:], num_seqs, self.scale, *self.strides),
+            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, rows, tma, *self.form, PRECISION,
+             SEARCH),
             schedule.num_warps, schedule.num_stages,
         ))  # fmt: skip
 
     def decode(self, schedule: AttentionSchedule) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
-        chunks = -(-batch.max_decode_kv_len // CHUNK)
+        chunks = self._reached(CHUNK)
         states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
         state = self._memory(states * (2 + self.padded))
         acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows are aligned
@@ -263,11 +282,17 @@ class _Call:
         self._launched(launch(
             decode_kernel,
             (self.kv_heads, num_seqs, chunks),
-            (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, self._arrivals(self.kv_heads, chunks),
-             batch.block_table, batch.seqlens_k, self.scale, *self.strides),
-            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
+            (self.q, self.k_cache, self.v_cache, self.out, self.sinks, m, l, acc,
+             self._arrivals(self.kv_heads, chunks), batch.block_table, batch.seqlens_k, self.scale, *self.strides),
+            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, *self.form, PRECISION,
+             chunks > 1),
             schedule.decode_warps, schedule.decode_stages + (programs <= schedule.few),
         ))  # fmt: skip
+
+    def _reached(self, size: int) -> int:
+        """How many of the parts of `size` positions, which lie at multiples of it, a decode reads at most."""
+        parts, window = -(-self.batch.max_decode_kv_len // size), self.variant.window
+        return parts if window is None else min(parts, -(-(window - 1) // size) + 1)
 
     def _arrivals(self, programs: int, chunks: int) -> Tensor:
         """int32 of zeros, which the kernel leaves as zeros: how many chunks of a sequence have come, for each of its
@@ -277,7 +302,7 @@ class _Call:
 
     def _by_block(self, schedule: AttentionSchedule, m: Tensor, l: Tensor, acc: Tensor, chunks: int) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
-        blocks = -(-batch.max_decode_kv_len // BLOCK)
+        blocks = self._reached(BLOCK)
         tops = num_seqs * self.kv_heads * blocks * self.group
         state = torch.empty(tops * (1 + BLOCK), dtype=torch.float32, device=self.q.device)
         d, top = state, state[tops * BLOCK :]
@@ -286,7 +311,7 @@ class _Call:
             score_kernel,
             (self.kv_heads, blocks, num_seqs),
             (self.q, self.k_cache, d, top, batch.block_table, batch.seqlens_k, stride_qt, stride_qh, *kv_strides),
-            (self.group, self.head_dim, self.padded, self.page, BLOCK, self.rows, PRECISION),
+            (self.group, self.head_dim, self.padded, self.page, BLOCK, self.rows, *self.form, PRECISION),
             schedule.decode_warps, 1,
         ))  # fmt: skip
         columns = min(32, self.padded)
@@ -294,10 +319,10 @@ class _Call:
         self._launched(launch(
             value_kernel,
             (programs, num_seqs, chunks),
-            (d, top, self.v_cache, self.out, m, l, acc, self._arrivals(programs, chunks), batch.block_table,
+            (d, top, self.v_cache, self.out, self.sinks, m, l, acc, self._arrivals(programs, chunks), batch.block_table,
              batch.seqlens_k, blocks, self.scale, stride_ot, stride_oh, *kv_strides),
-            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
-             columns),
+            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, self.variant.window, PRECISION,
+             chunks > 1, columns),
             schedule.decode_warps, 8 if self.rows <= 64 else 4,  # A stage is 256 bytes a row, and V: 160 KB at most.
         ))  # fmt: skip
 

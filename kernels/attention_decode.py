@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk, slots
+from evalengine.kernels.attention_parts import in_use, merge, merge_sink, normalized, reduce_chunk, scores, slots
 from evalengine.kernels.device_math import after_previous_kernel, is_last_to_arrive
 
 # These tables are made for each step; a new width or alignment must not cause another compilation.
@@ -27,14 +27,14 @@ TABLES = ("block_table", "seqlens_k")
 
 @triton.jit
 def _finish(
-    m, l, acc, o_ptr, m_ptr, l_ptr, acc_ptr, arrived_ptr, first, chunk, chunks, column, stride_oh,
+    m, l, acc, o_ptr, sinks_ptr, head, m_ptr, l_ptr, acc_ptr, arrived_ptr, first, chunk, chunks, column, stride_oh,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Stores what one chunk gave (m, l [M], acc [M, columns]), or, as the sequence's last program, the result.
 
     SPLIT: the state goes to m, l [.., C, G] and acc [.., C, G, DP], which begin at state `first`. A sequence of one
     chunk has its result at once (merging it into the fresh state would change nothing: a = 0, b = 1). o_ptr is the
-    place of the group's first head.
+    place of the group's first head. sinks: [Hq], merged in after the last chunk, or None.
     """
     if SPLIT and chunks > 1:
         r = tl.arange(0, M)
@@ -43,22 +43,26 @@ def _finish(
         tl.store(l_ptr + state, l, mask=r < G)
         tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
         if is_last_to_arrive(arrived_ptr, chunks, "gpu"):
-            _merge_chunks(o_ptr, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh, G, D, DP)
+            _merge_chunks(
+                o_ptr, sinks_ptr, head, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh, G, D, DP
+            )  # fmt: skip
     else:
-        _store(acc, l, o_ptr, column, stride_oh, G, D)
+        _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G, D)
 
 
 @triton.jit
-def _store(acc, l, o_ptr, column, stride_oh, G: tl.constexpr, D: tl.constexpr):
-    """Stores the result of the G heads that begin at o_ptr; acc [rows, columns], l [rows]."""
+def _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G: tl.constexpr, D: tl.constexpr):
+    """Stores the result of the G heads that begin at o_ptr; m and l [rows], acc [rows, columns]."""
     r = tl.arange(0, acc.shape[0])
+    if sinks_ptr is not None:
+        l, acc = merge_sink(m, l, acc, tl.load(sinks_ptr + head * G + r, mask=r < G, other=0.0))
     o = normalized(acc, l).to(o_ptr.dtype.element_ty)
     tl.store(o_ptr + r[:, None] * stride_oh + column[None, :], o, mask=(r < G)[:, None] & (column < D)[None, :])
 
 
 @triton.jit
 def _merge_chunks(
-    o_ptr, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh,
+    o_ptr, sinks_ptr, head, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Merges the chunks' states, left to right, with eight chunks' loads in flight, past an L1 that may be older."""
@@ -74,24 +78,37 @@ def _merge_chunks(
         l_c = tl.load(l_ptr + state, mask=g < G, other=0.0, cache_modifier=".cg")
         at = acc_ptr + state[:, None] * DP + column[None, :]
         m, l, acc = merge(m, l, acc, m_c, l_c, tl.load(at, mask=real, other=0.0, cache_modifier=".cg"))
-    _store(acc, l, o_ptr, column, stride_oh, G, D)
+    _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G, D)
+
+
+@triton.jit
+def _lowest(length, WINDOW: tl.constexpr):
+    """The lowest KV position that the last of `length` tokens sees."""
+    low = 0
+    if WINDOW is not None:
+        low = tl.maximum(length - WINDOW, 0)
+    return low
 
 
 @triton.jit(do_not_specialize=["stride_bt"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, m_ptr, l_ptr, acc_ptr, arrived_ptr, block_table, seqlens_k, scale,
+    q_ptr, k_ptr, v_ptr, o_ptr, sinks_ptr, m_ptr, l_ptr, acc_ptr, arrived_ptr, block_table, seqlens_k, scale,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_N: tl.constexpr, M: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, sequence, chunk): the G rows that share the head, over one chunk.
+    """Program (KV head, sequence, chunk): the G rows that share the head, over one chunk, counted from the first one
+    that the WINDOW reaches.
 
-    SPLIT: sequences may have several chunks. arrived: int32 [S, Hkv] of zeros.
+    SPLIT: sequences may have several chunks. arrived: int32 [S, Hkv] of zeros. sinks: [Hq] or None.
     """
     after_previous_kernel()
     head, s, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seqlens_k + s)
-    start = chunk * CHUNK_N
+    low = _lowest(length, WINDOW)
+    skipped = low // CHUNK_N
+    start = (chunk + skipped) * CHUNK_N
     if start >= length:
         return
     r, column = tl.arange(0, M), tl.arange(0, DP)
@@ -103,13 +120,14 @@ def decode_kernel(
     KV: tl.constexpr = q_ptr.dtype.element_ty
     m, l, acc = reduce_chunk(
         q, k_ptr, v_ptr, block_table + row * stride_bt, start, length // BLOCK_N * BLOCK_N,
-        tl.minimum(start + CHUNK_N, length), q_position, length, head, scale, stride_slot, stride_head,
-        M, D, DP, PAGE, BLOCK_N, False, PRECISION, KV,
+        tl.minimum(start + CHUNK_N, length), q_position, low, length, head, scale, stride_slot, stride_head,
+        M, D, DP, PAGE, BLOCK_N, False, WINDOW, CAPPED, PRECISION, KV,
     )  # fmt: skip
     place = row * tl.num_programs(0) + head
     _finish(
-        m, l, acc, o_ptr + row * stride_ot + head * G * stride_oh, m_ptr, l_ptr, acc_ptr, arrived_ptr + place,
-        place * tl.num_programs(2), chunk, tl.cdiv(length, CHUNK_N), column, stride_oh, G, D, DP, M, SPLIT,
+        m, l, acc, o_ptr + row * stride_ot + head * G * stride_oh, sinks_ptr, head, m_ptr, l_ptr, acc_ptr,
+        arrived_ptr + place, place * tl.num_programs(2), chunk, tl.cdiv(length, CHUNK_N) - skipped, column, stride_oh,
+        G, D, DP, M, SPLIT,
     )  # fmt: skip
 
 
@@ -118,14 +136,16 @@ def score_kernel(
     q_ptr, k_ptr, d_ptr, top_ptr, block_table, seqlens_k,
     stride_qt, stride_qh, stride_slot, stride_head, stride_bt,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block, sequence): stores one block's d in [S, Hkv, blocks, G, N] and its rows' maxima in the
-    same without N. Positions past the end are -inf."""
+    same without N. Blocks are counted from the first one that the WINDOW reaches; positions past the end and before
+    the window are -inf."""
     after_previous_kernel()
     head, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seqlens_k + s)
-    n = block * BLOCK_N
+    low = _lowest(length, WINDOW)
+    n = (block + low // BLOCK_N) * BLOCK_N
     if n >= length:
         return
     r, column, key = tl.arange(0, M), tl.arange(0, DP), tl.arange(0, BLOCK_N)
@@ -134,8 +154,8 @@ def score_kernel(
     q = tl.load(q_ptr + row * stride_qt + (head * G + r)[:, None] * stride_qh + column[None, :], mask=real, other=0.0)
     slot = slots(block_table + row * stride_bt, n, length, PAGE, BLOCK_N, False)
     k_at = k_ptr + slot[None, :] * stride_slot + head * stride_head + column[:, None]
-    d = tl.dot(q, tl.load(k_at, mask=(column < D)[:, None], other=0.0), input_precision=PRECISION)
-    d = tl.where((n + key < length)[None, :], d, float("-inf"))
+    d = scores(q, tl.load(k_at, mask=(column < D)[:, None], other=0.0), CAPPED, PRECISION)
+    d = tl.where(in_use(n, low, length, BLOCK_N, WINDOW)[None, :], d, float("-inf"))
     state = ((row * tl.num_programs(0) + head) * tl.num_programs(1) + block) * G + r
     tl.store(top_ptr + state, tl.max(d, 1), mask=r < G)
     tl.store(d_ptr + state[:, None] * BLOCK_N + key[None, :], d, mask=(r < G)[:, None])
@@ -143,10 +163,12 @@ def score_kernel(
 
 @triton.jit(do_not_specialize=["max_blocks", "stride_bt"], do_not_specialize_on_alignment=TABLES)
 def value_kernel(
-    d_ptr, top_ptr, v_ptr, o_ptr, m_ptr, l_ptr, acc_ptr, arrived_ptr, block_table, seqlens_k, max_blocks, scale,
+    d_ptr, top_ptr, v_ptr, o_ptr, sinks_ptr, m_ptr, l_ptr, acc_ptr, arrived_ptr, block_table, seqlens_k, max_blocks,
+    scale,
     stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SLICE: tl.constexpr,
+    BLOCK_N: tl.constexpr, M: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    SLICE: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head and slice of D, sequence, chunk): `online_step` of the chunk's blocks, from d and its maxima.
 
@@ -157,9 +179,14 @@ def value_kernel(
     head, part = tl.program_id(0) // slices, tl.program_id(0) % slices
     s, chunk = tl.program_id(1), tl.program_id(2)
     length = tl.load(seqlens_k + s)
-    start = chunk * CHUNK_N
+    low = _lowest(length, WINDOW)
+    skipped = low // CHUNK_N
+    start = (chunk + skipped) * CHUNK_N
     if start >= length:
         return
+    begin = start
+    if WINDOW is not None:
+        begin = tl.maximum(start, low // BLOCK_N * BLOCK_N)
     heads = tl.num_programs(0) // slices
     row = s.to(tl.int64)
     r, key, column = tl.arange(0, M), tl.arange(0, BLOCK_N), part * SLICE + tl.arange(0, SLICE)
@@ -169,12 +196,12 @@ def value_kernel(
     l = tl.zeros((M, 16), tl.float32)
     acc = tl.zeros((M, SLICE), tl.float32)
     pages = block_table + row * stride_bt
-    state = ((row * heads + head) * max_blocks + start // BLOCK_N) * G + r
-    slot = slots(pages, start, length, PAGE, BLOCK_N, False)
-    for n in tl.range(start, tl.minimum(start + CHUNK_N, length), BLOCK_N):
+    state = ((row * heads + head) * max_blocks + begin // BLOCK_N - low // BLOCK_N) * G + r
+    slot = slots(pages, begin, length, PAGE, BLOCK_N, False)
+    for n in tl.range(begin, tl.minimum(start + CHUNK_N, length), BLOCK_N):
         d = tl.load(d_ptr + state[:, None] * BLOCK_N + key[None, :], mask=(r < G)[:, None], other=0.0)
         top = tl.load(top_ptr + state, mask=r < G, other=0.0)
-        inside = (n + key < length)[:, None] & (column < D)[None, :]
+        inside = in_use(n, low, length, BLOCK_N, WINDOW)[:, None] & (column < D)[None, :]
         v = tl.load(v_ptr + slot[:, None] * stride_slot + head * stride_head + column[None, :], mask=inside, other=0.0)
         slot = slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, False)
         state += G
@@ -187,7 +214,7 @@ def value_kernel(
         m = m_new
     place = row * heads + head
     _finish(
-        m, tl.max(l, 1), acc, o_ptr + row * stride_ot + head * G * stride_oh, m_ptr, l_ptr, acc_ptr,
-        arrived_ptr + place * slices + part, place * tl.num_programs(2), chunk, tl.cdiv(length, CHUNK_N), column,
-        stride_oh, G, D, DP, M, SPLIT,
+        m, tl.max(l, 1), acc, o_ptr + row * stride_ot + head * G * stride_oh, sinks_ptr, head, m_ptr, l_ptr, acc_ptr,
+        arrived_ptr + place * slices + part, place * tl.num_programs(2), chunk, tl.cdiv(length, CHUNK_N) - skipped,
+        column, stride_oh, G, D, DP, M, SPLIT,
     )  # fmt: skip

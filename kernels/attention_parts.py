@@ -10,11 +10,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from evalengine.kernels.device_math import tanh
+
 
 @triton.jit
-def online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One block: q [M, D], k [D, N], v [N, D], visible [M, N] (if MASKED) -> the chunk's new m, l, acc."""
+def scores(q, k, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """d [M, N] of q [M, D] and k [D, N], before the mask. With a softcap it is tanh(d CAPPED), where CAPPED is the
+    softmax's scale over the cap; else CAPPED is None."""
     d = tl.dot(q, k, input_precision=PRECISION)
+    if CAPPED is not None:
+        d = tanh(d * CAPPED)
+    return d
+
+
+@triton.jit
+def online_step(
+    q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One block: q [M, D], k [D, N], v [N, D], visible [M, N] (if MASKED) -> the chunk's new m, l, acc."""
+    d = scores(q, k, CAPPED, PRECISION)
     if MASKED:
         d = tl.where(visible, d, float("-inf"))
     return online_softmax(d, v, scale, m, l, acc, ones, PRECISION)
@@ -45,6 +59,16 @@ def merge(m, l, acc, m_c, l_c, acc_c):
 
 
 @triton.jit
+def merge_sink(m, l, acc, sink):
+    """Merges the heads' sinks [M], logits without a value, into the state after the last chunk."""
+    t = sink.to(tl.float32) * 1.4426950408889634
+    m_new = tl.maximum(m, t)
+    shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+    a = tl.exp2(m - shift)
+    return tl.fma(l, a, tl.exp2(t - shift)), acc * a[:, None]
+
+
+@triton.jit
 def normalized(acc, l):
     """acc / l, -0 as +0; a row that saw nothing (l = 0: padding, or scores that are all -inf) gives NaN."""
     zero = tl.zeros_like(acc)
@@ -69,22 +93,34 @@ def slots(pages, n, length, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.c
 
 
 @triton.jit
+def in_use(n, low, length, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether each of the positions n ... n + BLOCK_N lies before `length` and, with a WINDOW, not before `low`."""
+    position = n + tl.arange(0, BLOCK_N)
+    inside = position < length
+    if WINDOW is not None:
+        inside = inside & (position >= low)
+    return inside
+
+
+@triton.jit
 def load_block(
-    k_src, v_src, slot, n, length, head, stride_slot, stride_head,
+    k_src, v_src, slot, n, low, length, head, stride_slot, stride_head,
     D: tl.constexpr, DP: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """KV positions n ... n + BLOCK_N of one head -> k [DP, N], v [N, DP]; TAIL: some may lie past `length`."""
+    """KV positions n ... n + BLOCK_N of one head -> k [DP, N], v [N, DP]. TAIL: some may lie past `length`, or, with a
+    WINDOW, before `low`, where no row of the tile sees them: V is 0 there, whatever the page holds."""
     if TMA:
         k = k_src.load([slot, head * D]).T
         v = v_src.load([slot, head * D])
         if TAIL:
-            v = tl.where((n + tl.arange(0, BLOCK_N) < length)[:, None], v, 0.0)
+            v = tl.where(in_use(n, low, length, BLOCK_N, WINDOW)[:, None], v, 0.0)
     else:
         offset, column = slot * stride_slot + head * stride_head, tl.arange(0, DP)
         real = column < D
         k = tl.load(k_src + offset[None, :] + column[:, None], mask=real[:, None], other=0.0)
         if TAIL:
-            inside = n + tl.arange(0, BLOCK_N) < length
+            inside = in_use(n, low, length, BLOCK_N, WINDOW)
             v = tl.load(v_src + offset[:, None] + column[None, :], mask=inside[:, None] & real[None, :], other=0.0)
         else:
             v = tl.load(v_src + offset[:, None] + column[None, :], mask=real[None, :], other=0.0)
@@ -92,27 +128,62 @@ def load_block(
 
 
 @triton.jit
+def blocks(
+    q, k_src, v_src, pages, begin, end, q_position, low, length, head, scale, stride_slot, stride_head, slot, m, l, acc,
+    ones, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Takes the blocks of [begin, end) into a chunk's state. `slot`: the slots of the first one.
+
+    A block's slots are looked up one step ahead: a load that hangs on another load in the same step halves the depth of
+    the pipeline.
+    """
+    for n in tl.range(begin, end, BLOCK_N):
+        k, v = load_block(
+            k_src, v_src, slot, n, low, length, head, stride_slot, stride_head, D, DP, BLOCK_N, TMA, MASKED, WINDOW
+        )  # fmt: skip
+        slot = slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, TMA)
+        visible = q
+        if MASKED:
+            position = (n + tl.arange(0, BLOCK_N))[None, :]
+            visible = position <= q_position[:, None]
+            if WINDOW is not None:
+                visible = visible & (position > q_position[:, None] - WINDOW)
+        m, l, acc = online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED, CAPPED, PRECISION)
+    return m, l, acc, slot
+
+
+@triton.jit
 def reduce_chunk(
-    q, k_src, v_src, pages, start, unmasked_end, end, q_position, length, head, scale, stride_slot, stride_head,
+    q, k_src, v_src, pages, start, unmasked_end, end, q_position, low, length, head, scale, stride_slot, stride_head,
     M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, KV: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Reduces the blocks of [start, end) from a fresh state. Those below `unmasked_end` need no mask for any row of
-    the tile."""
+    the tile, unless they lie before some row's WINDOW. `low`: the lowest position that a row of the tile sees; blocks
+    before it would change nothing, and are skipped."""
     m = tl.full((M,), float("-inf"), tl.float32)
     l = tl.zeros((M, 16), tl.float32)
     acc = tl.zeros((M, DP), tl.float32)
     ones = tl.full((BLOCK_N, 16), 1.0, KV)
-    # A block's slots are looked up one step ahead: a load that hangs on another load in the same step halves the depth
-    # of the pipeline.
+    if WINDOW is not None:
+        start = tl.maximum(start, low // BLOCK_N * BLOCK_N)
     slot = slots(pages, start, length, PAGE, BLOCK_N, TMA)
-    for n in tl.range(start, tl.minimum(unmasked_end, end), BLOCK_N):
-        k, v = load_block(k_src, v_src, slot, n, length, head, stride_slot, stride_head, D, DP, BLOCK_N, TMA, False)
-        slot = slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, TMA)
-        m, l, acc = online_step(q, k, v, q, scale, m, l, acc, ones, False, PRECISION)
-    for n in tl.range(tl.maximum(start, unmasked_end), end, BLOCK_N):
-        k, v = load_block(k_src, v_src, slot, n, length, head, stride_slot, stride_head, D, DP, BLOCK_N, TMA, True)
-        slot = slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, TMA)
-        visible = (n + tl.arange(0, BLOCK_N))[None, :] <= q_position[:, None]
-        m, l, acc = online_step(q, k, v, visible, scale, m, l, acc, ones, True, PRECISION)
+    if WINDOW is not None:
+        # The last row's window begins last: what lies before it is masked for this row, if for no other.
+        last_begin = tl.maximum(tl.max(q_position, 0) - WINDOW + 1, 0)
+        seen_by_all = tl.minimum(tl.maximum(tl.cdiv(last_begin, BLOCK_N) * BLOCK_N, start), end)
+        m, l, acc, slot = blocks(
+            q, k_src, v_src, pages, start, seen_by_all, q_position, low, length, head, scale, stride_slot, stride_head,
+            slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, True, WINDOW, CAPPED, PRECISION,
+        )  # fmt: skip
+        start = seen_by_all
+    m, l, acc, slot = blocks(
+        q, k_src, v_src, pages, start, tl.minimum(unmasked_end, end), q_position, low, length, head, scale, stride_slot,
+        stride_head, slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, False, WINDOW, CAPPED, PRECISION,
+    )  # fmt: skip
+    m, l, acc, slot = blocks(
+        q, k_src, v_src, pages, tl.maximum(start, unmasked_end), end, q_position, low, length, head, scale, stride_slot,
+        stride_head, slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, True, WINDOW, CAPPED, PRECISION,
+    )  # fmt: skip
     return m, tl.max(l, 1), acc

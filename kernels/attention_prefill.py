@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk
+from evalengine.kernels.attention_parts import merge, merge_sink, normalized, reduce_chunk
 
 
 @triton.jit
@@ -35,12 +35,16 @@ def sequence_of(tile, cu_seqlens_q, num_seqs, G: tl.constexpr, M: tl.constexpr, 
     do_not_specialize_on_alignment=["block_table", "cu_seqlens_q", "seqlens_k"],
 )
 def prefill_kernel(
-    q_ptr, k_src, v_src, o_ptr, block_table, cu_seqlens_q, seqlens_k, num_seqs, scale,
+    q_ptr, k_src, v_src, o_ptr, sinks_ptr, block_table, cu_seqlens_q, seqlens_k, num_seqs, scale,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, STEP: tl.constexpr,
+    BLOCK_N: tl.constexpr, M: tl.constexpr, TMA: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, KV head): M rows (token, head of the group) of one sequence. The last tiles come first."""
+    """Program (tile, KV head): M rows (token, head of the group) of one sequence. The last tiles come first.
+
+    sinks: [Hq] or None.
+    """
     s, tile = sequence_of(tl.num_programs(0) - 1 - tl.program_id(0), cu_seqlens_q, num_seqs, G, M, STEP)
     head = tl.program_id(1)
     first_row = tl.load(cu_seqlens_q + s)
@@ -62,11 +66,16 @@ def prefill_kernel(
     m = tl.full((M,), float("-inf"), tl.float32)
     l = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, DP), tl.float32)
-    for start in range(0, end, CHUNK_N):
+    low = 0
+    if WINDOW is not None:
+        low = tl.maximum(length - queries + tile * M // G - WINDOW + 1, 0)
+    for start in range(low // CHUNK_N * CHUNK_N, end, CHUNK_N):
         m_c, l_c, acc_c = reduce_chunk(
-            q, k_src, v_src, pages, start, unmasked_end, tl.minimum(start + CHUNK_N, end), q_position, length, head,
-            scale, stride_slot, stride_head, M, D, DP, PAGE, BLOCK_N, TMA, PRECISION, KV,
+            q, k_src, v_src, pages, start, unmasked_end, tl.minimum(start + CHUNK_N, end), q_position, low, length,
+            head, scale, stride_slot, stride_head, M, D, DP, PAGE, BLOCK_N, TMA, WINDOW, CAPPED, PRECISION, KV,
         )  # fmt: skip
         m, l, acc = merge(m, l, acc, m_c, l_c, acc_c)
+    if sinks_ptr is not None:
+        l, acc = merge_sink(m, l, acc, tl.load(sinks_ptr + q_head))
     o = normalized(acc, l).to(o_ptr.dtype.element_ty)
     tl.store(o_ptr + row * stride_ot + q_head[:, None] * stride_oh + column[None, :], o, mask=real)

@@ -31,6 +31,11 @@ class AttentionVariant:
         if self.window is not None and self.window < 1:
             raise ValueError(f"attention's window must be 1 token or more; got {self.window}")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but the scale."""
+        return self.window is None and self.softcap is None and not self.sinks
+
     def __str__(self) -> str:
         """The parts that are not a plain decoder's, in words: "window 4096, softcap 50.0"; "" if there are none."""
         parts = [f"{name} {value}" for name in ("window", "softcap") if (value := getattr(self, name)) is not None]

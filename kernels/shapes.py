@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from evalengine.kernels.attention_variant import AttentionVariant
+
 
 class LinearShape(NamedTuple):
     """A linear layer's weight [n, k], and whether a bias is added to its products."""
@@ -26,6 +28,7 @@ class Shapes:
     vocab_size: int
     attention_bias: bool = False  # whether q, k and v have a bias
     attention_output_bias: bool = False  # whether o_proj has a bias
+    variants: tuple[AttentionVariant, ...] = ()  # of the layers' attention, each once; none: plain attention
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks

@@ -52,7 +52,8 @@ def multiply_each_row_alike() -> None:
     def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
         if 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):
             return by_blas(self, a, b, d, *precision)
-        product = np.einsum("...mk,...kn->...mn", a.data, b.data, dtype=d.data.dtype)
+        left, right = np.ascontiguousarray(a.data), np.ascontiguousarray(b.data)  # its order of adding hangs on strides
+        product = np.einsum("...mk,...kn->...mn", left, right, dtype=d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot

@@ -160,7 +160,7 @@ class Prover:
             work = self._workload(llm)
             result = self._axis("control", control(work), work, llm)
             settings, taken = llm.settings, llm.settings.attention_backend
-            served = possible_backends(settings.device, settings.dtype, llm.spec.head_dim, block_size=None)
+            served = possible_backends(settings.device, settings.dtype, llm.spec.head_dim, None, llm.spec.variants)
             others = [name for name in served if name != taken]
             control_result = Control(
                 result.name, result.trials, result.skipped, attention_backend=taken, planted=planted

@@ -128,7 +128,7 @@ def _attention_backend(config: EngineConfig, level: Numerics, device: torch.devi
         return "triton" if level == "native" else "exact"
     if config.attention_backend != "auto":
         return config.attention_backend
-    return choose_backend(device, _dtype(config, spec), spec.head_dim, _block_size(config))
+    return choose_backend(device, _dtype(config, spec), spec.head_dim, _block_size(config), spec.variants)
 
 
 def _level_problems(
@@ -140,7 +140,8 @@ def _level_problems(
     backend = config.attention_backend
     if level == "fast":
         if backend != "auto":
-            for problem in backend_problems(backend, device, dtype, head_dim, _block_size(config)):
+            variants = spec.variants if spec else ()
+            for problem in backend_problems(backend, device, dtype, head_dim, _block_size(config), variants):
                 yield f"engine.attention_backend={backend}: {problem}"
         if not kernel_problems(device):  # otherwise torch's own ops run
             for problem in hidden_size_problems(hidden_size):

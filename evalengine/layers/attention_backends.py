@@ -5,7 +5,7 @@ The contract's levels have one attention each; only `fast` has a choice, which c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,19 +33,33 @@ def attention_function(backend: str) -> AttentionFunction:
     return fast_attention.paged_attention
 
 
+def variant_problems(backend: str, variant: AttentionVariant) -> list[str]:
+    """A sentence with a cure for each reason why a backend cannot compute a layer's attention."""
+    return flash_attention.variant_problems(variant) if backend == "flash_attn" else []
+
+
 def choose_backend(
-    device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
+    device: torch.device,
+    dtype: torch.dtype | None,
+    head_dim: int | None,
+    block_size: int | None,
+    variants: Sequence[AttentionVariant] = (),
 ) -> str:
-    """The fastest backend that can serve. None: not known; for block_size, free to suit the backend."""
-    return possible_backends(device, dtype, head_dim, block_size)[0]
+    """The fastest backend that can serve the variants of attention that a model has. None: not known; for block_size,
+    free to suit the backend."""
+    return possible_backends(device, dtype, head_dim, block_size, variants)[0]
 
 
 def possible_backends(
-    device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
+    device: torch.device,
+    dtype: torch.dtype | None,
+    head_dim: int | None,
+    block_size: int | None,
+    variants: Sequence[AttentionVariant] = (),
 ) -> list[str]:
     """The backends that can serve, the fastest first (`sdpa` always can); arguments as for `choose_backend`."""
     names = fastest_first(device)
-    return [name for name in names if not backend_problems(name, device, dtype, head_dim, block_size)]
+    return [name for name in names if not backend_problems(name, device, dtype, head_dim, block_size, variants)]
 
 
 def fastest_first(device: torch.device) -> tuple[str, ...]:
@@ -60,7 +74,12 @@ def fastest_first(device: torch.device) -> tuple[str, ...]:
 
 
 def backend_problems(
-    backend: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
+    backend: str,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    head_dim: int | None,
+    block_size: int | None,
+    variants: Sequence[AttentionVariant] = (),
 ) -> list[str]:
     """A sentence with a cure for each reason that keeps a backend from serving; arguments as for `choose_backend`."""
     if backend == "sdpa":
@@ -73,4 +92,5 @@ def backend_problems(
         *capability_problems(device),
         *flash_attention.installation_problems(),
         *flash_attention.shape_problems(dtype, head_dim, block_size),
+        *dict.fromkeys(problem for variant in variants for problem in variant_problems(backend, variant)),
     ]

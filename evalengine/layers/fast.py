@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import store_kv
-from evalengine.layers.attention_backends import attention_function
+from evalengine.layers.attention_backends import attention_function, variant_problems
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
@@ -26,6 +26,11 @@ class FastOps(Ops):
     def __init__(self, dtype: torch.dtype, device: torch.device, attention_backend: str = "sdpa") -> None:
         super().__init__(dtype, device)
         self._attention = attention_function(attention_backend)
+        self._backend = attention_backend
+
+    def problems(self, variant: AttentionVariant) -> list[str]:
+        problems = variant_problems(self._backend, variant)
+        return [f"engine.attention_backend={self._backend}: {problem}" for problem in problems]
 
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return weight.detach().float() if lm_head and self.device.type == "cpu" else weight.detach()

@@ -4,6 +4,8 @@
 
 Decodes go through `flash_attn_with_kvcache`, which splits the KV range; all other sequences (whole prompts, chunks,
 and prompts behind a cached prefix) through `flash_attn_varlen_func`. Both read the pools through the block table.
+The package multiplies what lies before a window in the window's first block with weights of 0, so that pages that were
+given back must hold finite numbers.
 """
 
 from __future__ import annotations
@@ -63,6 +65,13 @@ def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: 
     return problems
 
 
+def variant_problems(variant: AttentionVariant) -> list[str]:
+    """A sentence with a cure if the package does not compute a layer's attention."""
+    if not variant.sinks:
+        return []
+    return ["flash-attn knows no attention sinks, and this model's attention has them; take triton, or auto"]
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -81,6 +90,12 @@ def paged_attention(
     return torch.cat(parts)
 
 
+def _arguments(variant: AttentionVariant) -> dict[str, Any]:
+    """The variant as the package's arguments. Its window counts the keys before a query, without the query's own."""
+    before = -1 if variant.window is None else variant.window - 1
+    return {"softmax_scale": variant.scale, "window_size": (before, 0), "softcap": variant.softcap or 0.0}
+
+
 def _decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, variant: AttentionVariant
 ) -> Tensor:
@@ -92,8 +107,8 @@ def _decode(
         v_cache,
         cache_seqlens=metadata.seqlens_k[:n],
         block_table=metadata.block_table[:n],
-        softmax_scale=variant.scale,
         causal=True,
+        **_arguments(variant),
     )
     return output[:, 0]
 
@@ -111,8 +126,8 @@ def _prefill(
         # The package reads 1 as "one row in every sequence", and here a sequence may have none.
         max_seqlen_q=max(2, metadata.max_query_len),
         max_seqlen_k=metadata.max_prefill_kv_len,
-        softmax_scale=variant.scale,
         causal=True,
+        **_arguments(variant),
         block_table=metadata.block_table[metadata.num_decodes :],
     )
     return output

@@ -72,7 +72,7 @@ class Ops(ABC):
 
     def problems(self, variant: AttentionVariant) -> list[str]:
         """A sentence for each reason why this level cannot compute a layer's attention."""
-        return [f"numerics={self.name} does not compute attention with {variant}"] if str(variant) else []
+        return []
 
     @abstractmethod
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
@@ -126,8 +126,9 @@ class Ops(ABC):
     ) -> Tensor:
         """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; Hq // Hkv query heads share a KV head.
 
-        sinks: [Hq] if the variant has them, in the dtype of the weights. Raises ValueError for a variant that
-        `problems` names.
+        sinks: [Hq] if the variant has them. The variant is one for which `problems` finds nothing. Before the window
+        of a sequence's first query the pools may hold anything (its pages may have been given back), and the block
+        table may name any page there.
         """
 
     @abstractmethod

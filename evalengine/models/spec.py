@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.shapes import Shapes
 from evalengine.models.processors import LogitsProcessors
 
@@ -93,6 +94,11 @@ class ModelSpec:
     def attention_scale(self) -> float:
         """The factor of q . k."""
         return self.head_dim**-0.5
+
+    @property
+    def variants(self) -> tuple[AttentionVariant, ...]:
+        """What the layers' attention computes, each variant once."""
+        return (AttentionVariant(self.attention_scale),)
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """How many KV heads each of so many ranks holds. With fewer heads than ranks, several ranks share a head."""

@@ -24,6 +24,7 @@ from evalengine.verification.verdict import Verdict
 # (new tokens, tokens) of each sequence, decodes first. Lengths lie on both sides of the borders of blocks (64) and
 # chunks (1024).
 SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (3, 3), (130, 130), (17, 1030), (67, 2111))
+BEYOND = 67  # tokens by which a decode's sequence is longer than a window that is compared
 
 
 @dataclass
@@ -48,26 +49,31 @@ def verify_attention(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    variant: AttentionVariant,
     sequences: Sequence[tuple[int, int]] = SEQUENCES,
 ) -> None:
-    """Compares every schedule on a batch of decodes and prefills over shuffled pages, whose slots past each end are
-    NaN, and on its decodes of one chunk alone, so that nothing is merged; then decode against prefill."""
+    """Compares every schedule on a batch of decodes and prefills over shuffled pages, whose slots past each end and
+    before each window are NaN, and on its decodes of one chunk alone, so that nothing is merged; then decode against
+    prefill."""
     random = operands.Random(dtype, device)
     index = torch.empty(0, device=device).get_device()
     schedules = attention.schedules(head_dim, page_size, dtype, index)
-    if any(schedule.hopper for schedule in schedules):
+    if variant.window is not None:
+        sequences = _beyond(sequences, variant.window)
+    if variant.is_plain and any(schedule.hopper for schedule in schedules):
         sequences = [*sequences, _second_tiles(num_heads // num_kv_heads, num_kv_heads, index)]
-    table, caches = _paged(sequences, page_size, num_kv_heads, head_dim, random)
+    table, caches = _paged(sequences, page_size, num_kv_heads, head_dim, variant.window, random)
     q = random(sum(rows for rows, _ in sequences), num_heads, head_dim)
+    sinks = random(num_heads) if variant.sinks else None
     in_one_chunk = len(list(takewhile(lambda lens: lens[0] == 1 and lens[1] <= attention.CHUNK, sequences)))
 
     def run(schedule: Any, count: int, as_decodes: bool = True) -> Tensor:
         batch = _batch(sequences[:count], table, as_decodes)
         # It runs twice, as two layers would: the second call repeats the launches of the first.
-        own = (q[: sum(batch.query_lens)], *caches, batch, AttentionVariant(head_dim**-0.5), None, schedule)
+        own = (q[: sum(batch.query_lens)], *caches, batch, variant, sinks, schedule)
         return torch.stack([attention.paged_attention(*own) for _ in range(2)])
 
-    where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
+    where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}" + f", {variant}".removesuffix(", ")
     counts = (len(sequences), in_one_chunk)
     operands.compile_all([partial(run, schedule, count) for schedule in schedules for count in counts], device)
     try:
@@ -83,6 +89,12 @@ def verify_attention(
     verdict.require_equal(f"attention, decode against prefill ({where})", as_prefill, expected)
 
 
+def _beyond(sequences: Sequence[tuple[int, int]], window: int) -> list[tuple[int, int]]:
+    """The sequences with a decode and a chunk of a prefill more, both of them longer than the window."""
+    decodes = list(takewhile(lambda lens: lens[0] == 1, sequences))
+    return [*decodes, (1, window + BEYOND), *sequences[len(decodes) :], (BEYOND, window + 2 * BEYOND)]
+
+
 def _second_tiles(group: int, num_kv_heads: int, device: int) -> tuple[int, int]:
     """(new tokens, tokens) of a sequence with so many tiles that one of the Hopper kernel's programs (one an SM) has
     two."""
@@ -94,7 +106,12 @@ def _second_tiles(group: int, num_kv_heads: int, device: int) -> tuple[int, int]
 
 
 def _paged(
-    sequences: Sequence[tuple[int, int]], page_size: int, num_kv_heads: int, head_dim: int, random: operands.Random
+    sequences: Sequence[tuple[int, int]],
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    random: operands.Random,
 ) -> tuple[Tensor, Tensor]:
     """A block table [S, pages] and the K and V pools [2, B, page_size, Hkv, D] behind it."""
     pages = [-(-length // page_size) for _, length in sequences]
@@ -103,10 +120,10 @@ def _paged(
     caches = like.new_full((2, sum(pages), page_size, num_kv_heads, head_dim), float("nan"))
     table = torch.zeros(len(sequences), max(pages), dtype=torch.int32)
     for i, (count, own) in enumerate(zip(pages, order.split(pages), strict=True)):
-        length, table[i, :count] = sequences[i][1], own.int()
-        positions = torch.arange(length)
+        (rows, length), table[i, :count] = sequences[i], own.int()
+        positions = torch.arange(0 if window is None else max(0, length - rows + 1 - window), length)
         page, place = own[positions // page_size].to(like.device), (positions % page_size).to(like.device)
-        caches[:, page, place] = random(2, length, num_kv_heads, head_dim)
+        caches[:, page, place] = random(2, len(positions), num_kv_heads, head_dim)
     return table.to(like.device), caches
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.verification import verdict_cache
 from evalengine.verification.attention import verify_attention
@@ -56,6 +58,7 @@ def verify(
     ranks, vocab_size, own_ids = len(ids), shapes.vocab_size, len(ids[rank])
     num_heads, num_kv_heads = shapes.heads_of_rank(ranks)
     hidden_size, head_dim = shapes.hidden_size, shapes.head_dim
+    variants = shapes.variants or (AttentionVariant(head_dim**-0.5),)
     layers = list(shapes.linear_layers(ranks).values())
     lm_head = [LinearShape(own_ids, hidden_size)] if own_ids else []
 
@@ -69,13 +72,20 @@ def verify(
             verify_parted_read_out(verdict, ids, dtype, device)
 
     def attention_of(page_size: int) -> Callable[[Verdict], None]:
-        return lambda verdict: verify_attention(verdict, num_heads, num_kv_heads, head_dim, page_size, dtype, device)
+        heads = num_heads, num_kv_heads, head_dim, page_size
 
+        def run(verdict: Verdict) -> None:
+            for variant in variants:
+                verify_attention(verdict, *heads, dtype, device, variant)
+
+        return run
+
+    attention_sizes = [num_heads, num_kv_heads, head_dim, *(list(astuple(variant)) for variant in variants)]
     parted = [f"{ranks} ranks"] if ranks > 1 else []
     parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
         "products": ([tuple(layer) for layer in (*layers, *lm_head)], products),
         "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted], rows),
-        **{f"attention, pages of {n}": ([num_heads, num_kv_heads, head_dim], attention_of(n)) for n in page_sizes},
+        **{f"attention, pages of {n}": (attention_sizes, attention_of(n)) for n in page_sizes},
     }
     environment = {**verdict_cache.environment(device, contract_version), "dtype": str(dtype)}
     verdicts = [

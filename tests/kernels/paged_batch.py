@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,13 +29,15 @@ class PagedBatch:
     metadata: AttentionMetadata
     pages: list[list[int]]
     variant: AttentionVariant
+    sinks: Tensor | None = None
 
     @classmethod
     def random(
         cls, lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, page: int, dtype: torch.dtype,
-        seed: int = 0, stale: float = float("nan"), spread: float = 1.0,
+        seed: int = 0, stale: float = float("nan"), spread: float = 1.0, **variant: Any,
     ) -> PagedBatch:  # fmt: skip
-        """Draws normal numbers times `spread`; slots that no sequence uses hold `stale`."""
+        """Draws normal numbers times `spread`; slots that no sequence uses, or that all of its queries' windows leave
+        behind, hold `stale`. `variant`: the fields of an `AttentionVariant` beside its scale."""
         generator = torch.Generator(DEVICE).manual_seed(seed)
 
         def randn(*shape: int) -> Tensor:
@@ -52,11 +55,17 @@ class PagedBatch:
             [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
         )
         q = randn(sum(n for n, _ in lens), heads, head_dim)
-        return cls(lens, q, caches[0], caches[1], metadata, pages, AttentionVariant(head_dim**-0.5))
+        form = AttentionVariant(head_dim**-0.5, **variant)
+        sinks = randn(heads) if form.sinks else None
+        if form.window is not None:
+            for (new, kv), table in zip(lens, pages, strict=True):
+                behind = torch.arange(max(0, kv - new + 1 - form.window), device=DEVICE)
+                caches[:, torch.tensor(table, device=DEVICE)[behind // page] if kv else behind, behind % page] = stale
+        return cls(lens, q, caches[0], caches[1], metadata, pages, form, sinks)
 
     def run(self, schedule: attention.AttentionSchedule | None = None) -> Tensor:
         return attention.paged_attention(
-            self.q, self.k_cache, self.v_cache, self.metadata, self.variant, None, schedule
+            self.q, self.k_cache, self.v_cache, self.metadata, self.variant, self.sinks, schedule
         )
 
     def part(self, which: list[tuple[int, int, int]]) -> PagedBatch:
@@ -71,12 +80,12 @@ class PagedBatch:
         metadata = AttentionMetadata.build(
             [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
         )
-        return PagedBatch(
-            lens, self.q[torch.cat(rows).to(DEVICE)], self.k_cache, self.v_cache, metadata, pages, self.variant
-        )
+        return replace(self, lens=lens, q=self.q[torch.cat(rows).to(DEVICE)], metadata=metadata, pages=pages)
 
     def truth(self) -> Tensor:
         """Returns the float64 reference's output, computed on the CPU: [tokens, heads, head_dim]."""
         m = self.metadata
         k, v = (cache.double().nan_to_num(nan=0.0).cpu() for cache in (self.k_cache, self.v_cache))
-        return reference.paged_attention(self.q.cpu(), k, v, m.block_table.cpu(), m.query_lens, m.kv_lens, self.variant)
+        batch = m.block_table.cpu(), m.query_lens, m.kv_lens
+        sinks = None if self.sinks is None else self.sinks.cpu()
+        return reference.paged_attention(self.q.cpu(), k, v, *batch, self.variant, sinks)

@@ -56,7 +56,8 @@ class FlashAttnDouble:
         requires(type(max_seqlen_k) is int and max_seqlen_k >= kv_lens.max(), "maximum key length")
         requires(max_seqlen_q > 1 or q.shape[0] == seqs, "q.reshape({batch_size, num_heads_k, ngroups, head_size})")
         requires(dropout_p == 0.0, "dropout_p should be set to 0.0 during evaluation")
-        return self._attend(q, k, v, block_table, query_lens.tolist(), kv_lens.tolist(), softmax_scale, causal)
+        variant = self._variant(softmax_scale, causal, window_size, softcap)
+        return self._attend(q, k, v, block_table, query_lens.tolist(), kv_lens.tolist(), variant)
 
     def flash_attn_with_kvcache(
         self,
@@ -89,10 +90,16 @@ class FlashAttnDouble:
         requires(cache_seqlens.is_contiguous(), "seqlens_k must be contiguous")
         requires(cache_seqlens.shape == (seqs,), "seqlens_k must have shape (batch_size)")
         flat = q.flatten(0, 1)
-        out = self._attend(
-            flat, k_cache, v_cache, block_table, [rows] * seqs, cache_seqlens.tolist(), softmax_scale, causal
-        )
+        variant = self._variant(softmax_scale, causal, window_size, softcap)
+        out = self._attend(flat, k_cache, v_cache, block_table, [rows] * seqs, cache_seqlens.tolist(), variant)
         return out.unflatten(0, (seqs, rows))
+
+    def _variant(self, scale: Any, causal: bool, window_size: tuple[int, int], softcap: float) -> AttentionVariant:
+        """Its window counts the keys before a query's own; -1 is none. Its softcap is off at 0."""
+        requires(causal and scale is not None, "causal attention, scaled")
+        before, after = window_size
+        requires(after in (-1, 0), "causal attention sees no later key")
+        return AttentionVariant(scale, None if before < 0 else before + 1, softcap or None)
 
     def _attend(
         self,
@@ -102,8 +109,7 @@ class FlashAttnDouble:
         block_table: Any,
         query_lens: list,
         kv_lens: list,
-        scale: Any,
-        causal: bool,
+        variant: AttentionVariant,
     ) -> Tensor:
         requires(q.dtype in (torch.float16, torch.bfloat16), "FlashAttention only support fp16 and bf16 data type")
         requires(q.dtype == k.dtype == v.dtype, "query and key must have the same dtype")
@@ -123,5 +129,4 @@ class FlashAttnDouble:
             block_table.shape[0] == len(kv_lens) and max(kv_lens) <= block_table.shape[1] * k.shape[1],
             "block_table must have shape (batch_size, max_num_blocks_per_seq)",
         )
-        requires(causal and scale is not None, "causal attention, scaled")
-        return reference.paged_attention(q, k, v, block_table, query_lens, kv_lens, AttentionVariant(scale)).to(q.dtype)
+        return reference.paged_attention(q, k, v, block_table, query_lens, kv_lens, variant).to(q.dtype)

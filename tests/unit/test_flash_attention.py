@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from evalengine.errors import ConfigError
 from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import attention_backends, flash_attention
+from evalengine.layers.attention import PagedAttention
+from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
-from tests.bitwise import assert_bitwise_equal
+from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.unit.flash_attn_double import FlashAttnDouble
 
 CPU = torch.device("cpu")
@@ -86,6 +89,58 @@ def test_calls_keep_to_the_package_and_give_the_rows_in_order(
     if decodes < len(metadata.query_lens):
         expected.append(("flash_attn_varlen_func", (len(q) - decodes, *q.shape[1:])))
     assert [call[:2] for call in double.calls] == expected
+
+
+@pytest.mark.parametrize(
+    "variant", [{"window": 100}, {"window": 1}, {"softcap": 30.0}, {"window": 300, "softcap": 2.0}]
+)
+def test_windows_and_softcaps_reach_the_package(variant: dict, double: FlashAttnDouble) -> None:
+    q, k_cache, v_cache, metadata = batch(BATCHES["mixed"])
+    form = AttentionVariant(0.17, **variant)
+    tensors = q, k_cache, v_cache, metadata.block_table
+    expected = reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, form).to(q.dtype)
+    assert_bitwise_equal(flash_attention.paged_attention(q, k_cache, v_cache, metadata, form), expected)
+    assert count_differing(expected, truth(q, k_cache, v_cache, metadata, 0.17).to(q.dtype)) > 0
+
+
+def test_sinks_are_refused_by_the_package_and_go_to_another_backend() -> None:
+    sinks = AttentionVariant(0.17, window=128, sinks=True)
+    (problem,) = attention_backends.variant_problems("flash_attn", sinks)
+    assert "sinks" in problem and "take triton" in problem
+    for backend, variant in (("flash_attn", AttentionVariant(0.17, 128, 50.0)), ("triton", sinks), ("sdpa", sinks)):
+        assert attention_backends.variant_problems(backend, variant) == []
+    with pytest.raises(ConfigError, match=r"engine.attention_backend=flash_attn: flash-attn knows no attention sinks"):
+        PagedAttention(FastOps(torch.bfloat16, CPU, "flash_attn"), sinks)
+    PagedAttention(FastOps(torch.bfloat16, CPU), sinks)
+
+
+@pytest.mark.gpu
+def test_a_model_with_sinks_is_not_given_to_the_package(installed: None) -> None:
+    plain, sinks = (AttentionVariant(0.17, sinks=which) for which in (False, True))
+    served = [
+        attention_backends.possible_backends(CUDA, torch.bfloat16, 128, None, variants)
+        for variants in ([plain], [plain, sinks])
+    ]
+    assert "flash_attn" in served[0] and "flash_attn" not in served[1] and "triton" in served[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", [{"window": 100}, {"softcap": 30.0}, {"window": 300, "softcap": 2.0}])
+def test_the_package_computes_windows_and_softcaps(variant: dict, installed: None) -> None:
+    """Within the rounding of bfloat16's weights and output; another window is farther away."""
+    q, k_cache, v_cache, metadata = batch(BATCHES["mixed"], heads=(8, 2), head_dim=64, device=CUDA)
+    form = AttentionVariant(64**-0.5, **variant)
+    tensors = [x.cpu() for x in (q, k_cache, v_cache, v_cache.abs(), metadata.block_table)]
+
+    def float64(v: Tensor, form: AttentionVariant) -> Tensor:
+        lens = metadata.query_lens, metadata.kv_lens
+        return reference.paged_attention(*tensors[:2], v, tensors[4], *lens, form)
+
+    output = flash_attention.paged_attention(q, k_cache, v_cache, metadata, form).cpu().double()
+    bound = 1.1 * 2**-7 * float64(tensors[3], form) + 2**-9
+    assert ((output - float64(tensors[2], form)).abs() <= bound).all()
+    wrong = float64(tensors[2], AttentionVariant(64**-0.5, 50, variant.get("softcap")))
+    assert ((output - wrong).abs() > bound).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

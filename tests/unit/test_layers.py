@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from evalengine.layers.parallel import TensorParallel, vocabulary_ranges
 from evalengine.models.hf_config import from_hf
 from evalengine.models.registry import get_model_class, model_class_for_type
 from evalengine.models.spec import RopeSpec
+from tests.kernels.paged_batch import PagedBatch
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -239,6 +241,34 @@ def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest
     rows = q.split([n for n, _ in lens])
     expected = torch.cat([naive_attention(r, t[0], t[1], 0.17) for r, t in zip(rows, tokens, strict=True)])
     torch.testing.assert_close(outputs[1].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("small_groups", [False, True])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *({"window": window} for window in (1, 7, 61, 64, 65, 500)),
+        *({"softcap": cap} for cap in (2.0, 50.0)),
+        {"sinks": True},
+        {"window": 13, "softcap": 30.0, "sinks": True},
+    ],
+    ids=str,
+)
+def test_fast_attention_with_windows_softcaps_and_sinks(
+    variant: dict[str, Any], small_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within rounding of float64, though every slot before the windows and past the ends holds NaN."""
+    if small_groups:
+        monkeypatch.setattr(fast_attention, "GROUP_TOKENS", 100)
+        monkeypatch.setattr(fast_attention, "GROUP_SCORES", 3000)
+    lens = [(1, 1), (1, 65), (1, 97), (3, 3), (2, 64), (65, 65), (17, 129), (31, 37)]
+    for page in (5, 64):
+        batch = PagedBatch.random(lens, 6, 2, 48, page, torch.float32, spread=1.5, **variant)
+        operands = batch.q.cpu(), batch.k_cache.cpu(), batch.v_cache.cpu()
+        metadata = AttentionMetadata.build(batch.metadata.query_lens, batch.metadata.kv_lens, batch.pages, page, CPU)
+        sinks = None if batch.sinks is None else batch.sinks.cpu()
+        output = fast().attention(*operands, metadata, batch.variant, sinks)
+        torch.testing.assert_close(output.double(), batch.truth(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

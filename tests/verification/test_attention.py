@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from evalengine.kernels import attention
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.verification.attention import verify_attention
 from evalengine.verification.verdict import Verdict
 from tests.verification.verify_double import DEVICE, GPU
@@ -19,10 +20,11 @@ from tests.verification.verify_double import alone as alone  # The fixture is us
 SHORT = ((1, 1), (1, 70), (1, 1030), (3, 3), (5, 67))
 
 
-def check_attention(page_size: int = 16) -> Verdict:
-    """The verdict on the attention of the sequences in SHORT, in pages of `page_size`."""
+def check_attention(page_size: int = 16, **variant: Any) -> Verdict:
+    """The verdict on the attention of the sequences in SHORT, in pages of `page_size`; variant: what it has beside the
+    scale."""
     verdict = Verdict()
-    verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
+    verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, AttentionVariant(0.25, **variant), SHORT)
     return verdict
 
 
@@ -34,6 +36,26 @@ def test_attention_passes(page_size: int) -> None:
     assert not verdict.failed and verdict.checked == 2 * len(verdict.schedules) + 1
     if GPU:  # The interpreter's dot products are numpy's, whose order follows the tile.
         assert not verdict.dropped
+
+
+def test_attention_with_a_window_passes_and_is_compared_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the window, some sequences are longer: a decode's and a chunk's. What is planted there is found."""
+    real, window = attention.paged_attention, 40
+
+    def paged_attention(*args: Any) -> Tensor:
+        seen.extend(zip(args[3].query_lens, args[3].kv_lens, strict=True))
+        out = real(*args[:6], attention.REFERENCE)  # In the interpreter other schedules may differ.
+        if args[6].by_block > 0 and planted:
+            out[args[3].num_decodes - 1] += 1  # the decode that is longer than the window is the last one
+        return out
+
+    monkeypatch.setattr(attention, "paged_attention", paged_attention)
+    for planted in (False, True):
+        seen: list[tuple[int, int]] = []
+        verdict = check_attention(window=window, softcap=30.0, sinks=True)
+        assert not verdict.failed and bool(verdict.dropped) == planted
+        assert {rows for rows, length in seen if length > window and length - rows + 1 > window - 1} >= {1, 67}
+    assert all("window 40, softcap 30.0, sinks" in drop["where"] for drop in verdict.dropped)
 
 
 @pytest.mark.parametrize("merged", [True, False])
