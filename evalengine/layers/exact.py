@@ -14,6 +14,7 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
+from evalengine.layers.variants import Activation, Norm
 
 
 class ExactOps(Ops):
@@ -53,10 +54,23 @@ class ExactOps(Ops):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return exact.rms_norm(x, weight, eps)
 
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+        if norm.kind == "layer":
+            return exact.layer_norm(x, weight, bias, norm.eps)
+        return exact.rms_norm(x, weight, norm.eps, norm.offset)
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return exact.add(x, residual)
 
-    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return exact.scale(x, factor)
+
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        return exact.softcap(logits, cap)
+
+    def rope_table(
+        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
+    ) -> tuple[Tensor, Tensor]:
         cos, sin = exact.rope_table(inv_freq, max_positions, scaling)
         return cos.to(self.device), sin.to(self.device)
 
@@ -65,6 +79,9 @@ class ExactOps(Ops):
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return exact.silu_and_mul(gate_up)
+
+    def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        return exact.activation(x, kind, gated=gated)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         store_kv(k, v, k_cache, v_cache, slot_mapping)

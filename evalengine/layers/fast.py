@@ -5,6 +5,8 @@ Element-wise arithmetic rounds where transformers' eager code rounds, so on equa
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,9 @@ from evalengine.layers.attention_backends import attention_function, variant_pro
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
+from evalengine.layers.variants import Activation, Norm
+
+_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
 class FastOps(Ops):
@@ -52,23 +57,50 @@ class FastOps(Ops):
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * normed.to(x.dtype)
 
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+        if norm.is_plain:
+            return self.rms_norm(x, weight, norm.eps)
+        wide = x.float()
+        if norm.kind == "layer":
+            return F.layer_norm(
+                wide, wide.shape[-1:], weight.float(), None if bias is None else bias.float(), norm.eps
+            ).to(x.dtype)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+        if norm.cast_first:
+            return (norm.offset + weight) * normed.to(x.dtype)
+        return (normed * (norm.offset + weight.float())).to(x.dtype)
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return x + residual
 
-    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
-        return rope_table(inv_freq, max_positions, scaling, self.dtype, self.device)
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        return torch.tanh(logits / cap) * cap
+
+    def rope_table(
+        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return rope_table(inv_freq, max_positions, scaling, torch.float32 if wide else self.dtype, self.device)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Each product is rounded, and so is the sum."""
+        """Each product is rounded, and so is the sum; with a wide table only the sum is."""
         first, second = x.chunk(2, dim=-1)
         cos, sin = cos[:, None], sin[:, None]
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """silu is rounded to the model dtype, then multiplied with the second half."""
         gate, up = gate_up.chunk(2, dim=-1)
         # On a CPU, silu's vector body and scalar tail round differently, so the memory layout must be transformers'.
         return F.silu(gate.contiguous()) * up
+
+    def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        if not gated:
+            return _ACTIVATIONS[kind](x)
+        gate, up = x.chunk(2, dim=-1)
+        return _ACTIVATIONS[kind](gate.contiguous()) * up
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         store_kv(k, v, k_cache, v_cache, slot_mapping)

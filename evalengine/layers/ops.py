@@ -21,6 +21,7 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
+from evalengine.layers.variants import Activation, Norm
 
 GREEDY = -1  # as a column of `read_out`: the row's most probable token
 PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
@@ -95,12 +96,27 @@ class Ops(ABC):
         """[..., H] -> [..., H]: x / sqrt(mean(x^2) + eps) * weight."""
 
     @abstractmethod
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+        """[..., H] -> [..., H]: the norm that `norm` describes. A plain one is `rms_norm`."""
+
+    @abstractmethod
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The residual stream's rounded sum."""
 
     @abstractmethod
-    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
-        """float32 [D/2] -> cos, sin [max_positions, D/2], times `scaling`; on `device`."""
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """Any shape: x * factor, in float32 (exact: float64), rounded once."""
+
+    @abstractmethod
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        """float32, any shape: cap * tanh(logits / cap)."""
+
+    @abstractmethod
+    def rope_table(
+        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """float32 [D/2] -> cos, sin [max_positions, D/2], times `scaling`; on `device`. wide: they stay float32, and
+        `rope` rounds but its result; else they have the model's dtype, in which `rope` rounds its products, too."""
 
     @abstractmethod
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -109,6 +125,10 @@ class Ops(ABC):
     @abstractmethod
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 I] -> [T, I]: silu(first half) * second half."""
+
+    @abstractmethod
+    def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        """[T, 2 I] -> [T, I] if gated, kind(first half) * second half; else [T, I] -> [T, I], kind(x)."""
 
     @abstractmethod
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -141,6 +161,15 @@ class Ops(ABC):
         """x and residual [T, H], weight [H] -> `rms_norm` of `add(x, residual)`, and that sum, the new residual."""
         total = self.add(x, residual)
         return self.rms_norm(total, weight, eps), total
+
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """x and residual [T, H] -> `norm` of `add(x, residual)`, and that sum, the new residual."""
+        if norm.is_plain:
+            return self.add_rms_norm(x, residual, weight, norm.eps)
+        total = self.add(x, residual)
+        return self.norm(total, weight, bias, norm), total
 
     def gather_add_rms_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """`add_rms_norm` of the ranks' parts [T, h] side by side, and residual [T, H]."""

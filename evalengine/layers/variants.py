@@ -1,0 +1,32 @@
+"""How one family's row-wise layers differ from another's, as data: norms and activations.
+
+A layer hands its variant to `Ops`; a numerics level computes it, or says that it cannot (`Ops.problems`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]  # gelu_tanh is transformers' gelu_pytorch_tanh, gelu the one by erf
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm over the last dimension.
+
+    rms: x / sqrt(mean(x^2) + eps) * (offset + weight). layer: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, the
+    variance divided by n. All of it in float32; `cast_first` says where the dtype of the model comes in: the normed row
+    is rounded to it before the weight multiplies (Llama), or the product is rounded, once (OLMo 2, Gemma; layer norms).
+    """
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    offset: float = 0.0  # Gemma's weights are kept less one
+    cast_first: bool = True
+    bias: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is Llama's, which has fused kernels."""
+        return self.kind == "rms" and self.offset == 0.0 and self.cast_first and not self.bias
