@@ -1,9 +1,11 @@
-"""SiLU, alone and times the up projection, rounded where transformers' eager code rounds.
+"""SiLU and GELU, alone and times the up projection, rounded where transformers' eager code rounds.
 
     T tokens, I intermediate size.
 
-Rounding points (`native`): `silu` in fp32, rounded to the model dtype, then times up, rounded. silu is
+Rounding points (`native`): the activation in fp32, rounded to the model dtype, then times up, rounded. silu is
 x / (1 + exp(-x)) with CUDA's own expf and an IEEE division, as torch's CUDA kernel has it: the bytes are torch's.
+gelu_tanh is the same with exp(-2 u), 2 u = fma(x x x, 0.044715, x) 2 sqrt(2 / pi), equal to x (1 + tanh u) / 2; gelu is
+x 0.5 (1 + erf(x sqrt(1/2))) with CUDA's own erff, torch's formula.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import Again, kind, launch, remember
 
 _again: dict[tuple, Again] = {}
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 BLOCK = 1024  # elements of a program: with 4 warps a thread moves 8 bf16 values, 16 bytes, of each operand
 WARPS = 4
 
 
 @triton.jit
-def _silu(x, dtype: tl.constexpr):
-    """float32 holding `dtype` values -> silu in fp32, rounded to `dtype`.
+def _times_sigmoid(x, z, dtype: tl.constexpr):
+    """float32 x holding `dtype` values and z of its sign -> x sigmoid(z) in fp32, rounded to `dtype`.
 
     The compiler's IEEE division branches for each element, which makes this kernel wait for arithmetic, not for memory.
     For 16-bit dtypes the quotient is one Newton correction instead, x and the divisor scaled by 1/4 so that the
@@ -31,7 +34,7 @@ def _silu(x, dtype: tl.constexpr):
     each of the 2^16 inputs (tested). Where the remainder is 0 (x = -0: a correction would give +0) or NaN (x or the
     divisor infinite), x * reciprocal is right as it is.
     """
-    exponential = device_math.exp(-x)
+    exponential = device_math.exp(-z)
     if dtype == tl.float32:
         result = tl.div_rn(x, 1.0 + exponential)
     else:
@@ -46,13 +49,25 @@ def _silu(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def times_silu(gate, up, dtype: tl.constexpr):
-    """float32 holding `dtype` values -> silu(gate), rounded to `dtype`, times up, rounded to `dtype`."""
-    return (_silu(gate, dtype).to(tl.float32) * up).to(dtype)
+def _activate(x, dtype: tl.constexpr, ACT: tl.constexpr):
+    """float32 holding `dtype` values -> the activation in fp32, rounded to `dtype`."""
+    if ACT == "silu":
+        result = _times_sigmoid(x, x, dtype)
+    elif ACT == "gelu_tanh":
+        result = _times_sigmoid(x, tl.fma(x * x * x, 0.044715, x) * 1.5957691216057308, dtype)
+    else:
+        result = (x * 0.5 * (1.0 + device_math.erf(x * 0.7071067811865476))).to(dtype)
+    return result
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up_ptr, out_ptr, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def times_activation(gate, up, dtype: tl.constexpr, ACT: tl.constexpr):
+    """float32 holding `dtype` values -> ACT(gate), rounded to `dtype`, times up, rounded to `dtype`."""
+    return (_activate(gate, dtype, ACT).to(tl.float32) * up).to(dtype)
+
+
+@triton.jit
+def _gated_kernel(gate_up_ptr, out_ptr, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr):
     device_math.after_previous_kernel()
     parts: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // parts).to(tl.int64)
@@ -60,46 +75,58 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, row_stride, WIDTH: tl.constexpr, 
     mask = columns < WIDTH
     dtype = out_ptr.dtype.element_ty
     source = gate_up_ptr + token * row_stride + columns
-    # `up` is loaded first; otherwise its load would be issued after silu's arithmetic.
+    # `up` is loaded first; otherwise its load would be issued after the activation's arithmetic.
     up = tl.load(source + WIDTH, mask, other=0.0).to(tl.float32)
     gate = tl.load(source, mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * WIDTH + columns, times_silu(gate, up, dtype), mask)
+    tl.store(out_ptr + token * WIDTH + columns, times_activation(gate, up, dtype, ACT), mask)
 
 
 @triton.jit
-def _silu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+def _activation_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, ACT: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     x = tl.load(x_ptr + index, mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + index, _silu(x, out_ptr.dtype.element_ty), mask)
+    tl.store(out_ptr + index, _activate(x, out_ptr.dtype.element_ty, ACT), mask)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2 I] (any row stride) -> [T, I], contiguous: silu(first half) * second half."""
+def gated(gate_up: Tensor, act: str = "silu") -> Tensor:
+    """[T, 2 I] (any row stride) -> [T, I], contiguous: act(first half) * second half; act: one of `ACTIVATIONS`."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    key = (kind(gate_up),)
+    key = (kind(gate_up), act)
     if again := _again.get(key):
         out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
         again(gate_up, out)
         return out
-    assert gate_up.shape[1] == 2 * width, f"silu_and_mul takes gate and up side by side, not {gate_up.shape[1]} columns"
+    assert act in ACTIVATIONS, f"{act} is none of the activations {ACTIVATIONS}"
+    assert gate_up.shape[1] == 2 * width, f"{act} takes gate and up side by side, not {gate_up.shape[1]} columns"
     as_given = gate_up.stride(1) == 1
     if not as_given:
         gate_up = gate_up.contiguous()
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if tokens and width:
         grid, args = (tokens * -(-width // BLOCK), 1, 1), (gate_up, out, gate_up.stride(0))
-        launched = launch(_silu_and_mul_kernel, grid, args, (width, BLOCK), WARPS, num_stages=1)
+        launched = launch(_gated_kernel, grid, args, (width, BLOCK, act), WARPS, num_stages=1)
         if launched and as_given:
             remember(_again, key, launched.again(0, 1))
     return out
 
 
-def silu(x: Tensor) -> Tensor:
-    """Any shape and strides -> x / (1 + exp(-x)), contiguous, in the dtype of x."""
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] (any row stride) -> [T, I], contiguous: silu(first half) * second half."""
+    return gated(gate_up)
+
+
+def activation(x: Tensor, act: str) -> Tensor:
+    """Any shape and strides -> act(x), contiguous, in the dtype of x; act: one of `ACTIVATIONS`."""
+    assert act in ACTIVATIONS, f"{act} is none of the activations {ACTIVATIONS}"
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel():
         grid = (-(-x.numel() // BLOCK), 1, 1)
-        launch(_silu_kernel, grid, (x, out, x.numel()), (BLOCK,), WARPS, num_stages=1)
+        launch(_activation_kernel, grid, (x, out, x.numel()), (BLOCK, act), WARPS, num_stages=1)
     return out
+
+
+def silu(x: Tensor) -> Tensor:
+    """Any shape and strides -> x / (1 + exp(-x)), contiguous, in the dtype of x."""
+    return activation(x, "silu")

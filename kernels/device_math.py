@@ -1,7 +1,8 @@
 """The elementary functions that the `native` kernels call: CUDA's libdevice, which rounds as torch's kernels do.
 
-torch's CUDA element-wise kernels are compiled from the same `expf`, `logf` and `rsqrtf`; Triton's own `tl.exp` is the
-2-ulp `ex2.approx` form. Triton's interpreter has no libdevice; under it, and only there, these are `tl.exp` and so on.
+torch's CUDA element-wise kernels are compiled from the same `expf`, `logf`, `rsqrtf` and `erff`; Triton's own `tl.exp`
+is the 2-ulp `ex2.approx` form. Triton's interpreter has no libdevice; under it, and only there, these are `tl.exp` and
+so on.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ if INTERPRETED:
         return 1.0 / tl.sqrt_rn(x)
 
     @triton.jit
+    def erf(x):
+        return tl.erf(x)
+
+    @triton.jit
     def approximate_reciprocal(x):
         return 1.0 / x
 
@@ -87,6 +92,10 @@ else:
     @triton.jit
     def rsqrt(x):
         return libdevice.rsqrt(x)
+
+    @triton.jit
+    def erf(x):
+        return libdevice.erf(x)
 
     @triton.jit
     def approximate_reciprocal(x):

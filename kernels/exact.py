@@ -97,8 +97,8 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., H] -> float32 [..., H]: x * rsqrt(mean(x^2) + eps) * weight.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """[..., H] -> float32 [..., H]: x * rsqrt(mean(x^2) + eps) * (weight + offset).
 
     Squares of float32 numbers are exact in float64; they are summed on the grid of 2^(2e-44), e the exponent of the
     row's largest magnitude.
@@ -106,13 +106,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     hidden = x.shape[-1]
     rows = x.reshape(-1, hidden)
     out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
-    wide_weight = em.widen(weight)
+    wide_weight = em.widen(weight).add_(offset)
     for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
-        absmax = em.row_absmax(wide)
-        # c is 1.5 * 2^52 * 2^(2e-44); a row with an infinity or a NaN becomes NaN.
-        c = em.pow2(em.exponent(absmax) * 2 + (52 - em.SUM_BITS)).mul_(1.5).add_(absmax * 0.0)
-        mean_square = em.row_sum(wide * wide, c).mul_(1.0 / hidden)
+        mean_square = em.row_sum_of_squares(wide).mul_(1.0 / hidden)
         wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
         em.store_float32(wide, out[tile])
     return out.view(x.shape)
@@ -190,19 +187,29 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return elementwise(Tensor.add_, x, y)
 
 
+def wide_silu(x: Tensor) -> Tensor:
+    """float64 x * sigmoid(x)."""
+    return em.sigmoid(x).mul_(x)
+
+
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x) -> float32."""
-    return elementwise(lambda v: em.sigmoid(v).mul_(v), x)
+    return elementwise(wide_silu, x)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2 I] -> float32 [T, I]: silu(first half) * second half, one rounding."""
+def gated(function: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+    """[T, 2 I] -> float32 [T, I]: `function`, taken in float64, of the first half * second half, one rounding."""
     tokens, width = gate_up.shape[0], gate_up.shape[-1] // 2
     out = torch.empty(tokens, width, dtype=torch.float32, device=gate_up.device)
     for tile in em.tiles(tokens, width):
         gate, up = em.widen(gate_up[tile, :width]), em.widen(gate_up[tile, width:])
-        em.store_float32(em.sigmoid(gate).mul_(gate).mul_(up), out[tile])
+        em.store_float32(function(gate).mul_(up), out[tile])
     return out
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] -> float32 [T, I]: silu(first half) * second half, one rounding."""
+    return gated(wide_silu, gate_up)
 
 
 def rope_table(inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:

@@ -32,10 +32,7 @@ def _part_kernel(x_ptr, out_ptr, rows, columns, parts, BLOCK: tl.constexpr, ROWS
     column = (unit % parts * BLOCK)[:, None] + tl.arange(0, BLOCK)[None, :]
     mask = (row < rows)[:, None] & (column < columns)
     x = tl.load(x_ptr + row[:, None] * columns + column, mask, 0.0).to(tl.float32)
-    exponent = row_sum.row_exponent(x, 1)
-    total = tl.sum(row_sum.to_fixed(x * row_sum.scale_down(exponent)[:, None]), 1)
-    count = tl.full([ROWS], columns, tl.float32)
-    value = tl.div_rn(row_sum.from_fixed(total), count) * row_sum.scale_up(exponent)
+    value = row_sum.mean(x, columns, 1)
     tl.store(out_ptr + unit, value.to(out_ptr.dtype.element_ty), row < rows)
 
 

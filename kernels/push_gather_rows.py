@@ -3,8 +3,8 @@
     T tokens, i columns of the intermediate size that one rank has, h of the hidden size; I and H those of all ranks.
 
 At few tokens a launch, its flags and the way of its operands through memory cost more than the bytes that it moves
-(results/reference/PROFILE.md). The arithmetic is that of `activation.times_silu` and of `rms_norm`, rounded where they
-round, so the bytes are those of the op and `push_gather` one after the other. The protocol is push_gather.py's.
+(results/reference/PROFILE.md). The arithmetic is that of `activation.times_activation` and of `rms_norm`, rounded where
+they round, so the bytes are those of the op and `push_gather` one after the other. The protocol is push_gather.py's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.activation import times_silu
+from evalengine.kernels.activation import times_activation
 from evalengine.kernels.launching.launch import kind, launch, remember
 from evalengine.kernels.limits import MAX_TERMS
 from evalengine.kernels.push_gather import Peers, meet, slot_of
@@ -46,7 +46,7 @@ def _silu_and_mul_push_kernel(
     source = gate_up_ptr + token * row_stride + columns
     up = tl.load(source + WIDTH, mask, other=0.0).to(tl.float32)
     gate = tl.load(source, mask, other=0.0).to(tl.float32)
-    value = times_silu(gate, up, dtype)
+    value = times_activation(gate, up, dtype, "silu")
     target = token * (SIZE * WIDTH) + RANK * WIDTH + columns
     for rank in tl.static_range(SIZE):
         tl.store(slot_of(memories_ptr, slot, rank, dtype) + target, value, mask)

@@ -25,10 +25,21 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.double(), b.double())
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., H], [H] -> [..., H]."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """[..., H], [H] -> [..., H]; the weight counts with the offset added to it."""
     wide = x.double()
-    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * (weight.double() + offset)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """[..., H], [H], [H] -> [..., H]."""
+    bias = None if bias is None else bias.double()
+    return torch.nn.functional.layer_norm(x.double(), x.shape[-1:], weight.double(), bias, eps)
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Any shape."""
+    return (logits.double() / cap).tanh() * cap
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -46,10 +57,24 @@ def mean(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor
     return x.double().mean(dim, keepdim)
 
 
+def activation(x: Tensor, act: str) -> Tensor:
+    """Any shape; "silu", "gelu" (x Phi(x)) or "gelu_tanh" (x sigmoid(2 u), equal to x (1 + tanh u) / 2)."""
+    wide = x.double()
+    if act == "gelu":
+        return wide * torch.special.erfc(-wide * 0.5**0.5) / 2
+    u = (wide + 0.044715 * wide**3) * (2 / torch.pi) ** 0.5
+    return wide * {"silu": wide, "gelu_tanh": 2 * u}[act].sigmoid()
+
+
+def gated(gate_up: Tensor, act: str) -> Tensor:
+    """[T, 2 I] -> [T, I]: act(first half) * second half."""
+    gate, up = gate_up.double().chunk(2, -1)
+    return activation(gate, act) * up
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """[T, 2 I] -> [T, I]."""
-    gate, up = gate_up.double().chunk(2, -1)
-    return gate * gate.sigmoid() * up
+    return gated(gate_up, "silu")
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

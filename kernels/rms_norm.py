@@ -4,10 +4,13 @@
 
 Rounding points (NUMERICS.md, `native`): the residual stream is the model dtype, the sum is rounded and the rounded
 value is normed; x * rsqrt(mean(x^2) + eps) in float32, rounded to the model dtype, then times the weight, rounded.
+Not `cast_first` (Gemma, OLMo 2): times the weight, plus the offset, in float32, and one rounding.
 The mean is `row_sum.mean_square`, so any tile, any number of warps and any fusion give the same bits.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -28,14 +31,28 @@ def add(x, residual):
 
 
 @triton.jit
-def normalize(x, weight, n, eps, DTYPE: tl.constexpr, axis: tl.constexpr = 1):
+def normalize(
+    x,
+    weight,
+    n,
+    eps,
+    DTYPE: tl.constexpr,
+    axis: tl.constexpr = 1,
+    OFFSET: tl.constexpr = 0.0,
+    CAST_FIRST: tl.constexpr = True,
+):
     """float32 tile x [rows, columns] (masked columns 0), weight that broadcasts to it, n columns -> DTYPE tile.
 
-    x * rsqrt(mean(x^2) + eps) in float32, rounded to DTYPE, then times the weight, rounded.
+    x * rsqrt(mean(x^2) + eps) in float32, rounded to DTYPE if CAST_FIRST, then times OFFSET + weight, rounded.
     """
     rstd = device_math.rsqrt(row_sum.mean_square(x, n, axis) + eps)
-    normed = (x * tl.expand_dims(rstd, axis)).to(DTYPE)
-    return (normed.to(tl.float32) * weight.to(tl.float32)).to(DTYPE)
+    normed = x * tl.expand_dims(rstd, axis)
+    if CAST_FIRST:
+        normed = normed.to(DTYPE).to(tl.float32)
+    factor = weight.to(tl.float32)
+    if OFFSET != 0.0:  # 0 + -0 would be +0
+        factor = factor + OFFSET
+    return (normed * factor).to(DTYPE)
 
 
 @triton.jit
@@ -56,6 +73,8 @@ def _rms_norm_kernel(
     INNER: tl.constexpr,  # rows within one outer stride: the number of heads, or 1
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CAST_FIRST: tl.constexpr,
 ):
     device_math.after_previous_kernel()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -70,7 +89,7 @@ def _rms_norm_kernel(
         x = add(x, residual)
         tl.store(sum_ptr + out, x, mask)
     weight = tl.load(weight_ptr + column, column < H, 0.0)
-    tl.store(out_ptr + out, normalize(x.to(tl.float32), weight[None, :], H, eps, x.dtype), mask)
+    tl.store(out_ptr + out, normalize(x.to(tl.float32), weight[None, :], H, eps, x.dtype, 1, OFFSET, CAST_FIRST), mask)
 
 
 def _schedule_for(block: int) -> tuple[int, int]:
@@ -87,64 +106,108 @@ def _by_rows(x: Tensor, inner: int) -> Tensor:
     return x.reshape(-1, inner, x.shape[-1])
 
 
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, schedule: tuple[int, int] | None
+def norm_rows(
+    kernel: Any,
+    x: Tensor,
+    residual: Tensor | None,
+    vectors: tuple[Tensor, ...],
+    eps: float,
+    schedule: tuple[int, int] | None,
+    constants: tuple,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    key = (kind(x), kind(residual), kind(weight), eps, schedule)
+    """Launches a norm's kernel: x, the residual, vectors [H] in, the normed rows and the sum out -> those two.
+
+    constants: the kernel's constexprs after ADD.
+    """
+    key = (kernel, kind(x), kind(residual), *map(kind, vectors), eps, schedule, constants)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
     other = x if residual is None else residual
     if again := _again.get(key):
-        again(x, other, weight, out, total)
+        again(x, other, *vectors, out, total)
+        return out, total
+    _check(kernel.__name__.strip("_").removesuffix("_kernel"), x, residual, vectors)
+    if out.numel() == 0:
         return out, total
     hidden = x.shape[-1]
+    flat = x.ndim < 3 or (x.is_contiguous() and other.is_contiguous())
+    inner = 1 if flat else x.shape[-2]  # Heads keep their own stride, so a view of a merged qkv is not copied.
+    used = (_by_rows(x, inner), _by_rows(other, inner), *(vector.contiguous() for vector in vectors))
+    block = triton.next_power_of_2(hidden)
+    rows_per_program, warps = schedule or _schedule_for(block)
+    rows = out.numel() // hidden
+    launched = launch(
+        kernel,
+        (triton.cdiv(rows, rows_per_program), 1, 1),
+        (*used, out, total, rows, *used[0].stride()[:2], *used[1].stride()[:2], eps),
+        (hidden, block, inner, rows_per_program, residual is not None, *constants),
+        warps, 3, **options,
+    )  # fmt: skip
+    given = (x, other, *vectors)
+    if launched and all(one.data_ptr() == two.data_ptr() for one, two in zip(given, used, strict=True)):
+        remember(_again, key, launched.again(*range(len(given) + 2)))
+    return out, total
+
+
+def _check(name: str, x: Tensor, residual: Tensor | None, vectors: tuple[Tensor, ...]) -> None:
+    hidden = x.shape[-1]
     if hidden > MAX_TERMS:
-        raise ValueError(f"rms_norm over {hidden} numbers: at most {MAX_TERMS}")
-    if weight.shape != (hidden,) or weight.dtype != x.dtype:
-        raise ValueError(
-            f"rms_norm of {x.dtype} {list(x.shape)} needs a weight of {x.dtype} [{hidden}], "
-            f"not {weight.dtype} {list(weight.shape)}"
-        )
+        raise ValueError(f"{name} over {hidden} numbers: at most {MAX_TERMS}")
+    for what, vector in zip(("weight", "bias"), vectors, strict=False):
+        if vector.shape != (hidden,) or vector.dtype != x.dtype:
+            raise ValueError(
+                f"{name} of {x.dtype} {list(x.shape)} needs a {what} of {x.dtype} [{hidden}], "
+                f"not {vector.dtype} {list(vector.shape)}"
+            )
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         raise ValueError(
             f"x and residual must agree: {x.dtype} {list(x.shape)} against {residual.dtype} {list(residual.shape)}"
         )
-    if out.numel() == 0:
-        return out, total
-    flat = x.ndim < 3 or (x.is_contiguous() and other.is_contiguous())
-    inner = 1 if flat else x.shape[-2]  # Heads keep their own stride, so a view of a merged qkv is not copied.
-    x_rows, other_rows = _by_rows(x, inner), _by_rows(other, inner)
-    block = triton.next_power_of_2(hidden)
-    rows_per_program, warps = schedule or _schedule_for(block)
-    rows = out.numel() // hidden
-    weight_row = weight.contiguous()
-    launched = launch(
-        _rms_norm_kernel,
-        (triton.cdiv(rows, rows_per_program), 1, 1),
-        (x_rows, other_rows, weight_row, out, total, rows,
-         *x_rows.stride()[:2], *other_rows.stride()[:2], eps),
-        (hidden, block, inner, rows_per_program, residual is not None),
-        warps, 3,
-        maxnreg=80 if x.element_size() == 2 else None,  # With 80, not 90, an SM runs 6 blocks of 128 threads, not 5.
-    )  # fmt: skip
-    pairs = ((x, x_rows), (other, other_rows), (weight, weight_row))
-    if launched and all(given.data_ptr() == used.data_ptr() for given, used in pairs):
-        remember(_again, key, launched.again(0, 1, 2, 3, 4))
-    return out, total
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, _schedule: tuple[int, int] | None = None) -> Tensor:
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    offset: float,
+    cast_first: bool,
+    schedule: tuple[int, int] | None,
+) -> tuple[Tensor, Tensor]:
+    # With 80 registers, not 90, an SM runs 6 blocks of 128 threads, not 5.
+    options = {"maxnreg": 80 if x.element_size() == 2 else None}
+    return norm_rows(_rms_norm_kernel, x, residual, (weight,), eps, schedule, (offset, cast_first), **options)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    cast_first: bool = True,
+    _schedule: tuple[int, int] | None = None,
+) -> Tensor:
     """x [..., H] of any leading strides, weight [H] of x's dtype -> contiguous [..., H].
 
-    A row that holds an infinity or a NaN becomes NaN as a whole; one whose mean of squares is beyond float32 becomes
-    zeros, as in eager code. H is at most 16384 (`limits.MAX_TERMS`), else ValueError. `_schedule` is (rows a program,
-    warps), for tests and verify: it cannot change a bit.
+    The weight counts with `offset` added to it; `cast_first` says whether the normed row is rounded before it is
+    multiplied. A row that holds an infinity or a NaN becomes NaN as a whole; one whose mean of squares is beyond
+    float32 becomes zeros, as in eager code. H is at most 16384 (`limits.MAX_TERMS`), else ValueError. `_schedule` is
+    (rows a program, warps), for tests and verify: it cannot change a bit.
     """
-    return _launch(x, None, weight, eps, _schedule)[0]
+    return _launch(x, None, weight, eps, offset, cast_first, _schedule)[0]
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, _schedule: tuple[int, int] | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    cast_first: bool = True,
+    _schedule: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x, residual [..., H] -> (rms_norm of their sum, the sum), the sum rounded to the dtype and normed as rounded."""
-    return _launch(x, residual, weight, eps, _schedule)
+    return _launch(x, residual, weight, eps, offset, cast_first, _schedule)

@@ -2,8 +2,9 @@
 
     T tokens, D head_dim (even; need not be a power of two).
 
-Rounding points (`native`): cos and sin in the model dtype, each product and the sum rounded to it. So the result is
-byte-equal to `q * cos + rotate_half(q) * sin` in torch. Nothing is reduced, so any tile gives the same bits.
+Rounding points (`native`): cos and sin in the model dtype, each product and the sum rounded to it; or cos and sin in
+float32, as are the products and the sum, and one rounding. So the result is byte-equal to `q * cos + rotate_half(q) *
+sin` in torch, and with float32 tables to that of q in float32. Nothing is reduced, so any tile gives the same bits.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def load_for_rows(ptr, columns, mask):
 
 
 @triton.jit
-def rotate(x1, x2, cos, sin, dtype: tl.constexpr):
-    """float32 tiles holding `dtype` values -> the two rotated halves, in `dtype`.
+def rotate(x1, x2, cos, sin, dtype: tl.constexpr, table: tl.constexpr):
+    """float32 tiles holding values of `dtype`, cos and sin of `table` -> the two rotated halves, in `dtype`.
 
-    x1 cos - x2 sin, x2 cos + x1 sin: each product rounded to `dtype`, then each sum.
+    x1 cos - x2 sin, x2 cos + x1 sin: each product rounded to `table` (`dtype` or float32), then each sum to `dtype`.
     """
-    first = (x1 * cos).to(dtype).to(tl.float32) - (x2 * sin).to(dtype).to(tl.float32)
-    second = (x2 * cos).to(dtype).to(tl.float32) + (x1 * sin).to(dtype).to(tl.float32)
+    first = (x1 * cos).to(table).to(tl.float32) - (x2 * sin).to(table).to(tl.float32)
+    second = (x2 * cos).to(table).to(tl.float32) + (x1 * sin).to(table).to(tl.float32)
     return first.to(dtype), second.to(dtype)
 
 
@@ -74,17 +75,18 @@ def _rope_kernel(
     cos = load_for_rows(cos_ptr + token * HALF, columns, mask).to(tl.float32)
     sin = load_for_rows(sin_ptr + token * HALF, columns, mask).to(tl.float32)
 
-    first, second = rotate(x1, x2, cos, sin, out_ptr.dtype.element_ty)
+    first, second = rotate(x1, x2, cos, sin, out_ptr.dtype.element_ty, cos_ptr.dtype.element_ty)
     target = out_ptr + (token * HEADS + heads[:, None]) * (2 * HALF) + columns[None, :]
     tl.store(target, first, mask)
     tl.store(target + HALF, second, mask)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[T, heads, D] (any token and head stride) and cos, sin [T, D/2] of the same dtype -> contiguous."""
+    """[T, heads, D] (any token and head stride) and cos, sin [T, D/2] of the same dtype, or float32 -> contiguous."""
     tokens, heads, head_dim = x.shape
     half = head_dim // 2
-    assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape == (tokens, half) and head_dim == 2 * half
+    assert cos.dtype == sin.dtype and cos.dtype in (x.dtype, torch.float32)
+    assert cos.shape == sin.shape == (tokens, half) and head_dim == 2 * half
     if x.stride(2) != 1:
         x = x.contiguous()
     out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)

@@ -54,6 +54,17 @@ def scale_up(exponent):
 
 
 @triton.jit
+def mean(x, n, axis: tl.constexpr):
+    """float32 rows (masked columns 0), n columns (an int or a constexpr) -> float32 mean; NaN for a non-finite row.
+
+    The numbers are summed exactly on the grid 2^-44 of the row's largest magnitude, divided by n, and scaled back.
+    """
+    exponent = row_exponent(x, axis)
+    total = tl.sum(to_fixed(x * tl.expand_dims(scale_down(exponent), axis)), axis)
+    return tl.div_rn(from_fixed(total), tl.full(total.shape, n, tl.float32)) * scale_up(exponent)
+
+
+@triton.jit
 def mean_square(x, n, axis: tl.constexpr):
     """float32 rows (masked columns 0), n columns (an int or a constexpr) -> float32 mean of the squares.
 

@@ -13,6 +13,7 @@ from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.layers.rows import RMSNorm
+from evalengine.layers.variants import Norm
 
 KVCache = tuple[Tensor, Tensor]  # k and v pools [B, block_size, Hkv, D]
 
@@ -33,8 +34,8 @@ class NormRopeStore(Layer):
 
         norms: over each head's q and k, if the model has them.
         """
-        q_weight, k_weight, eps = (norms[0].weight, norms[1].weight, norms[0].eps) if norms else (None, None, 0.0)
-        return self.ops.qk_norm_rope_store(*qkv, q_weight, k_weight, eps, cos, sin, *kv_cache, slot_mapping)
+        q_weight, k_weight, norm = (norms[0].weight, norms[1].weight, Norm(norms[0].eps)) if norms else (None,) * 3
+        return self.ops.qk_norm_rope_store(*qkv, q_weight, k_weight, norm, cos, sin, *kv_cache, slot_mapping)
 
 
 class PagedAttention(Layer):

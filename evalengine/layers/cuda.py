@@ -14,17 +14,20 @@ from evalengine.kernels import (
     activation,
     attention,
     kv_cache,
+    layer_norm,
     log_softmax,
     log_softmax_parts,
     qkv,
     rms_norm,
     rope,
+    softcap,
     softmax_parts,
 )
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.layers.rows import rope_table
+from evalengine.layers.variants import Activation, Norm
 
 
 def paged_attention(
@@ -51,25 +54,49 @@ class CudaOps(Ops):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm.rms_norm(x, weight, eps)
 
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+        if norm.kind == "layer":
+            return layer_norm.layer_norm(x, weight, bias, norm.eps)
+        return rms_norm.rms_norm(x, weight, norm.eps, offset=norm.offset, cast_first=norm.cast_first)
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return x + residual
 
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """torch's product: float32(factor) times x in float32, rounded once."""
+        return x * factor
+
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        return softcap.softcap(logits, cap)
+
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return rms_norm.add_rms_norm(x, residual, weight, eps)
+
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        if norm.kind == "layer":
+            return layer_norm.add_layer_norm(x, residual, weight, bias, norm.eps)
+        return rms_norm.add_rms_norm(x, residual, weight, norm.eps, offset=norm.offset, cast_first=norm.cast_first)
 
     def gather_add_rms_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         peers = self.tp.peers
         result = None if peers is None else peers.add_rms_norm(part, residual, weight, eps)
         return super().gather_add_rms_norm(part, residual, weight, eps) if result is None else result
 
-    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
-        return rope_table(inv_freq, max_positions, scaling, self.dtype, self.device)
+    def rope_table(
+        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return rope_table(inv_freq, max_positions, scaling, torch.float32 if wide else self.dtype, self.device)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rope.rope(x, cos, sin)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return activation.silu_and_mul(gate_up)
+
+    def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        return activation.gated(x, kind) if gated else activation.activation(x, kind)
 
     def gather_silu_and_mul(self, gate_up: Tensor) -> Tensor:
         peers = self.tp.peers
@@ -86,14 +113,19 @@ class CudaOps(Ops):
         v: Tensor,
         q_weight: Tensor | None,
         k_weight: Tensor | None,
-        eps: float,
+        norm: Norm | None,
         cos: Tensor,
         sin: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        return qkv.qk_norm_rope_store(q, k, v, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping)
+        norm = norm or Norm(eps=0.0)
+        assert norm.kind == "rms", "q and k have RMS norms"
+        return qkv.qk_norm_rope_store(
+            q, k, v, q_weight, k_weight, norm.eps, cos, sin, k_cache, v_cache, slot_mapping,
+            offset=norm.offset, cast_first=norm.cast_first,
+        )  # fmt: skip
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return log_softmax.log_softmax(logits)

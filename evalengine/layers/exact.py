@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import exact, exact_attention
+from evalengine.kernels import exact, exact_attention, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
@@ -56,17 +56,17 @@ class ExactOps(Ops):
 
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
         if norm.kind == "layer":
-            return exact.layer_norm(x, weight, bias, norm.eps)
+            return exact_rows.layer_norm(x, weight, bias, norm.eps)
         return exact.rms_norm(x, weight, norm.eps, norm.offset)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return exact.add(x, residual)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        return exact.scale(x, factor)
+        return exact_rows.scale(x, factor)
 
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
-        return exact.softcap(logits, cap)
+        return exact_rows.softcap(logits, cap)
 
     def rope_table(
         self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
@@ -81,7 +81,7 @@ class ExactOps(Ops):
         return exact.silu_and_mul(gate_up)
 
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
-        return exact.activation(x, kind, gated=gated)
+        return exact_rows.activation(x, kind, gated=gated)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         store_kv(k, v, k_cache, v_cache, slot_mapping)

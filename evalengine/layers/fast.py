@@ -5,6 +5,7 @@ Element-wise arithmetic rounds where transformers' eager code rounds, so on equa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,7 +20,11 @@ from evalengine.layers.ops import Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Norm
 
-_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class FastOps(Ops):
@@ -58,17 +63,18 @@ class FastOps(Ops):
         return weight * normed.to(x.dtype)
 
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+        """A layer norm with a bias is torch's own, as in StarCoder2 and GPT-NeoX; one without is Cohere's, by hand."""
         if norm.is_plain:
             return self.rms_norm(x, weight, norm.eps)
-        wide = x.float()
+        if bias is not None:
+            return F.layer_norm(x, x.shape[-1:], weight, bias, norm.eps)
+        wide, factor = x.float(), weight.float()
         if norm.kind == "layer":
-            return F.layer_norm(
-                wide, wide.shape[-1:], weight.float(), None if bias is None else bias.float(), norm.eps
-            ).to(x.dtype)
+            wide = wide - wide.mean(-1, keepdim=True)
+        if norm.offset:  # 0 + -0 would be +0
+            factor = norm.offset + factor
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
-        if norm.cast_first:
-            return (norm.offset + weight) * normed.to(x.dtype)
-        return (normed * (norm.offset + weight.float())).to(x.dtype)
+        return (normed * factor).to(x.dtype)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return x + residual

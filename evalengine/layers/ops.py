@@ -105,7 +105,7 @@ class Ops(ABC):
 
     @abstractmethod
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        """Any shape: x * factor, in float32 (exact: float64), rounded once."""
+        """Any shape: x * factor, in float32 with float32(factor) (exact: both float64), rounded once."""
 
     @abstractmethod
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
@@ -187,19 +187,19 @@ class Ops(ABC):
         v: Tensor,
         q_weight: Tensor | None,
         k_weight: Tensor | None,
-        eps: float,
+        norm: Norm | None,
         cos: Tensor,
         sin: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        """Returns q [T, Hq, D], normed over each head (if it has a weight [D]) and rotated. k [T, Hkv, D] is treated
-        likewise and stored in the pools with v."""
-        if q_weight is not None:
-            q = self.rms_norm(q, q_weight, eps)
-        if k_weight is not None:
-            k = self.rms_norm(k, k_weight, eps)
+        """Returns q [T, Hq, D], normed over each head (if it has a weight [D]; RMS norms only) and rotated.
+        k [T, Hkv, D] is treated likewise and stored in the pools with v."""
+        if norm is not None and q_weight is not None:
+            q = self.norm(q, q_weight, None, norm)
+        if norm is not None and k_weight is not None:
+            k = self.norm(k, k_weight, None, norm)
         self.store_kv(self.rope(k, cos, sin), v, k_cache, v_cache, slot_mapping)
         return self.rope(q, cos, sin)
 

@@ -17,7 +17,9 @@ class Norm:
 
     rms: x / sqrt(mean(x^2) + eps) * (offset + weight). layer: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, the
     variance divided by n. All of it in float32; `cast_first` says where the dtype of the model comes in: the normed row
-    is rounded to it before the weight multiplies (Llama), or the product is rounded, once (OLMo 2, Gemma; layer norms).
+    is rounded to it before the weight multiplies (Llama), or the result is rounded, once (OLMo 2, Gemma). A layer norm
+    is rounded once, whatever `cast_first`. Only an RMS norm that is rounded once has an offset, and only a layer norm a
+    bias.
     """
 
     eps: float
@@ -26,7 +28,12 @@ class Norm:
     cast_first: bool = True
     bias: bool = False
 
+    def __post_init__(self) -> None:
+        rounded_once = self.kind == "rms" and not self.cast_first
+        assert not self.offset or rounded_once, "only an RMS norm that is rounded once, at its end, has an offset"
+        assert not self.bias or self.kind == "layer", "only a layer norm has a bias"
+
     @property
     def is_plain(self) -> bool:
         """Whether it is Llama's, which has fused kernels."""
-        return self.kind == "rms" and self.offset == 0.0 and self.cast_first and not self.bias
+        return self.kind == "rms" and self.cast_first

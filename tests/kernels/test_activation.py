@@ -14,6 +14,8 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of overflow and infinity * 0
+GELUS = ["gelu", "gelu_tanh"]
+TINY = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # the least positive numbers
 SHAPES = [(0, 64), (5, 0), (1, 1), (7, 3), (2, 1023), (3, 1025), (2, 1536)]
 
 
@@ -77,6 +79,57 @@ def test_rounding_points_matter(dtype: torch.dtype) -> None:
     gate_up = randn(5, 2 * 131, dtype=dtype)
     gate, up = gate_up.float().chunk(2, -1)
     assert count_differing((F.silu(gate) * up).to(dtype), activation.silu_and_mul(gate_up)) > 50
+
+
+@IGNORE_INTERPRETER
+@pytest.mark.parametrize("act", GELUS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelu_against_float64_and_torch(shape: tuple[int, int], dtype: torch.dtype, act: str) -> None:
+    """Both GELUs, alone and gated, are within a rounding of float64 and of torch's, whose formulas they compute."""
+    tokens, width = shape
+    gate_up = randn(tokens, 2 * width, dtype=dtype)
+    gate, up = gate_up.chunk(2, -1)
+    alone, gated = activation.activation(gate, act), activation.gated(gate_up, act)
+    assert alone.is_contiguous() and gated.shape == shape and gated.dtype == dtype
+    assert_bitwise_equal(gated, alone * up)
+    unit = torch.finfo(dtype).eps / 2
+    truth = reference.activation(gate, act)
+    # 1 + erf, or 1 + tanh in torch's form, loses the bits of a small sum; the absolute error stays that of float32.
+    assert ((alone - truth).abs() <= 1.01 * unit * truth.abs() + 4 * 2.0**-24 * gate.double().abs() + TINY[dtype]).all()
+    eager = F.gelu(gate, approximate="tanh" if act == "gelu_tanh" else "none")
+    error = (alone.double() - eager.double()).abs()
+    assert (error <= 2.02 * unit * truth.abs() + 8 * 2.0**-24 * gate.double().abs() + TINY[dtype]).all()
+
+
+@IGNORE_INTERPRETER
+@pytest.mark.parametrize("act", GELUS)
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_gelu_of_every_input(dtype: torch.dtype, act: str) -> None:
+    """All 65,536 numbers of a 16-bit dtype: finite ones are near float64, what is not finite is torch's."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
+    out, eager = activation.activation(x, act), F.gelu(x, approximate="tanh" if act == "gelu_tanh" else "none")
+    assert torch.equal(out.isnan(), eager.isnan()) and torch.equal(out.isinf(), eager.isinf())
+    finite = x[out.isfinite()]
+    truth = reference.activation(finite, act)
+    bound = torch.finfo(dtype).eps / 2 * 1.01 * truth.abs() + 4 * 2.0**-24 * finite.double().abs() + TINY[dtype]
+    assert ((out[out.isfinite()] - truth).abs() <= bound).all()
+    assert count_differing(out, activation.silu(x)) > 10_000
+
+
+@pytest.mark.parametrize("act", GELUS)
+def test_a_gelu_depends_on_nothing_else(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate_up = randn(3, 2 * 37, dtype=torch.float32)
+    alone, gated = activation.activation(gate_up, act), activation.gated(gate_up, act)
+    assert_bitwise_equal(activation.activation(gate_up.t(), act), alone.t())
+    assert_bitwise_equal(activation.gated(gate_up[1:2], act), gated[1:2])
+    monkeypatch.setattr(activation, "BLOCK", 16)
+    monkeypatch.setattr(activation, "WARPS", 1)
+    assert_bitwise_equal(activation.activation(gate_up, act), alone)
+    assert_bitwise_equal(activation.gated(gate_up, act), gated)
+    for refused in (activation.activation, activation.gated):
+        with pytest.raises(AssertionError, match="relu is none of the activations"):
+            refused(gate_up, "relu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -38,18 +39,20 @@ class Step:
     sin: Tensor
     slots: Tensor
     pools: Tensor  # [2, B, block_size, Hkv, D]
+    variant: dict[str, Any] = field(default_factory=dict)  # of the norms: offset and cast_first
 
     def fused(self) -> tuple[Tensor, Tensor]:
         """Returns the rotated q, and a copy of the pools after the write, by the fused kernel."""
         pools = self.pools.clone()
         arguments = (self.q, self.k, self.v, self.q_weight, self.k_weight, EPS, self.cos, self.sin)
-        return qkv.qk_norm_rope_store(*arguments, *pools, self.slots), pools
+        return qkv.qk_norm_rope_store(*arguments, *pools, self.slots, **self.variant), pools
 
     def unfused(self) -> tuple[Tensor, Tensor]:
         """Returns what `fused` returns, by the three kernels."""
         pools, q, k = self.pools.clone(), self.q, self.k
         if self.q_weight is not None and self.k_weight is not None:
-            q, k = rms_norm.rms_norm(q, self.q_weight, EPS), rms_norm.rms_norm(k, self.k_weight, EPS)
+            q = rms_norm.rms_norm(q, self.q_weight, EPS, **self.variant)
+            k = rms_norm.rms_norm(k, self.k_weight, EPS, **self.variant)
         kv_cache.store_kv(rope.rope(k, self.cos, self.sin), self.v, *pools, self.slots)
         return rope.rope(q, self.cos, self.sin), pools
 
@@ -98,6 +101,22 @@ def test_bytes_of_the_three_kernels(shape: tuple[int, int, int, int, int], dtype
     assert_same((q, pools), s.unfused())
     assert q.is_contiguous() and not q.isnan().any()
     assert int((~pools.isnan()).sum()) == 2 * int((s.slots >= 0).sum()) * shape[2] * shape[3]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_of_the_three_kernels_for_other_norms_and_tables(
+    shape: tuple[int, int, int, int, int], dtype: torch.dtype, offset: float
+) -> None:
+    """So for norms that are rounded once (OLMo 2's; Gemma's with its offset), and with tables in float32."""
+    s = replace(step(*shape, dtype, norm=True), variant={"offset": offset, "cast_first": False})
+    wide = replace(s, cos=s.cos.float(), sin=s.sin.float())
+    for variant in (s, wide, replace(wide, variant={}), replace(wide, q_weight=None, k_weight=None)):
+        assert_same(variant.fused(), variant.unfused())
+    if shape[0] > 1 and dtype != torch.float32:
+        assert count_differing(s.fused()[0], replace(s, variant={}).fused()[0]) > 10
+        assert count_differing(s.fused()[0], wide.fused()[0]) > 10
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -45,13 +45,16 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def eager(x: Tensor, weight: Tensor, variance: Tensor) -> Tensor:
-    """Computes transformers' LlamaRMSNorm and Qwen3RMSNorm after the variance; a CPU takes the interpreter's rsqrt."""
+def eager(x: Tensor, weight: Tensor, variance: Tensor, offset: float = 0.0, cast_first: bool = True) -> Tensor:
+    """Computes transformers' LlamaRMSNorm and Qwen3RMSNorm after the variance (or, not cast_first, Olmo2RMSNorm, and
+    Gemma2RMSNorm with offset 1); a CPU takes the interpreter's rsqrt."""
     if CUDA:
         rstd = torch.rsqrt(variance + EPS)
     else:
         rstd = torch.from_numpy(np.float32(1) / np.sqrt(variance.numpy() + np.float32(EPS)))
-    return weight * (x.float() * rstd[:, None]).to(x.dtype)
+    if cast_first:
+        return weight * (x.float() * rstd[:, None]).to(x.dtype)
+    return (x.float() * rstd[:, None] * (weight.float() + offset)).to(x.dtype)
 
 
 def kernel_variance(x: Tensor) -> Tensor:
@@ -74,6 +77,28 @@ def test_rounds_where_eager_code_rounds(dtype: torch.dtype, hidden: int) -> None
     normed, total = add_rms_norm(x, residual, weight, EPS)
     assert_bitwise_equal(total, x + residual)
     assert_bitwise_equal(normed, eager(total, weight, kernel_variance(total)))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_that_is_rounded_once(dtype: torch.dtype, hidden: int, offset: float) -> None:
+    """OLMo 2's and Gemma's norms have the bytes of eager code given the variance, with the residual, too, and under
+    every schedule; they are within one rounding of float64."""
+    x, residual = randn(5, hidden, dtype=dtype), randn(5, hidden, dtype=dtype, seed=1)
+    weight, variant = randn(hidden, dtype=dtype, seed=2), {"offset": offset, "cast_first": False}
+    whole = rms_norm(x, weight, EPS, **variant)
+    assert_bitwise_equal(whole, eager(x, weight, kernel_variance(x), **variant))
+    normed, total = add_rms_norm(x, residual, weight, EPS, **variant)
+    assert_bitwise_equal(total, x + residual)
+    assert_bitwise_equal(normed, eager(total, weight, kernel_variance(total), **variant))
+    assert_bitwise_equal(rms_norm(x[3:4], weight, EPS, **variant), whole[3:4])
+    assert_bitwise_equal(rms_norm(x, weight, EPS, **variant, _schedule=(2, 8)), whole)
+    truth = reference.rms_norm(x, weight, EPS, offset)
+    bound = (1.01 * UNIT[dtype] + 8 * 2.0**-24) * truth.abs() + 2.0**-22 + 2 * 2.0**-24 * offset * truth.abs()
+    assert ((whole - truth).abs() <= bound).all()
+    if hidden >= 577 and dtype != torch.float32:
+        assert count_differing(rms_norm(x, weight, EPS), rms_norm(x, weight, EPS, cast_first=False)) > 0
 
 
 @pytest.mark.parametrize("hidden", [65, 577])

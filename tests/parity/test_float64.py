@@ -18,6 +18,7 @@ from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
+from evalengine.layers.variants import Activation, Norm
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import VOCAB, outlier_qwen2, trained_like_llama, without_tokenizer
 
@@ -49,10 +50,23 @@ class Float64Ops(Ops):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight, eps)
 
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+        if norm.kind == "layer":
+            return reference.layer_norm(x, weight, bias, norm.eps)
+        return reference.rms_norm(x, weight, norm.eps, norm.offset)
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return x + residual
 
-    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        return reference.softcap(logits, cap)
+
+    def rope_table(
+        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Computes angles in float32, as every implementation of the models does, and cos and sin in float64."""
         angles = (torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq).double()
         return angles.cos() * scaling, angles.sin() * scaling
@@ -62,6 +76,9 @@ class Float64Ops(Ops):
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return reference.silu_and_mul(gate_up)
+
+    def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        return reference.gated(x, kind) if gated else reference.activation(x, kind)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         plain_store_kv(k, v, k_cache, v_cache, slot_mapping)

@@ -24,6 +24,7 @@ from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.parallel import TensorParallel, vocabulary_ranges
+from evalengine.layers.variants import Norm
 from evalengine.models.hf_config import from_hf
 from evalengine.models.registry import get_model_class, model_class_for_type
 from evalengine.models.spec import RopeSpec
@@ -296,7 +297,7 @@ def test_fused_forms_are_the_forms_they_are_made_of(level: str) -> None:
     expected = pools.clone()
     slots = torch.tensor([6, 0, -1, 3, 5])
     for q_weight in (head_weight, None):
-        rotated = ops.qk_norm_rope_store(q, k, v, q_weight, q_weight, 1e-6, cos, sin, *pools, slots)
+        rotated = ops.qk_norm_rope_store(q, k, v, q_weight, q_weight, Norm(1e-6), cos, sin, *pools, slots)
         heads = [x if q_weight is None else ops.rms_norm(x, q_weight, 1e-6) for x in (q, k)]
         ops.store_kv(ops.rope(heads[1], cos, sin), v, *expected, slots)
         assert same_bytes(rotated, ops.rope(heads[0], cos, sin)) and same_bytes(pools, expected)

@@ -13,6 +13,7 @@ from evalengine.layers import create_ops
 from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY, Ops
+from evalengine.layers.variants import Norm
 from tests.bitwise import assert_bitwise_equal
 
 pytest.importorskip("triton")
@@ -105,7 +106,63 @@ def test_qk_norm_rope_store_fused_gives_the_same_bytes(with_norms: bool, dtype: 
     slots = torch.tensor([6, -1, 0, 20, 13], device=DEVICE)
     rotated, pools = [], [torch.zeros(2, 3, 7, kv_heads, head_dim, dtype=dtype, device=DEVICE) for _ in range(2)]
     for ops, (k_cache, v_cache) in zip((ours, in_parts(ours)), pools, strict=True):
-        rotated.append(ops.qk_norm_rope_store(q, k, v, *weights, 1e-6, cos, sin, k_cache, v_cache, slots))
+        rotated.append(ops.qk_norm_rope_store(q, k, v, *weights, Norm(1e-6), cos, sin, k_cache, v_cache, slots))
+    assert_bitwise_equal(*rotated)
+    assert_bitwise_equal(*pools)
+    assert pools[0].any()
+
+
+NORMS = [
+    Norm(1e-6, offset=1.0, cast_first=False),
+    Norm(1e-6, cast_first=False),
+    Norm(1e-6, kind="layer", bias=True),
+    Norm(1e-6, kind="layer"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [Norm(1e-6), *NORMS], ids=str)
+def test_norms_are_plain_torchs_and_the_fused_form_has_their_bytes(norm: Norm, dtype: torch.dtype) -> None:
+    ours, plain = ops_for(dtype)
+    x, residual = random(2, 5, 149, dtype=dtype, scale=3.0)
+    weight, bias = random(149, dtype=dtype, seed=1), random(149, dtype=dtype, seed=2) if norm.bias else None
+    normed = ours.norm(x, weight, bias, norm)
+    assert_close(normed, plain.norm(x, weight, bias, norm), 6, floor=0.1)
+    fused, total = ours.add_norm(x, residual, weight, bias, norm)
+    assert_bitwise_equal(total, x + residual)
+    assert_bitwise_equal(fused, ours.norm(total, weight, bias, norm))
+    if norm.is_plain:
+        assert_bitwise_equal(normed, ours.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_scales_and_caps_are_plain_torchs(dtype: torch.dtype) -> None:
+    ours, plain = ops_for(dtype)
+    x = random(3, 298, dtype=dtype, scale=2.0)
+    for kind in ("silu", "gelu", "gelu_tanh"):
+        for gated in (True, False):
+            mine, theirs = (ops.activation(x, kind, gated=gated) for ops in (ours, plain))
+            assert_close(mine, theirs, 8, floor=4.0)
+    assert_bitwise_equal(ours.activation(x, "silu", gated=True), ours.silu_and_mul(x))
+    assert_bitwise_equal(ours.scale(x, 0.22), plain.scale(x, 0.22))
+    logits = random(3, 149, dtype=torch.float32, scale=40.0)
+    assert_close(ours.softcap(logits, 30.0), plain.softcap(logits, 30.0), 6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", NORMS[:2], ids=["Gemma", "OLMo 2"])
+def test_qk_norm_rope_store_of_other_norms_and_a_wide_table(norm: Norm, dtype: torch.dtype) -> None:
+    ours, plain = ops_for(dtype)
+    tables = ours.rope_table(10000.0 ** -(torch.arange(0, 24, 2) / 24), 40, 1.5, wide=True)
+    assert all(table.dtype == torch.float32 for table in tables)
+    cos, sin = (table[torch.tensor([0, 3, 39, 3, 7], device=DEVICE)] for table in tables)
+    q, k, v = random(5, 8, 24, dtype=dtype, scale=3.0).split([4, 2, 2], dim=1)
+    weights = tuple(random(2, 24, dtype=dtype, seed=1))
+    assert_bitwise_equal(ours.rope(q, cos, sin), plain.rope(q, cos, sin))
+    slots = torch.tensor([6, -1, 0, 20, 13], device=DEVICE)
+    rotated, pools = [], [torch.zeros(2, 3, 7, 2, 24, dtype=dtype, device=DEVICE) for _ in range(2)]
+    for ops, (k_cache, v_cache) in zip((ours, in_parts(ours)), pools, strict=True):
+        rotated.append(ops.qk_norm_rope_store(q, k, v, *weights, norm, cos, sin, k_cache, v_cache, slots))
     assert_bitwise_equal(*rotated)
     assert_bitwise_equal(*pools)
     assert pools[0].any()

@@ -1,0 +1,57 @@
+"""The `exact` level's row-wise ops that some families have in place of Llama's, or beside them.
+
+    H hidden size, T tokens, I intermediate size.
+
+As in `exact`: float64 arithmetic of `exact_math`, sums of integers, one rounding to float32; a row's bits depend on
+that row alone, and tiles are schedule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import exact, exact_aten_rows
+from evalengine.kernels import exact_math as em
+
+_ACTIVATIONS = {"silu": exact.wide_silu, "gelu": exact_aten_rows.gelu, "gelu_tanh": exact_aten_rows.gelu_tanh}
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """[..., H] -> float32 [..., H]: d * rsqrt(mean(d^2) + eps) * weight + bias, d = x - mean(x).
+
+    The numbers are summed on the grid of 2^(e-44), the squares of their deviations, rounded to float64, on that of
+    2^(2e-44), e the exponent of the row's largest magnitude, or deviation. A row with an infinity or a NaN becomes NaN.
+    """
+    hidden = x.shape[-1]
+    rows = x.reshape(-1, hidden)
+    out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
+    wide_weight, wide_bias = em.widen(weight), None if bias is None else em.widen(bias)
+    for tile in em.tiles(*rows.shape):
+        wide = em.widen(rows[tile])
+        mean = em.row_sum(wide.clone(), em.grid(em.row_absmax(wide), em.SUM_BITS)).mul_(1.0 / hidden)
+        mean_square = em.row_sum_of_squares(wide.sub_(mean)).mul_(1.0 / hidden)
+        wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
+        if wide_bias is not None:
+            wide.add_(wide_bias)
+        em.store_float32(wide, out[tile])
+    return out.view(x.shape)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """Any shape -> float32 x * factor."""
+    return exact.elementwise(lambda v: v.mul_(factor), x)
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Any shape -> float32 cap * tanh(logits / cap), the quotient by a product with float64(1 / cap)."""
+    return exact.elementwise(lambda v: em.tanh(v.mul_(1.0 / cap)).mul_(cap), logits)
+
+
+def activation(x: Tensor, kind: str, *, gated: bool) -> Tensor:
+    """[T, 2 I] -> float32 [T, I], kind(first half) * second half, if gated; else any shape -> kind(x).
+
+    kind: "silu", "gelu" (by erfc) or "gelu_tanh". One rounding.
+    """
+    function = _ACTIVATIONS[kind]
+    return exact.gated(function, x) if gated else exact.elementwise(function, x)

@@ -1,0 +1,93 @@
+"""Layer norm, alone or with the residual stream's sum before it.
+
+    H hidden size, rows everything before it.
+
+Rounding points (NUMERICS.md, `native`): the residual stream's sum is rounded and normed as rounded; d = x - mean(x) in
+float32, d * rsqrt(mean(d^2) + eps) times the weight, plus the bias if there is one, each in float32, and one rounding.
+Both means are integer sums (`row_sum`), so any tile, any number of warps and any fusion give the same bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels import device_math, row_sum
+from evalengine.kernels.rms_norm import add, norm_rows
+
+
+@triton.jit
+def normalize(x, mask, weight, bias, n, eps, DTYPE: tl.constexpr, BIAS: tl.constexpr):
+    """float32 tile x [rows, columns] (masked columns 0), weight and bias that broadcast to it, n columns -> DTYPE."""
+    deviation = tl.where(mask, x - row_sum.mean(x, n, 1)[:, None], 0.0)
+    rstd = device_math.rsqrt(row_sum.mean_square(deviation, n, 1) + eps)
+    normed = deviation * rstd[:, None] * weight.to(tl.float32)
+    if BIAS:
+        normed = normed + bias.to(tl.float32)
+    return normed.to(DTYPE)
+
+
+@triton.jit
+def _layer_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    sum_ptr,
+    rows,
+    x_stride,
+    x_inner_stride,
+    residual_stride,
+    residual_inner_stride,
+    eps,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INNER: tl.constexpr,  # rows within one outer stride: the number of heads, or 1
+    ROWS: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    device_math.after_previous_kernel()
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < H)[None, :]
+    x_row = row // INNER * x_stride + row % INNER * x_inner_stride
+    x = tl.load(x_ptr + x_row[:, None] + column[None, :], mask, 0.0)
+    out = row[:, None] * H + column[None, :]
+    if ADD:
+        residual_row = row // INNER * residual_stride + row % INNER * residual_inner_stride
+        residual = tl.load(residual_ptr + residual_row[:, None] + column[None, :], mask, 0.0)
+        x = add(x, residual)
+        tl.store(sum_ptr + out, x, mask)
+    weight = tl.load(weight_ptr + column, column < H, 0.0)[None, :]
+    bias = tl.load(bias_ptr + column, column < H, 0.0)[None, :]
+    tl.store(out_ptr + out, normalize(x.to(tl.float32), mask, weight, bias, H, eps, x.dtype, BIAS), mask)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, _schedule: tuple[int, int] | None = None
+) -> Tensor:
+    """x [..., H] of any leading strides, weight and bias [H] of x's dtype -> contiguous [..., H].
+
+    A row that holds an infinity or a NaN becomes NaN as a whole; one whose variance is beyond float32 becomes the bias.
+    H is at most 16384 (`limits.MAX_TERMS`), else ValueError. `_schedule` is (rows a program, warps), for tests and
+    verify: it cannot change a bit.
+    """
+    vectors = (weight, weight if bias is None else bias)
+    return norm_rows(_layer_norm_kernel, x, None, vectors, eps, _schedule, (bias is not None,))[0]
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    _schedule: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x, residual [..., H] -> (layer_norm of their sum, the sum), the sum rounded to the dtype, normed as rounded."""
+    vectors = (weight, weight if bias is None else bias)
+    return norm_rows(_layer_norm_kernel, x, residual, vectors, eps, _schedule, (bias is not None,))
