@@ -22,6 +22,7 @@ from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.read.index import DAMAGED, UNFINISHED, entries
 from evalengine.report.read.places import INDEX
 from tests.browser import Browser
+from tests.report.grouped_run import write_grouped
 from tests.report.test_pages import quiet
 from tests.report.written_run import Doc, write_choices, write_generations
 from tests.run_double import bind_again
@@ -47,6 +48,13 @@ def rows(page: Path) -> list[list[Any]]:
     return listed
 
 
+def titles(page: Path) -> list[str]:
+    """The columns of the page's list of runs."""
+    match = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert match is not None
+    return [column["title"] for column in json.loads(match[1])["columns"]]
+
+
 def test_every_run_is_a_row_with_what_it_gave(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(results)]) == 0
     assert capsys.readouterr().out == f"{results / 'index.html'}: 3 runs\n"
@@ -55,7 +63,8 @@ def test_every_run_is_a_row_with_what_it_gave(results: Path, capsys: pytest.Capt
         ["2026-01-03 03:04", "tiny", "sums", "exact_match strict-match", 0.5],
         ["2026-01-02 03:04", "tiny", "sums", "exact_match strict-match", 0.75],
     ]
-    assert {row[2] for row in listed} == {"sums", "pick"} and {row[5] for row in listed} == {""}
+    assert {row[2] for row in listed} == {"sums", "pick"} and titles(results / "index.html")[5:] == ["95 %", "Digest"]
+    assert [row[5] for row in listed if row[2] == "sums"] == ["0.4804 to 0.5196", "0.7299 to 0.7691"]  # stderr 0.01
     digest = json.loads((results / "first" / "manifest.json").read_text())["task_digests"]["sums"]
     assert digest[:10] in {row[6] for row in listed}
 
@@ -103,7 +112,7 @@ def test_damaged_and_unfinished_runs_are_listed_as_such(results: Path) -> None:
     for name, message in (("manifest", "edited or damaged"), ("digest", "not the digest"), ("results", "not the file"),
                        ("gone", "missing"), ("unbound", "damaged")):  # fmt: skip
         assert message in by_name[name].problem, name
-        assert any(row[5].startswith("damaged: ") and row[2] == name for row in rows(path))
+        assert any(row[6].startswith("damaged: ") and row[2] == name for row in rows(path))
 
 
 def test_runs_of_experiments_and_lm_evals_folders_are_there(results: Path, tmp_path: Path) -> None:
@@ -148,6 +157,56 @@ def test_a_run_leaves_the_list_and_never_fails_for_it(
 
     monkeypatch.setattr(index_page, "write_index", broken)
     assert command.main([]) == 0 and "RuntimeError: planted" in capsys.readouterr().err
+
+
+def test_a_group_is_one_row_and_its_tasks_are_in_its_panel(tmp_path: Path, browser: Browser) -> None:
+    scores = {f"t{n}": [1.0, 0.0, 1.0, 1.0] for n in range(5)}
+    write_grouped(tmp_path / "results" / "many", scores, {"all": ["low", "t3", "t4"], "low": ["t0", "t1", "t2"]})
+    root = tmp_path / "grouped"
+    root.mkdir()
+    (tmp_path / "results" / "many").rename(root / "many")
+    path, _ = write_index(root)
+    (row,) = rows(path)
+    assert row[2:5] == ["all", "exact_match strict-match", 0.75]
+    tab = browser.open(path)
+    tab.evaluate("report.openRow('runs', 0)")
+    tab.wait("document.querySelector('dialog[open] details')")
+    names = tab.evaluate("[...document.querySelectorAll('dialog details tbody tr')].map(r => r.cells[0].textContent)")
+    assert names == ["low", "t0", "t1", "t2", "t3", "t4"]
+    quiet(tab)
+    tab.close()
+
+
+def test_two_ticked_runs_give_the_command_that_compares_them(results: Path, browser: Browser) -> None:
+    path, _ = write_index(results)
+    tab = browser.open(path)
+    order = [(row[0], row[2]) for row in rows(path)]
+    newer, older = (order.index((f"2026-01-0{day} 03:04", "sums")) for day in (3, 2))
+    for place in (newer, older):
+        tab.click(f".grid-row[data-row='{place}'] input")
+    tab.wait("document.querySelector('.picked code')")
+    said = tab.evaluate("document.querySelector('.picked code').textContent")
+    assert said == f"python -m evalengine compare {results / 'first'} {results / 'other'}"  # A is the older one
+    assert not tab.evaluate("!!document.querySelector('dialog[open]')")  # a tick opens no panel
+    tab.click(f".grid-row[data-row='{newer}'] input")
+    tab.wait("document.querySelector('.picked').innerText.includes('tick another')")
+    quiet(tab)
+    tab.close()
+
+
+def test_scores_over_time_are_drawn_with_their_intervals(results: Path, browser: Browser) -> None:
+    path, _ = write_index(results)
+    assert "Scores over time" not in path.read_text()  # two runs are no trend
+    write_generations(results / "third", DOCS)
+    bind_again(results / "third", started="2026-01-05T03:04:05Z")
+    tab = browser.open(write_index(results)[0])
+    titles_ = "[...document.querySelectorAll('#trends circle title')].map(t => t.textContent)"
+    assert tab.evaluate(titles_) == [
+        "2026-01-02 03:04: 0.7500, first", "2026-01-03 03:04: 0.5000, other", "2026-01-05 03:04: 0.7500, third",
+    ]  # fmt: skip
+    assert tab.evaluate("document.querySelectorAll('#trends .whisker').length") == 3
+    quiet(tab)
+    tab.close()
 
 
 def test_a_row_opens_the_runs_page(results: Path, browser: Browser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,27 @@ from evalengine.plain_text import warn, warn_of_bug
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, grid, tiles
-from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
+from evalengine.report.html.trends import trends_section
+from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, Metric, entries
 from evalengine.report.read.places import INDEX
 
 GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
 NOTE = (
     "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
-    "folder or the one above it. A row opens all metrics, the command and the run's page."
+    "folder or the one above it. 95 %: by the standard error, which takes documents as unrelated. A row opens all "
+    "metrics, the command and the run's page; tick two rows or more for the command that compares them."
 )
 COLUMNS = (
-    Column("Date", "text", "minmax(0, 15ch)"),
-    Column("Model", "text", "minmax(8ch, 1fr)", choose=True),
-    Column("Task", "text", "minmax(8ch, 1fr)", choose=True),
+    Column("Date", "text", "19ch"),
+    Column("Model", "text", "minmax(8ch, 1fr)", phone=False, choose=True),
+    Column("Task", "text", "minmax(8ch, 1.2fr)", choose=True),
     Column("Metric", "text", "minmax(0, 1.4fr)", phone=False),
     Column("Score", "number", "8ch", digits=4),
+    Column("95 %", "text", "15ch", phone=False),
     Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False),
     Column("Digest", "mono", "11ch", phone=False),
 )
+VERDICT = 6  # its place; the column is left out where there is no baseline and no damage
 
 
 def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
@@ -95,10 +100,20 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
     page.blocks("runs", [_item(entry, beside) for entry in listed])
-    body = grid(page, "runs", COLUMNS, [_row(entry) for entry in listed], detail="run", blocks="runs", noun="rows")
+    rows = [_row(entry) for entry in listed]
+    judged = any(row[VERDICT] for row in rows)
+    columns, rows = ([*COLUMNS], rows) if judged else _without(VERDICT, COLUMNS, rows)
+    body = grid(page, "runs", columns, rows, detail="run", blocks="runs", noun="rows", pick="compare")
+    page.data("folders", [shlex.quote(str(entry.folder)) if entry.state == FINISHED else None for entry in listed])
     most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
     page.section("runs", "Runs", body, note=f"{NOTE}{most}")
+    trends_section(page, listed)
     return page
+
+
+def _without(place: int, columns: Sequence[Column], rows: Sequence[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
+    """Columns and rows without one column, which is empty."""
+    return [c for n, c in enumerate(columns) if n != place], [[*row[:place], *row[place + 1 :]] for row in rows]
 
 
 def _row(entry: Entry) -> list[Any]:
@@ -108,7 +123,9 @@ def _row(entry: Entry) -> list[Any]:
     metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
-    return [date, entry.model, task, metric, value, verdict, entry.digest[:10]]
+    bounds = first.interval if first is not None and value is not None else None
+    between = f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""
+    return [date, entry.model, task, metric, value, between, verdict, entry.digest[:10]]
 
 
 def _item(entry: Entry, beside: Path) -> dict[str, Any]:
@@ -129,8 +146,14 @@ def _item(entry: Entry, beside: Path) -> dict[str, Any]:
         "title": entry.task or entry.folder.name,
         "href": None if href is None else f"./{href}",
         "facts": [[name, value] for name, value in facts if value],
-        "metrics": [[m.name, m.filter, _number(m.value), _number(m.stderr)] for m in entry.metrics],
+        "metrics": [[m.name, m.filter, _number(m.value), _between(m)] for m in entry.metrics],
+        "parts": [[name, m.name, m.filter, _number(m.value), _between(m)] for name, m in entry.parts],
     }
+
+
+def _between(metric: Metric) -> str:
+    bounds = metric.interval
+    return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
 
 
 def _number(value: float | None) -> str:

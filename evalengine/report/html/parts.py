@@ -98,15 +98,17 @@ def grid(
     detail: str | None = None,
     blocks: str | None = None,
     noun: str = "rows",
+    pick: str | None = None,
 ) -> Markup:
     """A sortable, searchable table of any number of rows, of which only those in sight are in the document.
 
     rows: of JSON values; untrusted text is welcome. detail: the script's renderer (`report.details[detail]`) that fills
     the panel which a row opens. blocks: the name of `page.blocks` with one item a row: what a renderer gets, and what
-    the search reads besides the row. Its hash `#name=K` opens row K (from 0).
+    the search reads besides the row. pick: gives each row a box to tick; `report.picks[pick]` fills a line below the
+    tools from the numbers of the ticked rows. Its hash `#name=K` opens row K (from 0).
     """
     for row in rows:
         assert len(row) == len(columns), f"{name}: a cell a column"
     page.data(f"grid-{name}", {"columns": [asdict(c) for c in columns], "rows": [list(row) for row in rows],
-                               "detail": detail, "blocks": blocks, "noun": noun})  # fmt: skip
+                               "detail": detail, "blocks": blocks, "noun": noun, "pick": pick})  # fmt: skip
     return tag("div", tag("p", "Scripts are off: the table needs them.", class_="note"), class_="grid", data_grid=name)

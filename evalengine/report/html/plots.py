@@ -136,6 +136,22 @@ def calibration(points: Sequence[tuple[float, float, float, float, int]]) -> Mar
     return _plot("Share correct by confidence", *frame, *drawn, height=HEIGHT + 40)
 
 
+def series(points: Sequence[tuple[float, tuple[float, float] | None, str]], x_label: str, y_label: str) -> Markup:
+    """Values in their order, each with its interval. points: (value, interval or None, title)."""
+    finite = [(n, point) for n, point in enumerate(points, 1) if math.isfinite(point[0])]
+    ends = [end for _, (value, bounds, _) in finite for end in (value, *(bounds or ()))] or [0.0]
+    room = 0.06 * (max(ends) - min(ends)) or abs(max(ends)) * 0.05 or 0.05
+    x = Axis(0.5, len(points) + 0.5, LEFT, WIDTH - RIGHT)
+    y = Axis(min(ends) - room, max(ends) + room, HEIGHT - BOTTOM, TOP)
+    drawn: list[Markup] = []
+    for n, (value, bounds, title) in finite:
+        about = tag("title", title)
+        if bounds is not None:
+            drawn.append(tag("path", about, d=f"M{x(n)} {y(bounds[0])}V{y(bounds[1])}", class_="whisker"))
+        drawn.append(tag("circle", about, cx=x(n), cy=y(value), r=3.5, class_="mark"))
+    return _plot(f"{y_label} of {len(points)} runs", *_frame(x, y, x_label, y_label, whole=(True, False)), *drawn)
+
+
 def legend(*entries: tuple[str, str]) -> Markup:
     """A legend for a figure's note. entries: (name, style) of each series."""
     return tag("span", *(tag("span", tag("i", class_=style or None), name) for name, style in entries), class_="legend")

@@ -13,7 +13,7 @@ from evalengine.report.html.noise_floor import noise_floor_section
 from evalengine.report.html.page import Page, Section
 from evalengine.report.html.samples import sample_blocks, samples_section
 from evalengine.report.html.summary import cost_section, manifest_section, summary_lead
-from evalengine.report.read.groups import leaves, roots_of
+from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import Run
 from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
@@ -60,6 +60,6 @@ def _plots(data: RunData) -> list[Section]:
 
 def _title(data: RunData) -> str:
     model = data.run.manifest.model.name or data.results.get("model_name") or data.run.name
-    names = [name for name in roots_of(data.run.groups, data.tasks) if {*leaves(name, data.run.groups)} & {*data.tasks}]
+    names = roots_of(data.run.groups, [*dict.fromkeys(key[0] for key in data.run.results)]) or data.tasks
     title = ", ".join(names) if len(names) <= TASKS else f"{len(data.tasks)} tasks"
     return f"{title} on {model}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evalengine.report.numbers import exact_sum
@@ -63,15 +63,34 @@ def members(run: Run, key: ScoreKey) -> list[tuple[ScoreKey, float]]:
     return []
 
 
-def roots_of(groups: Mapping[str, Sequence[str]], names: Iterable[str]) -> list[str]:
-    """What was asked for: the groups that are part of no other, and the tasks among `names` that are in none."""
+def groups_of(results: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The members of each group that a results file names."""
+    listed = results.get("group_subtasks")
+    groups = listed.items() if isinstance(listed, Mapping) else ()
+    return {name: [str(task) for task in tasks] for name, tasks in groups if isinstance(tasks, list) and tasks}
+
+
+def roots_of(groups: Mapping[str, Sequence[str]], names: Collection[str]) -> list[str]:
+    """What was asked for, of the `names` that have a metric: groups that are part of no other, and tasks that are in
+    none. In the place of a group without a metric of its own (a tag) stand its members."""
     inside = {member for members_ in groups.values() for member in members_}
-    return [name for name in dict.fromkeys([*groups, *names]) if name not in inside]
+    roots = [name for name in dict.fromkeys([*groups, *names]) if name not in inside]
+    return list(dict.fromkeys(found for root in roots for found in _with_metric(groups, names, root)))
+
+
+def _with_metric(
+    groups: Mapping[str, Sequence[str]], names: Collection[str], name: str, above: tuple[str, ...] = ()
+) -> Iterator[str]:
+    if name in names:
+        yield name
+    elif name not in above:
+        for member in groups.get(name, ()):
+            yield from _with_metric(groups, names, member, (*above, name))
 
 
 def above(groups: Mapping[str, Sequence[str]], name: str) -> list[str]:
     """The groups that hold a task or group, directly or by way of others."""
-    return [group for group in groups if group != name and name in {*_below(groups, group)}]
+    return [group for group in groups if group != name and name in {*below(groups, group)}]
 
 
 def group_documents(run: Run, key: ScoreKey) -> int | None:
@@ -83,7 +102,8 @@ def group_documents(run: Run, key: ScoreKey) -> int | None:
     return sum(len(run.scores.get((task, metric, filter_name), {})) for task in tasks) or None
 
 
-def _below(groups: Mapping[str, Sequence[str]], name: str, seen: tuple[str, ...] = ()) -> Iterator[str]:
+def below(groups: Mapping[str, Sequence[str]], name: str, seen: tuple[str, ...] = ()) -> Iterator[str]:
+    """The tasks and groups in a group, those of its groups included; one of two groups may come twice."""
     for member in groups.get(name, ()) if name not in seen else ():
         yield member
-        yield from _below(groups, member, (*seen, name))
+        yield from below(groups, member, (*seen, name))

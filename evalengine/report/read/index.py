@@ -22,10 +22,12 @@ from evalengine.records.manifest_file import load_manifest
 from evalengine.records.sealed import sha256_of
 from evalengine.report.numbers import same_number
 from evalengine.report.read.baseline import is_baseline, load_baseline
+from evalengine.report.read.groups import below, groups_of, roots_of
 from evalengine.report.read.lm_eval_samples import number
 from evalengine.report.read.places import runs_below
 from evalengine.report.read.provenance import command_line, parsed
 from evalengine.report.read.run import Run
+from evalengine.report.stats.mean_interval import reported_interval
 
 NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it
@@ -41,11 +43,17 @@ class Metric:
     filter: str
     value: float
     stderr: float | None
+    documents: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval by the standard error, which takes documents as unrelated."""
+        return reported_interval(self.value, self.stderr, self.documents)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run, or one task of a run of several."""
+    """One run, or of several tasks and groups that were asked for one; tasks in a group are its parts."""
 
     folder: Path
     state: str
@@ -55,7 +63,8 @@ class Entry:
     model: str = ""
     task: str = ""
     metrics: tuple[Metric, ...] = ()
-    digest: str = ""  # the task's digest
+    parts: tuple[tuple[str, Metric], ...] = ()  # of a group: (name, metric) of its tasks and groups
+    digest: str = ""  # the task's digest; of a group the run's, if the run asked for no more than it
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline
@@ -109,10 +118,15 @@ def _entries(folder: Path, ours: bool, base_runs: Sequence[Run]) -> Iterator[Ent
 def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_runs: Sequence[Run]) -> Iterator[Entry]:
     started = parsed(manifest.started) or parsed(results.get("date"))
     model = str(manifest.model.name or results.get("model_name") or "")
-    for task, values in results["results"].items():
-        digest = manifest.task_digests.get(task, "")
-        metrics = tuple(_metrics(values))
-        baseline, verdict = against(task, digest, metrics, manifest, base_runs)
+    groups = groups_of(results)
+    asked = (
+        roots_of(groups, [name for name in results["results"] if any(_metrics(results, name))]) or results["results"]
+    )
+    for task in asked:
+        inner = dict.fromkeys(below(groups, task))
+        digest = manifest.task_digests.get(task, manifest.digest if len(asked) == 1 else "")
+        metrics = tuple(_metrics(results, task))
+        baseline, verdict = against(task, digest, metrics, manifest, base_runs, tuple(inner))
         yield Entry(
             folder=folder,
             state=FINISHED,
@@ -122,10 +136,11 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_ru
             model=model,
             task=task,
             metrics=metrics,
+            parts=tuple((name, metric) for name in inner for metric in _metrics(results, name)),
             digest=digest,
             baseline=baseline,
             verdict=verdict,
-            pace=_pace(manifest) if len(results["results"]) == 1 else None,
+            pace=_pace(manifest) if len(asked) == 1 else None,
         )
 
 
@@ -135,19 +150,20 @@ def _pace(manifest: Manifest) -> float | None:
 
 
 def against(
-    task: str, digest: str, metrics: Sequence[Metric], manifest: Manifest, base_runs: Sequence[Run]
-) -> tuple[str, str]:
+    task: str, digest: str, metrics: Sequence[Metric], manifest: Manifest, base_runs: Sequence[Run],
+    inner: Sequence[str] = (),
+) -> tuple[str, str]:  # fmt: skip
     """(the latest baseline of the task, of the same model if there is one; what sets the run apart from it); empty
-    where no baseline holds the task."""
+    where no baseline holds the task. inner: a group's tasks."""
     holding = [one for one in base_runs if any(key[0] == task for key in one.results)]
     name, identity = manifest.model.name, manifest.identity
     one = next((one for one in holding if one.manifest.model.name == name), holding[0] if holding else None)
     if one is None:
         return "", ""
     moved = _moved(task, metrics, one)
-    if digest and digest == one.task_digests.get(task):
+    if digest and digest == one.task_digests.get(task, one.digest if inner else None):
         return one.source.name, f"{moved}: the same bits, scored otherwise" if moved else "same bits"
-    if _rows(identity, task) != _rows(one.identity, task):
+    if any(_rows(identity, name) != _rows(one.identity, name) for name in (task, *inner)):
         return one.source.name, "other documents"
     same = moved or "equal totals"
     if identity.get("weights") != one.identity.get("weights"):
@@ -173,11 +189,16 @@ def _moved(task: str, metrics: Sequence[Metric], baseline: Run) -> str:
     return ""
 
 
-def _metrics(values: Mapping[str, Any]) -> Iterator[Metric]:
+def _metrics(results: Mapping[str, Any], task: str) -> Iterator[Metric]:
+    values = results["results"].get(task) or {}
+    counted = results.get("n-samples")
+    sizes = counted.get(task) if isinstance(counted, Mapping) else None
+    documents = sizes.get("effective") if isinstance(sizes, Mapping) else values.get("sample_len")
     for key, raw in values.items():
         name, comma, filter_name = key.partition(",")
         if comma and not name.endswith("_stderr") and (value := number(raw)) is not None:
-            yield Metric(name, filter_name, value, number(values.get(f"{name}_stderr,{filter_name}")))
+            stderr = number(values.get(f"{name}_stderr,{filter_name}"))
+            yield Metric(name, filter_name, value, stderr, documents if isinstance(documents, int) else None)
 
 
 def _manifest(folder: Path) -> Manifest:

@@ -18,6 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.chosen import choice_texts, choices_of
+from evalengine.report.read.groups import groups_of
 from evalengine.report.read.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
 from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
 from evalengine.util.plain_files import read_bytes
@@ -135,15 +136,8 @@ def outcome_of(
         "weighted": dict(weighted),
         **_choices(results, samples, kinds),
         "clusters": dict(clusters),
-        "groups": _groups(results),
+        "groups": groups_of(results),
     }
-
-
-def _groups(results: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The members of each group that the results name."""
-    listed = results.get("group_subtasks")
-    groups = listed.items() if isinstance(listed, dict) else ()
-    return {name: [str(task) for task in tasks] for name, tasks in groups if isinstance(tasks, list) and tasks}
 
 
 def _choices(

@@ -28,6 +28,19 @@ def _wilson(share: float, count: float, quantile: float) -> tuple[float, float]:
     return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
+def reported_interval(value: float, stderr: float | None, documents: int | None) -> tuple[float, float] | None:
+    """The interval of a result of which only its standard error is known, and how many documents it is of: Wilson's for
+    a share, with as many documents as would have that error (`mean_interval`), else value -+ 1.96 stderr. None where
+    the error is not known or says nothing."""
+    if stderr is None or not (math.isfinite(value) and math.isfinite(stderr)) or stderr < 0:
+        return None
+    quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    if 0 <= value <= 1:
+        count = value * (1 - value) / stderr**2 if stderr else documents
+        return _wilson(value, count, quantile) if count else None
+    return (value - quantile * stderr, value + quantile * stderr) if stderr else None
+
+
 def mean_interval(
     scores: Sequence[float], confidence: float = CONFIDENCE, clusters: Sequence[str] | None = None
 ) -> tuple[float, float] | None:

@@ -13,6 +13,7 @@
       Object.assign(this, report.data("grid-" + this.name));  // columns, rows, detail, blocks, noun
       this.order = this.rows.map((_, i) => i);
       this.found = this.order;
+      this.picked = new Set();
       this.sorted = null;  // [column, direction]
       this.chosen = new Map();  // column -> value that rows must have
       this.query = "";
@@ -44,7 +45,9 @@
       this.body.addEventListener("keydown", (event) => this.key(event));
       const frame = make("div", "grid-frame", this.head, this.body);
       frame.setAttribute("role", "grid");
-      this.root.replaceChildren(tools, frame);
+      this.bar = make("div", "picked");
+      this.bar.hidden = true;
+      this.root.replaceChildren(tools, this.bar, frame);
       new ResizeObserver(() => { this.lay(); this.draw(); }).observe(this.root);
       this.lay();
     }
@@ -182,10 +185,25 @@
         const kind = column.kind === "mark" && value !== null ? `mark ${value ? "good" : "bad"}` : column.kind;
         const cell = make("div", kind, make("bdi", "", this.show(column, value)));
         cell.setAttribute("role", "gridcell");
+        if (this.pick && !row.firstChild) cell.prepend(this.box(i));
         row.append(cell);
       });
       row.addEventListener("click", () => this.open(i));
       return row;
+    }
+
+    /** The box that ticks row i. */
+    box(i) {
+      const box = make("input", "");
+      Object.assign(box, { type: "checkbox", checked: this.picked.has(i), tabIndex: -1 });
+      box.setAttribute("aria-label", `Tick row ${i + 1}`);
+      box.addEventListener("click", (event) => event.stopPropagation());
+      box.addEventListener("change", () => {
+        if (box.checked) this.picked.add(i); else this.picked.delete(i);
+        this.bar.hidden = !this.picked.size;
+        this.bar.replaceChildren(...report.picks[this.pick]([...this.picked]));
+      });
+      return box;
     }
 
     key(event) {

@@ -3,6 +3,29 @@
 (() => {
   const { make } = report;
 
+  /** A table of texts, the last two columns of which are numbers. */
+  function table(titles, rows) {
+    const kind = (i) => i >= titles.length - 2 ? "number" : "";
+    const head = titles.map((title, i) => make("th", kind(i), title));
+    const body = rows.map((cells) => make("tr", "", cells.map((cell, i) => make("td", kind(i), cell))));
+    return make("div", "scroll", make("table", "", make("thead", "", make("tr", "", head)), make("tbody", "", body)));
+  }
+
+  /** The command that compares the runs of the ticked rows, and a button that copies it. */
+  report.picks.compare = (rows) => {
+    const oldest = [...rows].sort((a, b) => b - a);  // the list begins with the newest; A is the older one
+    const folders = [...new Set(oldest.map((i) => report.data("folders")[i]).filter(Boolean))];
+    if (folders.length < 2) return [make("span", "", folders.length ? "1 run ticked: tick another to compare" : "This row is no finished run")];
+    const command = `python -m evalengine compare ${folders.join(" ")}`;
+    const copy = make("button", "", "Copy");
+    copy.type = "button";
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(command);
+      copy.textContent = "Copied";
+    });
+    return [make("code", "", command), copy];
+  };
+
   report.details.run = (row, item) => {
     const parts = [make("h2", "", item.title)];
     if (item.href !== null) {
@@ -13,10 +36,12 @@
     const facts = item.facts.map(([name, value]) => make("div", "", make("dt", "", name), make("dd", "", value)));
     parts.push(make("dl", "facts", facts));
     if (item.metrics.length) {
-      const head = ["Metric", "Filter", "Value", "Stderr"].map((title, i) => make("th", i > 1 ? "number" : "", title));
-      const body = item.metrics.map((cells) => make("tr", "", cells.map((cell, i) => make("td", i > 1 ? "number" : "", cell))));
-      parts.push(make("h3", "", "Metrics"),
-        make("div", "scroll", make("table", "", make("thead", "", make("tr", "", head)), make("tbody", "", body))));
+      parts.push(make("h3", "", "Metrics"), table(["Metric", "Filter", "Value", "95 %"], item.metrics));
+    }
+    if (item.parts.length) {
+      const below = make("details", "", make("summary", "", `Tasks and groups in it (${item.parts.length})`));
+      below.append(table(["Name", "Metric", "Filter", "Value", "95 %"], item.parts));
+      parts.push(below);
     }
     return make("div", "", ...parts);
   };

@@ -67,7 +67,7 @@ const report = (() => {
     return value.toLocaleString("en-US", options);
   }
 
-  return { make, text, data, blocks, number, details: Object.create(null), start: [] };
+  return { make, text, data, blocks, number, details: Object.create(null), picks: Object.create(null), start: [] };
 })();
 
 document.addEventListener("DOMContentLoaded", () => {
