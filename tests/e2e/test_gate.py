@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -230,6 +231,7 @@ def test_a_gate_in_steps_asks_until_it_is_decided(tmp_path: Path) -> None:
     policy.write_text("extends: accuracy\naccuracy: {margin: 60}\n")
     words = ("--keep", str(tmp_path / "kept"), "--json", "-", "--", "limit=16", SHORT, "batch_invariant=false")
     done = call("gate", str(base.folder), "--policy", str(policy), "--step", "4", *words)
+    assert re.search(r"evalengine: the baseline's 16 documents took \d+ s, [\d.e-]+ s a document", done.err)
     (folder,) = (tmp_path / "kept").glob("*/arithmetic-*")
     own = Run(folder)
     assert done.code == 0 and own.manifest["identity"]["sequential"] == {"seed": 0, "step": 4}

@@ -66,7 +66,7 @@ WINGS: dict[str, set[str]] = {
     "numbers": set(),
     "read": {"numbers"},
     "stats": {"read", "numbers"},
-    "terminal": {"read", "numbers"},
+    "terminal": {"stats", "read", "numbers"},
     "compare": {"stats", "terminal", "read", "numbers"},
     "html": {"compare", "stats", "read", "numbers"},
     "sweep": {"stats", "html", "compare", "terminal", "read", "numbers"},

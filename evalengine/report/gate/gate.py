@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError, first_of
+from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.base_branch import NoBaseline, load_from_base
 from evalengine.report.gate.checks import DECIDED
@@ -79,7 +80,7 @@ def unready(baseline: str | Path, policy: str, base: str | None = None) -> Repor
 
 def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:
     """What the policy's margins ask of the baseline's tasks, before a run is made: a sentence for each task whose
-    scores are shares, with the documents that it has and that it needs."""
+    scores are shares, with the documents that it has and that it needs; and how long the baseline's took."""
     rules, said = _accuracy_rules(load_policy(policy).rule), {}
     run = baseline_of(baseline, base)[0]
     for key, scores in run.scores.items():
@@ -92,6 +93,10 @@ def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[st
                     f"{key[0]}: {len(scores):,} documents; a margin of {limits.margin:g} points needs {few:,} where no "
                     f"answer flips, {many:,} where 2 % do, for a pass with probability {limits.power:g}"
                 )
+    counts, seconds = run.manifest.counts, run.manifest.timings.run_seconds
+    if said and counts.documents and seconds > 0 and not not_run(counts):
+        each = f"{seconds / counts.documents:.3g} s a document"
+        said[""] = f"the baseline's {counts.documents:,} documents took {seconds:,.0f} s, {each}"
     return list(said.values())
 
 

@@ -23,6 +23,7 @@ from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
+from evalengine.report.terminal.stderr_notes import stderr_notes
 from evalengine.report.terminal.tables import add
 from evalengine.util.tables import print_table
 
@@ -36,6 +37,8 @@ def print_report(folder: Path) -> str:
     console = Console(file=sys.stdout, soft_wrap=True)
     print_table(results_table(results), console)
     for line in (*summary_lines(manifest), *(_cut_lines(folder) if manifest.counts.length_limited else ())):
+        console.print(Text(printable(line)))
+    for line in stderr_notes(results, manifest):
         console.print(Text(printable(line)))
     console.print(Text(printable(f"{folder}")))
     console.print(Text(f"digest: {digest}"))
