@@ -14,7 +14,7 @@ from evalengine.plain_text import warn, warn_of_bug
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, grid, tiles
-from evalengine.report.html.trends import trends_section
+from evalengine.report.html.trends import interval_of, trends_section
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, Metric, entries
 from evalengine.report.read.places import INDEX
 
@@ -123,7 +123,7 @@ def _row(entry: Entry) -> list[Any]:
     metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
-    bounds = first.interval if first is not None and value is not None else None
+    bounds = interval_of(first) if first is not None and value is not None else None
     between = f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""
     return [date, entry.model, task, metric, value, between, verdict, entry.digest[:10]]
 
@@ -152,7 +152,7 @@ def _item(entry: Entry, beside: Path) -> dict[str, Any]:
 
 
 def _between(metric: Metric) -> str:
-    bounds = metric.interval
+    bounds = interval_of(metric)
     return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
 
 

@@ -8,11 +8,17 @@ from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import figure, row_of
 from evalengine.report.html.plots import series
-from evalengine.report.read.index import FINISHED, Entry
+from evalengine.report.read.index import FINISHED, Entry, Metric
+from evalengine.report.stats.mean_interval import reported_interval
 
 LEAST = 3  # runs that make a trend
 MOST = 6  # trends that are drawn: those of the most runs
 POINTS = 40  # newest runs of a trend
+
+
+def interval_of(metric: Metric) -> tuple[float, float] | None:
+    """The 95 % interval by the standard error, which takes documents as unrelated."""
+    return reported_interval(metric.value, metric.stderr, metric.documents)
 
 
 def trends_section(page: Page, listed: Sequence[Entry]) -> None:
@@ -31,6 +37,6 @@ def trends_section(page: Page, listed: Sequence[Entry]) -> None:
 def _trend(entries: Sequence[Entry]) -> Markup:
     first = entries[-1].metrics[0]
     same = [(e, m) for e in entries for m in e.metrics if (m.name, m.filter) == (first.name, first.filter)]
-    points = [(m.value, m.interval, f"{e.started:%Y-%m-%d %H:%M}: {m.value:.4f}, {e.folder.name}") for e, m in same]
+    points = [(m.value, interval_of(m), f"{e.started:%Y-%m-%d %H:%M}: {m.value:.4f}, {e.folder.name}") for e, m in same]
     about = tag("span", f"{first.name}, {len(points)} runs")
     return figure(f"{entries[0].task} on {entries[0].model}", series(points, "runs, oldest first", first.name), about)

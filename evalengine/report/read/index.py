@@ -27,7 +27,6 @@ from evalengine.report.read.lm_eval_samples import number
 from evalengine.report.read.places import runs_below
 from evalengine.report.read.provenance import command_line, parsed
 from evalengine.report.read.run import Run
-from evalengine.report.stats.mean_interval import reported_interval
 
 NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it
@@ -44,11 +43,6 @@ class Metric:
     value: float
     stderr: float | None
     documents: int | None = None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval by the standard error, which takes documents as unrelated."""
-        return reported_interval(self.value, self.stderr, self.documents)
 
 
 @dataclass(frozen=True)
