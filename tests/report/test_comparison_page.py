@@ -163,8 +163,9 @@ def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     runs = [run(BASE), run(BASE), run(TOKEN, numerics="fast"), run({0: BASE[0]}, limit=1)]
     page = matrix_page(matrix(runs))
     text = page.render()
-    assert text.count('<span class="cell same">identical</span>') == 2  # runs 1 and 2 have a cell in either direction
-    assert text.count('<span class="cell some"><b>1 / 3 </b>different</span>') == 4
+    same = '<span class="cell same"><b>identical</b></span>'
+    assert text.count(same) == 2  # runs 1 and 2 have a cell in either direction
+    assert text.count('<span class="cell some"><b>different</b><span>outputs differ in 1 of 3</span></span>') == 4
     assert text.count('<span class="cell refused">not comparable</span>') == 6
     assert "Runs 1, 2: " in words(page) and "they share 1 (limit is none in A and 1 in B)" in words(page)
     assert '<div class="verdict plain">' in text  # what was refused is neither good nor bad
@@ -185,6 +186,14 @@ def test_a_matrix_colours_by_what_a_difference_means() -> None:
     assert few.render().count('<span class="cell some">') == 2 and '<div class="verdict plain">' in few.render()
     assert many.render().count('<span class="cell other">') == 2 and '<div class="verdict bad">' in many.render()
     assert "Yellow: results differ" in words(few) and "Red: a metric differs" in words(many)
+
+
+def test_the_same_tokens_have_a_colour_of_their_own_and_what_differs_is_said() -> None:
+    runs = [run(BASE), run(BIT, numerics="fast"), run(TOKEN, numerics="fast", seed=1)]
+    text = matrix_page(matrix(runs[:2])).render()
+    cell = '<span class="cell tokens"><b>same tokens</b><span>logprobs differ in 1 of 3</span></span>'
+    assert text.count(cell) == 2 and "Every output is the same; logprobs differ in up to 1 request of a pair." in text
+    assert matrix_page(matrix(runs)).render().count('class="cell tokens"') == 2
 
 
 def _commanded(base: Run, *words: str) -> Run:
@@ -212,8 +221,8 @@ def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> No
 def test_a_matrix_lists_what_is_unlike_and_how_much_was_shared() -> None:
     page = matrix_page(matrix([run(BASE), run(BASE), run({0: BASE[0]}, limit=1)], allow=True))
     text = page.render()
-    assert text.count('<span class="cell same">identical</span>') == 2
-    assert text.count('<span class="cell tokens">identical<span>on 1 / 3</span></span>') == 4
+    assert text.count('<span class="cell same"><b>identical</b></span>') == 2
+    assert text.count('<span class="cell tokens"><b>identical</b><span>on 1 / 3</span></span>') == 4
     body = words(page)
     assert "IDENTICAL where compared" in body and '<div class="verdict plain">' in text
     assert "Runs 1 (A) and 3 (B): sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)" in body

@@ -92,6 +92,7 @@ def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.
     assert out.splitlines()[-1] == f"verdict: {verdict(result)}" and "x.json\n" in out
     assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
     assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
+    assert "SAME TOKENS n/m: every output is the same, logprobs differ in n of m requests." in out
 
 
 def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
@@ -105,10 +106,17 @@ def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
     assert [r["settings"]["max_num_seqs"] for r in content["runs"]] == ["1", "2", "1", "2"]
     drawn = ElementTree.parse(svg).getroot()
     looks = [rect.get("class") for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
-    assert (looks.count("same"), looks.count("other"), looks.count("self"), looks.count("paper")) == (2, 10, 4, 1)
+    counts = {look: looks.count(look) for look in ("same", "tokens", "some", "other", "self", "paper")}
+    assert counts == {"same": 2, "tokens": 4, "some": 6, "other": 0, "self": 4, "paper": 1}  # as on the page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg"]
     with pytest.raises(EvalEngineError, match="could not write"):
         write_sweep(result, tmp_path / "missing")
+
+
+def test_the_picture_says_what_differs_of_the_same_tokens() -> None:
+    drawn = picture(swept(BIT))
+    assert drawn.count(">same tokens<") == 4 and drawn.count(">logprobs 1/3<") == 4
+    assert picture(swept(TOKEN)).count(">1 output<") == 4
 
 
 def test_runs_that_are_not_comparable_are_no_pair() -> None:

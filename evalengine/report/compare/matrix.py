@@ -86,6 +86,7 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
     """Everything to print, in order; a string is one line."""
     yield runs_table(m.runs)
     yield matrix_table(m)
+    yield from counts_note(m)
     for digest, members in m.groups():
         runs = ", ".join(map(str, members))
         yield f"{'Runs' if len(members) > 1 else 'Run'} {runs}: digest {digest[:12]}"
@@ -95,6 +96,15 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
     for (i, j), why in sorted(m.refused.items()):
         yield from bullets(f"Runs {i} (A) and {j} (B) are not comparable", why)
     yield f"verdict: {m.verdict} ({evidence(m)})"
+
+
+def counts_note(m: Matrix) -> Iterator[str]:
+    """What the numbers in the matrix count, where there are any."""
+    verdicts = {comparison.verdict for comparison in m.pairs.values()}
+    if "SAME TOKENS" in verdicts:
+        yield "SAME TOKENS n/m: every output is the same, logprobs differ in n of m requests."
+    if "DIFFERENT" in verdicts:
+        yield "DIFFERENT n/m: n of m requests differ, in outputs or logprobs."
 
 
 def run_notes(runs: Sequence[Run]) -> list[str]:

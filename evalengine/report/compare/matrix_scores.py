@@ -62,6 +62,29 @@ def setting_changes(names: Sequence[str], a: Sequence[str], b: Sequence[str]) ->
     return ", ".join(f"{name} {x or 'none'} → {y or 'none'}" for name, x, y in rows if x != y)
 
 
+def look(c: Comparison) -> str:
+    """What two runs are to each other, by which a cell is coloured, on pages and pictures alike: `same` (equal bits),
+    `tokens` (the same tokens, or equal bits where compared), `some` (results differ, but no metric by more than chance
+    explains) or `other` (a metric does, or no test can tell)."""
+    if c.verdict == "IDENTICAL":
+        return "tokens" if c.partial else "same"
+    if c.verdict == "SAME TOKENS":
+        return "tokens"
+    tested = any(metric.paired is not None for metric in c.metrics)
+    return "some" if tested and not moved(c) else "other"
+
+
+def what_differs(c: Comparison) -> tuple[str, str]:
+    """A cell's words: (`same tokens`, `logprobs differ in 16 of 16`)."""
+    counts = f"{len(c.differences):,} of {c.common:,}"
+    if c.verdict == "IDENTICAL":
+        return "identical", ""
+    if c.verdict == "SAME TOKENS":
+        kind = "logprobs" if c.kinds["logprobs"] or not c.kinds["text"] else "texts"
+        return "same tokens", f"{kind} differ in {counts}" if c.differences else ""
+    return "different", f"outputs differ in {c.outputs:,} of {c.common:,}" if c.outputs else f"{counts} differ"
+
+
 def moved(c: Comparison) -> bool:
     """Whether a metric changed by more than chance explains, as the paired tests over all metrics together say."""
     return any(metric.p_holm is not None and metric.p_holm < ALPHA for metric in c.metrics)

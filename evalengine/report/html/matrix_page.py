@@ -9,20 +9,20 @@ from evalengine.report.compare.matrix import Matrix, Pair, evidence, run_notes, 
 from evalengine.report.compare.matrix_scores import (
     change_text,
     leading_metrics,
+    look,
     metric_name,
-    moved,
     score_text,
     setting_changes,
     setting_words,
+    what_differs,
 )
 from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.origin import common_command, origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import table, tiles, verdict
+from evalengine.report.html.parts import counted, table, tiles, verdict
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
-LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # classes of page.css
 
 
 def matrix_page(m: Matrix) -> Page:
@@ -53,8 +53,10 @@ def matrix_page(m: Matrix) -> Page:
 
 def _explained(m: Matrix) -> Iterator[str]:
     """Sentences on what the cells show."""
-    yield "Requests that differ, of those that both runs hold. On the diagonal: each run's score; beside it its change."
-    looks = {_look(c) for c in m.pairs.values()}
+    yield "What differs, in how many of the requests that both runs hold. On the diagonal: each run's score."
+    looks = {look(c) for c in m.pairs.values()}
+    if "tokens" in looks:
+        yield "Pale green: the same tokens, or equal bits where compared."
     if "some" in looks:
         yield "Yellow: results differ, but no metric by more than chance explains (paired tests, Holm, 5 %)."
     if "other" in looks:
@@ -112,33 +114,29 @@ def _cell(m: Matrix, i: int, j: int) -> Markup:
     c = m.pairs.get((min(i, j), max(i, j)))
     if c is None:
         return tag("span", "not comparable", class_="cell refused")
-    count = None if c.verdict == "IDENTICAL" else tag("b", f"{len(c.differences):,} / {c.common:,} ")
+    word, counts = what_differs(c)
     scope = tag("span", f"on {c.common:,} / {c.larger:,}") if c.partial else None  # on a line of its own
     change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # row less column
-    return tag(
-        "span", count, WORDS[c.verdict], scope, tag("span", change) if change else None, class_=f"cell {_look(c)}"
-    )
-
-
-def _look(c: Comparison) -> str:
-    """A class of page.css, by what the verdict means."""
-    if c.partial and c.verdict == "IDENTICAL":
-        return "tokens"  # the runs are identical only where compared
-    tested = any(metric.paired is not None for metric in c.metrics)
-    return "some" if c.verdict == "DIFFERENT" and tested and not moved(c) else LOOKS[c.verdict]
+    lines = [tag("span", text) for text in (counts, change) if text]
+    return tag("span", tag("b", word), scope, *lines, class_=f"cell {look(c)}")
 
 
 def _sentence(m: Matrix) -> str:
     """The numbers behind the verdict, and what they mean for the metrics."""
-    calm = m.verdict == "DIFFERENT" and not any(_look(c) == "other" for c in m.pairs.values())
-    return f"{evidence(m)}.{' No metric changed by more than chance explains.' if calm else ''}"
+    calm = m.verdict == "DIFFERENT" and not any(look(c) == "other" for c in m.pairs.values())
+    unlike = max((len(c.differences) for c in m.pairs.values()), default=0)
+    same = m.verdict == "SAME TOKENS" and unlike
+    note = " No metric changed by more than chance explains." if calm else ""
+    if same:
+        note = f" Every output is the same; logprobs differ in up to {counted(unlike, 'request')} of a pair."
+    return f"{evidence(m)}.{note}"
 
 
 def _good(m: Matrix) -> bool | None:
     """Whether the verdict is good news: False if a metric changed by more than chance explains, or no test can tell."""
     if m.refused or m.verdict != "DIFFERENT":
         return None if m.refused else GOOD.get(m.verdict)
-    return False if any(_look(c) == "other" for c in m.pairs.values()) else None
+    return False if any(look(c) == "other" for c in m.pairs.values()) else None
 
 
 def _groups(m: Matrix) -> Iterator[Markup]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from evalengine.report.compare.distance import Distance
-from evalengine.report.compare.matrix_scores import leading_metrics, score_text
+from evalengine.report.compare.matrix_scores import leading_metrics, look, score_text, what_differs
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.sweep.tables import most, verdict
 
-WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # a cell's size, the space between cells and above the matrix: pixels
+WIDTH, HEIGHT, GAP, TOP = 112, 46, 3, 104  # a cell's size, the space between cells and above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
-LEGEND = "Requests that differ between two runs, and the share of logprobs; on the diagonal each run's score"
+LEGEND = (
+    "Green: equal bits. Pale: same tokens, other logprobs. Yellow: other outputs, no score beyond chance. Red: beyond.",
+    "Counts are of requests that differ; on the diagonal each run's score.",
+)
 STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #1b2126; }
 .title { font-size: 16px; font-weight: 600; } .soft { fill: #56616b; } .small { font-size: 11px; }
 .middle { text-anchor: middle; } .end { text-anchor: end; }
-.paper { fill: #fbfbfa; } .same { fill: #bfe0dc; } .other { fill: #f3c9b3; } .self { fill: #e9ecee; }
+.paper { fill: #fbfbfa; } .same { fill: #bfe0dc; } .tokens { fill: #e3f1ef; } .some { fill: #f6eccb; }
+.other { fill: #f3c9b3; } .self { fill: #e9ecee; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e4e8ea; } .soft { fill: #a3adb5; }
-.paper { fill: #14181b; } .same { fill: #1c5a54; } .other { fill: #74391f; } .self { fill: #262c31; }
+.paper { fill: #14181b; } .same { fill: #1c5a54; } .tokens { fill: #17322f; } .some { fill: #4a3f17; }
+.other { fill: #74391f; } .self { fill: #262c31; }
 }
 """
 
@@ -33,14 +38,14 @@ def picture(sweep: Sweep) -> str:
     height = TOP + size * (HEIGHT + GAP) + 76
     model = about.manifest.model.name or about.name
     heading = f"{'+'.join(sweep.tasks)}, {model}: {len(about.items)} requests a run"
-    letters = max(len(heading) * 1.2, *(len(line) * 0.9 for line in (LEGEND, *lines)))
+    letters = max(len(heading) * 1.2, *(len(line) * 0.9 for line in (*LEGEND, *lines)))
     width = max(left + size * (WIDTH + GAP) + 16, 32 + int(letters * LETTER))
     drawn = [
         tag("title", f"{sweep.name}: {verdict(sweep)}"),
         tag("style", Markup(STYLE)),
         tag("rect", class_="paper", width=width, height=height, rx=6),
         tag("text", heading, x=16, y=30, class_="title"),
-        tag("text", LEGEND, x=16, y=50, class_="soft"),
+        *(tag("text", line, x=16, y=50 + 19 * n, class_="soft") for n, line in enumerate(LEGEND)),
         *(_row(sweep, number, label, left) for number, label in enumerate(labels, 1)),
         *(
             tag("text", str(n), x=left + (n - 1) * (WIDTH + GAP) + WIDTH // 2, y=TOP - 8, class_="soft middle")
@@ -90,7 +95,11 @@ def _cell(sweep: Sweep, row: int, column: int) -> tuple[str, str, str]:
     comparison = sweep.matrix.pairs.get((min(row, column), max(row, column)))
     if comparison is None:
         return "self", "unlike", ""
+    word, _ = what_differs(comparison)
     if comparison.verdict == "IDENTICAL":
-        return "same", "equal", ""
+        return look(comparison), word, ""
     distance = Distance(comparison)
-    return "other", str(distance.differing), distance.share
+    if comparison.verdict == "SAME TOKENS":
+        return look(comparison), word, f"logprobs {distance.differing}/{distance.requests}"
+    outputs = f"{distance.outputs} output{'' if distance.outputs == 1 else 's'}"
+    return look(comparison), outputs, f"logprobs {distance.differing}/{distance.requests}"

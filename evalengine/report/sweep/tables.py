@@ -13,7 +13,7 @@ from rich.text import Text
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import MetricDelta
 from evalengine.report.compare.distance import Distance
-from evalengine.report.compare.matrix import matrix_table, run_notes
+from evalengine.report.compare.matrix import counts_note, matrix_table, run_notes
 from evalengine.report.numbers import shown
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.terminal.tables import add, house_table
@@ -25,6 +25,8 @@ def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     console = Console(file=sys.stdout, soft_wrap=True)
     print_table(cells_table(sweep), console)
     print_table(matrix_table(sweep.matrix), console)
+    for note in counts_note(sweep.matrix):
+        console.print(Text(note))
     for (i, j), why in sorted(sweep.matrix.refused.items()):
         console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
     for note in run_notes(sweep.matrix.runs):
