@@ -1,7 +1,8 @@
-"""`report --table` and `report --model-index`: what they write, and what they refuse."""
+"""`report --table`, `--model-index` and `--samples`: what they write, and what they refuse."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from evalengine.__main__ import main
 from evalengine.report.export.results_table import TABLES, results_sheet
+from evalengine.report.python.results import load_run as load_results
 from evalengine.report.read.load import load_run
 from tests.report.model_runs import model
 from tests.run_double import bind_again, generated, write_run
@@ -95,6 +97,42 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no finite results" in capsys.readouterr().err and not (tmp_path / "i.yaml").exists()
 
 
+HOSTILE = ('a "b",\r\nc', "=1+1\r", "\n", "\\ud800 \u00e9 \u2028")
+
+
+def test_samples_are_read_back_from_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever texts hold; a metric that another task lacks is an empty cell there."""
+    run = write_run(
+        tmp_path / "a", [generated(doc, task=task) for task in ("one", "two") for doc in range(len(HOSTILE))]
+    )
+    (changed,) = run.glob("samples_one_*.jsonl")
+    samples = [json.loads(line) for line in changed.read_text(encoding="utf-8").splitlines()]
+    for sample in samples:
+        text = HOSTILE[sample["doc_id"]]
+        sample |= {"target": text, "resps": [[text]], "doc": {"q": text}, "metrics": ["other"], "other": True}
+    changed.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+    bind_again(run)
+    file = tmp_path / "samples.csv"
+    assert main(["report", str(run), "--samples", str(file)]) == 0
+    frame = load_results(run).samples
+    assert capsys.readouterr().out == f"{file}: 16 samples\n" and len(frame) == 16
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = [*csv.DictReader(lines)]
+    assert [*rows[0]] == [*frame.columns] and len(rows) == len(frame)
+    for row, (_, sample) in zip(rows, frame.iterrows(), strict=True):
+        assert (row["task"], int(row["doc_id"]), row["filter"]) == (sample.task, sample.doc_id, sample["filter"])
+        assert row["target"] == sample.target == (HOSTILE[sample.doc_id] if sample.task == "one" else "t")
+        assert all(json.loads(row[name]) == sample[name] for name in ("prompts", "responses", "answers", "doc"))
+        score = str(float(sample.doc_id % 3 == 0))
+        assert (row["other"], row["exact_match"]) == (("True", "") if sample.task == "one" else ("", score))
+
+
+def test_a_baseline_has_no_samples(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["baseline", str(folder), "-o", str(tmp_path / "b.json")]) == 0
+    assert main(["report", str(tmp_path / "b.json"), "--samples", str(tmp_path / "s.csv")]) == 2
+    assert "is a baseline, which holds no texts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -103,6 +141,10 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--model-index", "i.md"], "ends in .yaml"),
         (["--model-index", "nowhere/i.yaml"], "there is no folder nowhere"),
         (["--model-index", "i.yaml", "-o", "x"], "neither -o"),
+        (["--samples", "s.csv", "-o", "x"], "--samples FILE: is of one run"),
+        (["--samples", "s.csv", "--table", "md"], "give one of them"),
+        (["--samples", "s.txt"], "ends in .csv"),
+        (["--samples", "nowhere/s.csv"], "there is no folder nowhere"),
         (["--table", "md", "-o", "nowhere/t.md"], "there is no folder nowhere"),
     ],
 )

@@ -21,11 +21,13 @@ def _words(
                      "tasks as rows, runs as columns; to standard output, or to -o")] = None,
     model_index: Annotated[str | None, Option(metavar="FILE", help="a run's results as YAML for the front matter of "
                            "its model card on the Hub (`model-index`)")] = None,
+    samples: Annotated[str | None, Option(metavar="FILE", help="a run's samples as CSV: a row for each task, document "
+                       "and filter, with prompts, responses, answers and scores")] = None,
     log_to: Annotated[str | None, Option(metavar="TRACKER", help="log each run to wandb or mlflow, as log_to= "
                                          "does")] = None,
 ) -> Namespace:  # fmt: skip
     """Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different
-    models: which is better), of a folder of runs the list of them. Or a table, or the Hub's model index."""
+    models: which is better), of a folder of runs the list of them. Or a table, the samples, the Hub's model index."""
     return Namespace(**locals())
 
 

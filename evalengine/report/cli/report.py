@@ -20,7 +20,7 @@ def main(arguments: Namespace) -> int:
     from evalengine.report.read.names import named_runs
 
     runs = named_runs(arguments.runs)
-    if arguments.table or arguments.model_index or arguments.log_to:
+    if arguments.table or arguments.model_index or arguments.samples or arguments.log_to:
         return _other_form(runs, arguments, target)
     if len(runs) == 1 and holds_runs(Path(runs[0])):
         from evalengine.report.html.index_page import write_index
@@ -40,26 +40,21 @@ def main(arguments: Namespace) -> int:
 
 
 def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None) -> int:
-    """Writes a table or a model index, or logs the runs, in place of a page."""
-    if sum(map(bool, (arguments.table, arguments.model_index, arguments.log_to))) > 1:
-        raise ConfigError("report: --table, --model-index and --log-to are several things: give one of them")
+    """Writes a table, a model index or samples, or logs the runs, in place of a page."""
+    if sum(map(bool, (arguments.table, arguments.model_index, arguments.samples, arguments.log_to))) > 1:
+        raise ConfigError("report: --table, --model-index, --samples and --log-to are several things: give one of them")
     if arguments.log_to:
         return _log(names, arguments.log_to)
-    if arguments.model_index and (len(names) > 1 or target is not None):
-        raise ConfigError(
-            "report: --model-index FILE: is of one run and names its own file: give neither -o nor other runs"
-        )
+    if arguments.model_index or arguments.samples:
+        if len(names) > 1 or target is not None:
+            option = "--model-index" if arguments.model_index else "--samples"
+            raise ConfigError(
+                f"report: {option} FILE: is of one run and names its own file: give neither -o nor other runs"
+            )
+        return _named_file(names[0], arguments)
     from evalengine.report.read.load import load_run
 
     runs = [load_run(name) for name in names]
-    if arguments.model_index:
-        from evalengine.report.export.model_index import write_model_index
-
-        path = Path(arguments.model_index)
-        _check(path)
-        count = write_model_index(runs[0], path)
-        say(f"{path}: {count} result{'' if count == 1 else 's'}")
-        return 0
     from evalengine.report.export.results_table import TABLES, results_sheet
 
     text = TABLES[arguments.table](results_sheet(runs)) + "\n"
@@ -70,6 +65,20 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
 
     write_text_file(target, text)
     say(target)
+    return 0
+
+
+def _named_file(name: str, arguments: Namespace) -> int:
+    """Writes a run's model index or its samples to the file that the option names."""
+    from evalengine.report.export.model_index import write_model_index
+    from evalengine.report.export.samples_csv import write_samples
+    from evalengine.report.read.load import load_run
+
+    path = Path(arguments.model_index or arguments.samples)
+    _check(path)
+    write, what = (write_model_index, "result") if arguments.model_index else (write_samples, "sample")
+    count = write(load_run(name), path)
+    say(f"{path}: {count:,} {what}{'' if count == 1 else 's'}")
     return 0
 
 
@@ -113,6 +122,7 @@ def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
 
 
 def _check(target: Path) -> None:
+    """Raises `ConfigError` for a file that cannot be written where it is named."""
     with readable(f"report: -o {target}"):
         if target.is_dir():
             raise ConfigError(f"report: -o {target}: a folder; name a file in it, such as {target / 'report.html'}")
