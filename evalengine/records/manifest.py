@@ -189,7 +189,7 @@ def code_version() -> Code:
     package = Path(__file__).parents[1]
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     if not tracked:
-        return Code(version.__version__, os.environ.get("EVALENGINE_COMMIT"), None)
+        return Code(version.__version__, os.environ.get("EVALENGINE_COMMIT") or None, None)
     commit, status = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
     return Code(version.__version__, commit, None if status is None else bool(status))
 

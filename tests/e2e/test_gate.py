@@ -169,6 +169,25 @@ def test_the_github_action_gates_twice_in_one_workspace(project: Path) -> None:
     assert done.returncode == 0 and "::warning title=gate bitwise::baseline changed in this pull request" in done.stdout
 
 
+def test_the_action_takes_the_base_branch_as_it_is_now_or_as_the_checkout_brought_it(tmp_path: Path) -> None:
+    """A private repository refuses a fetch without credentials, which the checkout does not leave behind."""
+    steps = {step["name"]: step for step in snippet("action.yml")["runs"]["steps"] if "name" in step}
+    checkout = snippet("github.yaml")["jobs"]["gate"]["steps"][0]
+    assert checkout["with"] == {"persist-credentials": False, "fetch-depth": 0}
+    git = "git -c user.name=x -c user.email=x@y -c init.defaultBranch=main"
+    commit = f"{git} -C origin commit -q --allow-empty -m"
+    made = shell(f"{git} init -q origin && {commit} 1 && {git} clone -q origin here && {commit} 2", tmp_path)
+    assert made.returncode == 0, made.stderr
+
+    def fetched(branch: str) -> int:
+        return shell(steps["fetch the base branch"]["run"], tmp_path / "here", BASE=branch).returncode
+
+    assert fetched("main") == 0
+    assert shell("git log -1 --format=%s origin/main", tmp_path / "here").stdout == "2\n"
+    (tmp_path / "origin").rename(tmp_path / "private")
+    assert fetched("main") == 0 and fetched("") == 0 and fetched("other") != 0
+
+
 def test_the_gitlab_job(project: Path) -> None:
     """The job's script passes on an equal run, and its exit code for too few documents is allowed."""
     job = snippet("gitlab.yaml")["gate"]

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("evalengine", "conf", "kernels", "tasks", "pyproject.toml", "README.md", "LICENSE")
+ADDRESS = "https://git.example.org/us/evalengine"
 WEIGHTS = ROOT / "evalengine" / "assets" / "tinymath" / "model.safetensors"
+NOT_OURS = ("__pycache__", ".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "build", "dist")
+
+
+def built_from(source: Path, out: Path, *forms: str) -> Path:
+    """Builds a folder's sdist and of it the wheel, or the given forms of the folder itself; returns `out`."""
+    command = [sys.executable, "-m", "build", *forms, "--no-isolation", "--outdir", str(out)]
+    environment = {**os.environ, "EVALENGINE_REPOSITORY": ADDRESS}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a wheel and an sdist of a copy of the sources: the checkout stays clean, and links stay links."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-        else:
-            shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--sdist", "--no-isolation", "--outdir", str(out)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
-    return out
+    """The folder of the sdist of a copy of the checkout, which stays clean, and of the wheel made of that sdist."""
+    source = tmp_path_factory.mktemp("source") / "checkout"
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        runs = {name for name in names if name != "reference"} if Path(folder) == ROOT / "results" else set()
+        return runs | shutil.ignore_patterns(*NOT_OURS)(folder, names)
+
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    return built_from(source, tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +86,42 @@ def test_wheel_holds_every_file(wheel: Path) -> None:
 
 
 def test_sdist_holds_every_file(built: Path) -> None:
+    """The package, and beside it what the pages link to and what tests need."""
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    assert sorted(package_files() - held) == []
+    beside = {*ROOT.glob("*.md"), *ROOT.glob("Docker*"), ROOT / "Makefile", ROOT / ".ci" / "run", ROOT / "setup.py"}
+    for top in ("docs", "tests", "examples", "benchmarks", "results/reference", "conf", "tasks", "kernels", ".github"):
+        beside |= {file for file in (ROOT / top).rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    assert ROOT / "CHANGELOG.md" in beside and len(beside) > 700
+    assert sorted((package_files() | {file.relative_to(ROOT).as_posix() for file in beside}) - held) == []
+
+
+def test_links_hold_on_a_package_page(wheel: Path) -> None:
+    """Also in a wheel that is made of an sdist, which no longer knows the repository."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        made = message_from_string(archive.read(name).decode("utf-8"))
+    addresses = dict(value.split(", ") for value in made.get_all("Project-URL", []))
+    assert addresses["Repository"] == ADDRESS and addresses["Changelog"] == f"{ADDRESS}/blob/HEAD/CHANGELOG.md"
+    links = re.findall(r"\]\(([^)\s]+)\)", str(made.get_payload()))
+    assert len(links) > 20 and [link for link in links if not link.startswith("https://")] == []
+    ours = [link.removeprefix(ADDRESS).removeprefix("/blob/HEAD/").removeprefix("/raw/HEAD/") for link in links]
+    assert [link for link in ours if not link.startswith("http") and not (ROOT / link.partition("#")[0]).exists()] == []
+
+
+def test_the_image_is_made_of_the_same_package(wheel: Path, tmp_path: Path) -> None:
+    """What .dockerignore lets in is all that the package is built of."""
+    context = tmp_path / "context"
+    context.mkdir()
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for name in (line[1:] for line in lines if line.startswith("!")):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, context / name)
+    (image,) = built_from(context, tmp_path / "out", "--wheel").glob("*.whl")
+    assert zipfile.ZipFile(image).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
 def test_module_and_console_script_from_another_folder(site: Path, tmp_path: Path) -> None:
