@@ -42,7 +42,7 @@ EAGER_STEPS = 11
 
 
 @dataclass(frozen=True)
-class Workload:
+class StepShape:
     """Sequences of `tokens` tokens each, whose last `rows` are computed in this step. Tokens fill pages of 256."""
 
     name: str
@@ -52,11 +52,11 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("decode, batch 1, context 1024", 1, 1, 1024),
-    Workload("decode, batch 64, context 1024", 64, 1, 1024),
-    Workload("decode, batch 256, context 1024", 256, 1, 1024),
-    Workload("prefill of 1 x 8192 tokens", 1, 8192, 8192),
-    Workload("prefill of 8 x 1024 tokens", 8, 1024, 1024),
+    StepShape("decode, batch 1, context 1024", 1, 1, 1024),
+    StepShape("decode, batch 64, context 1024", 64, 1, 1024),
+    StepShape("decode, batch 256, context 1024", 256, 1, 1024),
+    StepShape("prefill of 1 x 8192 tokens", 1, 8192, 8192),
+    StepShape("prefill of 8 x 1024 tokens", 8, 1024, 1024),
 )
 
 
@@ -104,7 +104,7 @@ def randomize(model: DecoderForCausalLM, seed: int) -> None:
 class Step:
     """One mode's forward step on fixed inputs; a call gives (greedy ids int64 [n], logprobs float32 [n])."""
 
-    def __init__(self, mode: Mode, workload: Workload, pool: Tensor) -> None:
+    def __init__(self, mode: Mode, workload: StepShape, pool: Tensor) -> None:
         device, count, rows = mode.ops.device, workload.sequences, workload.rows
         generator = torch.Generator().manual_seed(workload.sequences + workload.rows)
 

@@ -11,7 +11,7 @@ from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
-    from benchmarks.report import Line, Report
+    from benchmarks.report import Line, Measurements
 
 BENCHES = ("matmul", "attention", "rows", "forward", "transformers")
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
@@ -34,7 +34,7 @@ def _run(arguments: Namespace, command: Sequence[str]) -> int:
     from benchmarks import report
     from evalengine.bench.environment import environment
 
-    collected = report.Report()
+    collected = report.Measurements()
     about = environment(command)
     for name in arguments.names:
         start = time.perf_counter()
@@ -49,7 +49,7 @@ def _run(arguments: Namespace, command: Sequence[str]) -> int:
     return 1 if collected.failures else 0
 
 
-def _lines(name: str, models: Sequence[str], collected: Report) -> Iterator[Line]:
+def _lines(name: str, models: Sequence[str], collected: Measurements) -> Iterator[Line]:
     """One benchmark's lines, as they are measured."""
     import torch
 

@@ -71,7 +71,7 @@ Line = Timing | Failure
 
 
 @dataclass
-class Report:
+class Measurements:
     """One run's lines, in order, and whatever explains them (profiles, backends), by name."""
 
     lines: list[Line] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Report:
         return [line for line in self.lines if isinstance(line, Timing) and line.passed is False]
 
 
-def write(report: Report, about: Mapping[str, Any], folder: Path, stem: str) -> tuple[Path, Path]:
+def write(report: Measurements, about: Mapping[str, Any], folder: Path, stem: str) -> tuple[Path, Path]:
     """Writes `<stem>-<gpu>.json` and `.md` into `folder`, which is made; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{stem}-{slug(about['gpu'])}"
@@ -107,7 +107,7 @@ def write_page(
     write_text_file(folder / f"{stem}.md", "\n".join([f"# {title}", "", method, "", *table, ""]))
 
 
-def markdown(report: Report, about: Mapping[str, Any]) -> str:
+def markdown(report: Measurements, about: Mapping[str, Any]) -> str:
     """The table, the environment above it, and the count of targets reached below."""
     libraries = ", ".join(f"{name} {version or 'absent'}" for name, version in about["libraries"].items())
     code = about["code"]
@@ -130,7 +130,7 @@ def table(lines: Iterable[Line]) -> list[str]:
     return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
 
 
-def summary(report: Report) -> str:
+def summary(report: Measurements) -> str:
     """One sentence: how many targets were reached, and how many lines have no time."""
     judged = [line for line in report.lines if isinstance(line, Timing) and line.target is not None]
     reached = len(judged) - len(report.missed)

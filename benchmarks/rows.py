@@ -34,7 +34,7 @@ SMALL, MIDDLE, LARGE = (shapes_of(name) for name in ("Qwen3-0.6B", "Qwen3-1.7B",
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RowShapes:
     """The shapes of one run. The defaults are those of three Qwen3 models, and a small vocabulary besides theirs."""
 
     rows: int = 8192
@@ -46,9 +46,9 @@ class Sizes:
     dtype: torch.dtype = torch.bfloat16
 
 
-def measure(timer: Timer, device: torch.device, sizes: Sizes | None = None) -> Iterator[Line]:
+def measure(timer: Timer, device: torch.device, sizes: RowShapes | None = None) -> Iterator[Line]:
     """Yields a line per kernel and shape."""
-    sizes = sizes or Sizes()
+    sizes = sizes or RowShapes()
     for what, case, build in _cases(sizes, device):
         yield from guarded(what, case, partial(_compare, what, case, build, timer, device))
         free_memory()
@@ -71,7 +71,7 @@ def _compare(what: str, case: str, build: Callable[[], RowCase], timer: Timer, d
     return [line]
 
 
-def _cases(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, str, Callable[[], RowCase]]]:
+def _cases(sizes: RowShapes, device: torch.device) -> Iterator[tuple[str, str, Callable[[], RowCase]]]:
     rows, dtype = sizes.rows, sizes.dtype
     for hidden in sizes.hidden:
         yield "rms_norm", f"{rows} x {hidden}", partial(row_cases.of_rms_norm, rows, hidden, dtype, device)
@@ -95,7 +95,7 @@ def _cases(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, str, Calla
     yield "KV write", case, partial(row_cases.of_store_kv, rows, heads, dtype, device)
 
 
-def _vocabulary_cases(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, str, Callable[[], RowCase]]]:
+def _vocabulary_cases(sizes: RowShapes, device: torch.device) -> Iterator[tuple[str, str, Callable[[], RowCase]]]:
     rows, small, large = sizes.rows, sizes.vocab[0], sizes.vocab[-1]
     for vocab in sizes.vocab:
         case = f"{rows} x {vocab} float32"

@@ -29,7 +29,7 @@ LARGEST_ERROR = 0.05  # norm of the difference of both sides' hidden states over
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RunShape:
     """The shape of a run: `rows` sequences of `tokens`, in the padded case every other one `padding` tokens shorter."""
 
     rows: int = 32
@@ -40,16 +40,16 @@ class Sizes:
     config: Mapping[str, Any] = field(default_factory=dict)  # fields of the models' published configs to change
 
 
-def measure(device: torch.device, models: Sequence[str], sizes: Sizes | None = None) -> Iterator[Line]:
+def measure(device: torch.device, models: Sequence[str], sizes: RunShape | None = None) -> Iterator[Line]:
     """Yields a line for each model, kind of attention and batch."""
-    sizes = sizes or Sizes()
+    sizes = sizes or RunShape()
     for model in models:
         for attention in ("sdpa", "eager"):
             yield from guarded(f"transformers, {attention}", model, partial(_compare, device, model, attention, sizes))
             free_memory()
 
 
-def _compare(device: torch.device, name: str, attention: str, sizes: Sizes) -> list[Line]:
+def _compare(device: torch.device, name: str, attention: str, sizes: RunShape) -> list[Line]:
     body = _model(device, name, attention, sizes)
     lines: list[Line] = []
     with torch.inference_mode():
@@ -63,7 +63,7 @@ def _compare(device: torch.device, name: str, attention: str, sizes: Sizes) -> l
     return lines
 
 
-def _model(device: torch.device, name: str, attention: str, sizes: Sizes) -> Any:
+def _model(device: torch.device, name: str, attention: str, sizes: RunShape) -> Any:
     """The body of a Qwen3 model of transformers with random weights."""
     from transformers import Qwen3Config, Qwen3Model
 
@@ -75,7 +75,7 @@ def _model(device: torch.device, name: str, attention: str, sizes: Sizes) -> Any
     return model.to(sizes.dtype).eval()
 
 
-def _cases(body: Any, sizes: Sizes, device: torch.device) -> dict[str, tuple[Callable[[], Tensor], float | None]]:
+def _cases(body: Any, sizes: RunShape, device: torch.device) -> dict[str, tuple[Callable[[], Tensor], float | None]]:
     """Batch -> its forward pass, and what SDPA may take in the mode."""
     rows, tokens = sizes.rows, sizes.tokens
     generator = torch.Generator().manual_seed(0)

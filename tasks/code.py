@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
-from evalengine.programs.limits import Limits
+from evalengine.programs.limits import ProgramLimits
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.instance import Response
@@ -75,9 +75,9 @@ class CodeTask(Templated):
         return f"{self.code(doc, text)}\n{self.target(doc)}"
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ProgramLimits:
         """The time and memory that a program may use."""
-        return Limits.of_seconds(self.config.code_timeout)
+        return ProgramLimits.of_seconds(self.config.code_timeout)
 
     def definition(self) -> dict[str, Any]:
         """Python's version and the limits. Verdicts depend on both: another Python may refuse a program, and other

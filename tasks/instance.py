@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from evalengine.programs.limits import Verdict
+from evalengine.programs.limits import ProgramVerdict
 
 OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
 OUTPUT_TYPES = get_args(OutputType)
@@ -43,4 +43,4 @@ class Response:
     text: str = ""  # what generate_until made, cut at the stop strings
     loglikelihood: float = 0.0  # set for loglikelihood and rolling requests only
     is_greedy: bool = False  # set for loglikelihood requests only
-    verdict: Verdict | None = None  # the verdict on the program in the text; None where none was run
+    verdict: ProgramVerdict | None = None  # the verdict on the program in the text; None where none was run

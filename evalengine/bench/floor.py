@@ -70,7 +70,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True)
-class Work:
+class LeastWork:
     """The least work that a workload asks of any model; the module's docstring defines the counts."""
 
     prompt_tokens: int
@@ -80,7 +80,7 @@ class Work:
     kv_tokens_read: int
 
 
-def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
+def work_of(requests: Sequence[Request], max_num_seqs: int) -> LeastWork:
     """The counts of this module's formula."""
     new, pairs = _new_tokens([_fed(r) for r in requests])
     # The decode steps of each request.
@@ -91,10 +91,10 @@ def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
     generations = sum(isinstance(r, GenerateRequest) for r in requests)
     scored = [r for r in requests if isinstance(r, ScoreRequest)]
     steps = max(max(outputs, default=0), -(-sum(outputs) // max_num_seqs))
-    return Work(sum(new), pairs, generations + _scored_prefixes(scored), steps, read)
+    return LeastWork(sum(new), pairs, generations + _scored_prefixes(scored), steps, read)
 
 
-def floor_seconds(work: Work, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
+def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
     """The floor in seconds. itemsize: bytes of a weight and of a number in the KV cache."""
     table = spec.vocab_size * spec.hidden_size
     body = spec.num_parameters - table * (1 if spec.tie_word_embeddings else 2)

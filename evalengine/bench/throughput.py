@@ -44,8 +44,8 @@ from typing import Any
 import torch
 
 from evalengine.bench.busy import gpu_busy_share
-from evalengine.bench.floor import Ceilings, Work, floor_seconds, measure_ceilings, work_of
-from evalengine.bench.timed_engine import Engine, Plan, Preset, Row, preset_settings
+from evalengine.bench.floor import Ceilings, LeastWork, floor_seconds, measure_ceilings, work_of
+from evalengine.bench.timed_engine import Preset, Row, ThroughputPlan, TimedEngine, preset_settings
 from evalengine.bench.timing import free_memory
 from evalengine.bench.workloads import Workload
 from evalengine.errors import ConfigError, EvalEngineError
@@ -68,7 +68,7 @@ class Measured:
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
-def measure(plan: Plan, measured: Measured, on_row: Callable[[Row | None], None]) -> None:
+def measure(plan: ThroughputPlan, measured: Measured, on_row: Callable[[Row | None], None]) -> None:
     """Fills `measured`; on_row is called after each row, and with None after anything else that changed it.
 
     A run that fails is written down, and the others go on.
@@ -88,7 +88,7 @@ def measure(plan: Plan, measured: Measured, on_row: Callable[[Row | None], None]
 # -- both modes of a preset ------------------------------------------------------------------------------------------
 
 
-def _preset_rows(preset: Preset, plan: Plan, ceilings: Ceilings, measured: Measured) -> Iterator[Row]:
+def _preset_rows(preset: Preset, plan: ThroughputPlan, ceilings: Ceilings, measured: Measured) -> Iterator[Row]:
     works = {w.name: work_of(w.requests, plan.max_num_seqs) for w in preset.workloads}
     pools = _pools(preset, plan)
     queue: list[Sequence[str]] = [plan.modes] if pools else [(mode,) for mode in plan.modes]
@@ -96,7 +96,7 @@ def _preset_rows(preset: Preset, plan: Plan, ceilings: Ceilings, measured: Measu
         modes = queue.pop(0)
         measured.arrangement[preset.name] = BY_TURNS if len(modes) > 1 else ONE_BY_ONE
         with ExitStack() as stack:
-            engines: list[Engine] = []
+            engines: list[TimedEngine] = []
             try:
                 for mode in modes:
                     engines.append(stack.enter_context(_started(preset, mode, plan, pools.get(mode))))
@@ -114,13 +114,13 @@ def _preset_rows(preset: Preset, plan: Plan, ceilings: Ceilings, measured: Measu
 def _workload_rows(
     preset: Preset,
     workload: Workload,
-    work: Work,
-    plan: Plan,
-    engines: Sequence[Engine],
+    work: LeastWork,
+    plan: ThroughputPlan,
+    engines: Sequence[TimedEngine],
     ceilings: Ceilings,
     measured: Measured,
 ) -> Iterator[Row]:
-    ready: list[Engine] = []
+    ready: list[TimedEngine] = []
     for engine in engines:
         with _written_down(measured, preset.name, workload.name, engine.mode):
             engine.warm_up(workload)
@@ -150,7 +150,7 @@ def _workload_rows(
                 }
 
 
-def _pools(preset: Preset, plan: Plan) -> dict[str, int]:
+def _pools(preset: Preset, plan: ThroughputPlan) -> dict[str, int]:
     """KV pages of each mode, as many as the workloads can use at once; empty if the modes come one after the other,
     which they do where such engines do not fit together."""
     if plan.one_by_one or len(plan.modes) == 1:
@@ -171,10 +171,10 @@ def _pools(preset: Preset, plan: Plan) -> dict[str, int]:
 
 
 @contextmanager
-def _started(preset: Preset, mode: str, plan: Plan, num_kv_blocks: int | None) -> Iterator[Engine]:
+def _started(preset: Preset, mode: str, plan: ThroughputPlan, num_kv_blocks: int | None) -> Iterator[TimedEngine]:
     print(f"bench: starting {preset.name}, {mode}", file=sys.stderr, flush=True)
     free_memory()  # An engine that could not be started may have left some.
-    engine = Engine(preset, mode, plan, num_kv_blocks)
+    engine = TimedEngine(preset, mode, plan, num_kv_blocks)
     try:
         yield engine
     finally:
@@ -197,7 +197,7 @@ def _write_down(error: Exception, measured: Measured, preset: str, workload: str
     print(f"bench: {preset}, {workload}, {mode}: {message}", file=sys.stderr, flush=True)
 
 
-def _profile(plan: Plan, measured: Measured) -> None:
+def _profile(plan: ThroughputPlan, measured: Measured) -> None:
     """Fills `gpu_busy_share` of the first preset's `random`, or else its first workload that generates in a batch."""
     preset = plan.presets[0]
     candidates = [w for w in preset.workloads if w.generates and len(w.requests) > 1]
@@ -214,7 +214,7 @@ def _profile(plan: Plan, measured: Measured) -> None:
                     row["gpu_busy_share"] = share
 
 
-def check_plan(preset: Preset, plan: Plan) -> None:
+def check_plan(preset: Preset, plan: ThroughputPlan) -> None:
     """Raises ConfigError now for settings that would be refused only after minutes of other presets."""
     problems: list[str] = []
     for mode in plan.modes:

@@ -15,7 +15,7 @@ from evalengine.util.command import Namespace
 if TYPE_CHECKING:
     from evalengine.bench.throughput import Measured
     from evalengine.bench.throughput_compare import Others
-    from evalengine.bench.timed_engine import Plan, Preset, Row
+    from evalengine.bench.timed_engine import Preset, Row, ThroughputPlan
 
 THROUGHPUT_MODELS = "shape:qwen3-0.6b,shape:qwen3-8b"  # as --models takes them
 LEAST_MODEL_LEN = 4096  # tokens that the engine is set up for at least, if the model takes as many
@@ -53,9 +53,9 @@ def main(arguments: Namespace) -> int:
     return 1 if measured.failures or throughput_report.differing_digests(measured.rows) else 0
 
 
-def _plan(arguments: Namespace) -> Plan:
+def _plan(arguments: Namespace) -> ThroughputPlan:
     """Every model and workload, found and checked before the first is measured."""
-    from evalengine.bench.timed_engine import Plan
+    from evalengine.bench.timed_engine import ThroughputPlan
     from evalengine.bench.workload_files import workload_files
     from evalengine.bench.workloads import IN_CODE
 
@@ -67,7 +67,7 @@ def _plan(arguments: Namespace) -> Plan:
         raise ConfigError(f"--workloads {unknown[0]}: there is no such workload; {cure}")
     alone = [_preset(path, chosen, files, arguments) for path in arguments.models]
     presets = [_shared(preset, ranks) for preset in alone for ranks in arguments.tensor_parallel_sizes]
-    return Plan(
+    return ThroughputPlan(
         presets,
         modes=arguments.modes,
         rounds=arguments.rounds,

@@ -35,7 +35,7 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ThroughputPlan:
     presets: list[Preset]
     modes: Sequence[str] = MODES
     rounds: int = 1
@@ -45,10 +45,10 @@ class Plan:
     profile: bool = True
 
 
-class Engine:
+class TimedEngine:
     """One mode of one preset, loaded; `held` is the GPU memory that it holds, in bytes."""
 
-    def __init__(self, preset: Preset, mode: str, plan: Plan, num_kv_blocks: int | None) -> None:
+    def __init__(self, preset: Preset, mode: str, plan: ThroughputPlan, num_kv_blocks: int | None) -> None:
         before, started = _allocated(), time.perf_counter()
         config = engine_config(preset, plan, num_kv_blocks)
         self.mode = mode
@@ -104,7 +104,7 @@ class Engine:
         }
 
 
-def engine_config(preset: Preset, plan: Plan, num_kv_blocks: int | None) -> EngineConfig:
+def engine_config(preset: Preset, plan: ThroughputPlan, num_kv_blocks: int | None) -> EngineConfig:
     """The engine's configuration. num_kv_blocks None: as the engine plans it."""
     return EngineConfig(
         max_model_len=preset.max_model_len,
@@ -125,7 +125,7 @@ def digest(outputs: Sequence[RequestOutput]) -> str:
     return sha256.hexdigest()
 
 
-def preset_settings(preset: Preset, mode: str, plan: Plan) -> Settings:
+def preset_settings(preset: Preset, mode: str, plan: ThroughputPlan) -> Settings:
     """The settings with which the mode's engine would run."""
     return resolve_settings(engine_config(preset, plan, None), mode == "invariant", "auto", preset.checkpoint.spec)
 

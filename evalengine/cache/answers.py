@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from evalengine.cache.store import Entry
+from evalengine.cache.store import StoredAnswer
 from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.records.schema import packed_ids
 
 
-def entry_of(request: Request, output: RequestOutput) -> Entry:
+def entry_of(request: Request, output: RequestOutput) -> StoredAnswer:
     """The entry that keeps an answer, which must not have failed."""
     assert output.error is None and output.logprobs.dtype == np.float32
-    entry = Entry(output.logprobs.astype("<f4").tobytes(), output.finish_reason.encode(), output.is_greedy)
+    entry = StoredAnswer(output.logprobs.astype("<f4").tobytes(), output.finish_reason.encode(), output.is_greedy)
     if isinstance(request, GenerateRequest):
         text = output.text.encode("utf-8", "surrogatepass")
         entry = replace(entry, token_ids=packed_ids(output.token_ids), text=text)
@@ -26,7 +26,7 @@ def entry_of(request: Request, output: RequestOutput) -> Entry:
     return entry
 
 
-def answer_of(request: Request, entry: Entry, expected: ExpectedAnswer) -> RequestOutput | None:
+def answer_of(request: Request, entry: StoredAnswer, expected: ExpectedAnswer) -> RequestOutput | None:
     """The answer that an entry keeps; None for an entry that cannot be this request's answer."""
     scored = None if isinstance(request, GenerateRequest) else request.continuation_ids
     if (scored is None) != (entry.token_ids is not None):
@@ -57,7 +57,7 @@ def _lists(top: Top) -> tuple[list[list[int]], list[list[float]]]:
     return top[0].tolist(), top[1].tolist()
 
 
-def _top(entry: Entry, tokens: int) -> Top | None:
+def _top(entry: StoredAnswer, tokens: int) -> Top | None:
     """The alternatives of each token. Raises ValueError if they make no table."""
     if entry.top_ids is None or entry.top_logprobs is None:
         return None

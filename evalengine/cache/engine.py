@@ -13,7 +13,7 @@ from typing import Any
 
 from evalengine.cache.answers import answer_of, entry_of
 from evalengine.cache.keys import Computer, Keys
-from evalengine.cache.store import Entry, Lookup, Store, cure
+from evalengine.cache.store import Lookup, Store, StoredAnswer, cure
 from evalengine.engine.answering import Answering, OnStep
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
@@ -150,7 +150,7 @@ class CachedEngine:
         return sorted(hits, key=drawn)[: math.ceil(self._audit * len(hits))] if self._audit else []
 
     def _computed(self, requests: list[Request], on_step: OnStep) -> Iterator[RequestOutput]:
-        waiting: list[tuple[bytes, Entry]] = []
+        waiting: list[tuple[bytes, StoredAnswer]] = []
         last = time.monotonic()
         try:
             for output in self._engine.run(requests, on_step):
@@ -169,7 +169,7 @@ class CachedEngine:
         finally:  # an interrupted run also keeps what it computed
             self._keep(waiting)
 
-    def _forget(self, keys: set[bytes], waiting: list[tuple[bytes, Entry]]) -> None:
+    def _forget(self, keys: set[bytes], waiting: list[tuple[bytes, StoredAnswer]]) -> None:
         """Deletes the answers of a machine that is in doubt."""
         waiting[:] = [(key, entry) for key, entry in waiting if key not in keys]
         if self.counts.read_only or self.counts.failed is not None:
@@ -179,7 +179,7 @@ class CachedEngine:
         except sqlite3.Error as error:
             self._fail(error)
 
-    def _keep(self, waiting: list[tuple[bytes, Entry]]) -> None:
+    def _keep(self, waiting: list[tuple[bytes, StoredAnswer]]) -> None:
         """Writes the batch and empties it."""
         batch = waiting[:]
         waiting.clear()

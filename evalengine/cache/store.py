@@ -55,7 +55,7 @@ def cure(error: Exception) -> str:
 
 
 @dataclass  # not frozen, as `RequestRecord`
-class Entry:
+class StoredAnswer:
     """One kept answer, its arrays as little-endian bytes. A score's entry has no token ids: its request has them."""
 
     logprobs: bytes  # float32 [tokens]
@@ -77,7 +77,7 @@ class Entry:
 class Lookup:
     """The entries that are kept under some keys."""
 
-    entries: dict[bytes, Entry] = field(default_factory=dict)
+    entries: dict[bytes, StoredAnswer] = field(default_factory=dict)
     corrupt: list[bytes] = field(default_factory=list)  # keys whose entries fail their own hash
 
 
@@ -150,7 +150,7 @@ class Store:
         return lookup
 
     def put(
-        self, facts: Mapping[str, Any], entries: Sequence[tuple[bytes, Entry]], replace: Iterable[bytes] = ()
+        self, facts: Mapping[str, Any], entries: Sequence[tuple[bytes, StoredAnswer]], replace: Iterable[bytes] = ()
     ) -> None:
         """Keeps answers of one model, all or none. facts: what computed them, shown by `evalengine cache`; they need a
         "name". An entry that is there already stays, unless its key is among `replace`."""
@@ -322,15 +322,15 @@ def _facts(value: Any) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _content(entry: Entry) -> tuple[Any, ...]:
+def _content(entry: StoredAnswer) -> tuple[Any, ...]:
     return tuple(getattr(entry, name) for name in _CONTENT.split(", "))
 
 
-def _entry(content: Sequence[Any]) -> Entry | None:
+def _entry(content: Sequence[Any]) -> StoredAnswer | None:
     """The entry that a row holds; None if a value is of another type than was written."""
     token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_logprobs = content
     if not type(logprobs) is type(finish_reason) is type(text) is bytes or is_greedy not in (0, 1):
         return None
     if not {type(token_ids), type(top_ids), type(top_logprobs)} <= {bytes, type(None)}:
         return None
-    return Entry(logprobs, finish_reason, bool(is_greedy), token_ids, text, top_ids, top_logprobs)
+    return StoredAnswer(logprobs, finish_reason, bool(is_greedy), token_ids, text, top_ids, top_logprobs)

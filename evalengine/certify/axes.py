@@ -14,9 +14,9 @@ from evalengine.certify.cases import Case
 from evalengine.certify.schedules import (
     ASKED,
     LARGE,
+    ReferenceWorkload,
     Skip,
     Variant,
-    Workload,
     asking,
     context,
     filled_pages,
@@ -32,11 +32,11 @@ from evalengine.engine.request import GenerateRequest, SamplingParams, ScoreRequ
 BATCHES = (1, 2, 3, 8, 64, 256, 512)
 BUDGETS = (17, 64, 100, 1000, 8192)
 PAGES = (16, 64, 256)
-Axis = Callable[[Workload], Iterator[Variant | Skip]]
+Axis = Callable[[ReferenceWorkload], Iterator[Variant | Skip]]
 _SEVERAL: dict[str, Any] = {"happened": lambda stats: stats.largest_batch > 1, "wanted": "several requests in a step"}
 
 
-def batch(work: Workload) -> Iterator[Variant | Skip]:
+def batch(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Sequences in a step."""
     for size in BATCHES:
         if size <= len(work.cases):
@@ -45,14 +45,14 @@ def batch(work: Workload) -> Iterator[Variant | Skip]:
             yield Variant(f"max_num_seqs={size}", cases, settings, **largest_batch(min(size, num_sequences(cases))))
 
 
-def order(work: Workload) -> Iterator[Variant | Skip]:
+def order(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """The same requests shuffled."""
     for seed in range(2, 2 + work.effort.orders):
         cases = shuffled(work.cases, seed)
         yield Variant(f"order {seed}", cases, {"max_num_seqs": 64}, **_SEVERAL)
 
 
-def neighbours(work: Workload) -> Iterator[Variant | Skip]:
+def neighbours(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Other requests beside them: kernels that size their tiles by the longest query change an unrelated row."""
     rng = random.Random(3)
     for length in work.effort.neighbours:
@@ -67,14 +67,14 @@ def neighbours(work: Workload) -> Iterator[Variant | Skip]:
         yield Variant(f"neighbours of {length} tokens", mixed, settings, **_SEVERAL)
 
 
-def chunks(work: Workload) -> Iterator[Variant | Skip]:
+def chunks(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Tokens in a step: chunk borders inside pages and inside the KV chunks of the attention."""
     for budget in BUDGETS:
         settings = {"max_num_seqs": 64, "max_num_batched_tokens": budget}
         yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings, **largest_step(budget))
 
 
-def prefix(work: Workload) -> Iterator[Variant | Skip]:
+def prefix(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """The prefix cache: off, cold, warm, and hit inside a page."""
     off = {"enable_prefix_caching": False}
     yield Variant(
@@ -87,7 +87,7 @@ def prefix(work: Workload) -> Iterator[Variant | Skip]:
     yield _inside_a_page(work)
 
 
-def preemption(work: Workload) -> Iterator[Variant | Skip]:
+def preemption(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """A pool so small that running sequences lose their pages and are computed again."""
     generations = sorted((case for case in work.cases if case.new_tokens > 1), key=lambda case: -len(case.prompt) % 16)
     pool = filled_pages(generations, 16)
@@ -111,13 +111,13 @@ def preemption(work: Workload) -> Iterator[Variant | Skip]:
     )
 
 
-def pages(work: Workload) -> Iterator[Variant | Skip]:
+def pages(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Tokens in a KV page."""
     for size in PAGES:
         yield Variant(f"block_size={size}", work.cases, {"block_size": size, "max_num_batched_tokens": 1000})
 
 
-def decode(work: Workload) -> Iterator[Variant | Skip]:
+def decode(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Prefill against decode: what was generated is scored, and what is scored is fed one token a step."""
     scores = []
     for case in work.cases:
@@ -129,24 +129,24 @@ def decode(work: Workload) -> Iterator[Variant | Skip]:
     yield Variant("one token a step", work.some(one), one, **largest_step(1))
 
 
-def asked(work: Workload) -> Iterator[Variant | Skip]:
+def asked(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """The number of alternatives reported changes no logprob."""
     yield Variant(f"logprobs={ASKED}", [replace(case, request=asking(case.request)) for case in work.cases])
 
 
-def ids(work: Workload) -> Iterator[Variant | Skip]:
+def ids(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Other request ids."""
     cases = [replace(c, request=replace(c.request, request_id=10**9 - 7919 * i)) for i, c in enumerate(work.cases)]
     yield Variant("other request ids", cases)
 
 
-def nan(work: Workload) -> Iterator[Variant | Skip]:
+def nan(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """A KV pool that starts as NaN: no slot past a sequence's end is ever read into arithmetic."""
     for size in PAGES:
         yield Variant(f"block_size={size}", work.cases, {"block_size": size}, nan_pool=True)
 
 
-def threads(work: Workload) -> Iterator[Variant | Skip]:
+def threads(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """CPU threads."""
     if work.device_type != "cpu":
         yield Skip("an axis of the CPU")
@@ -155,7 +155,7 @@ def threads(work: Workload) -> Iterator[Variant | Skip]:
         yield Variant(f"num_threads={number}", work.cases, {"num_threads": number})
 
 
-def graphs(work: Workload) -> Iterator[Variant | Skip]:
+def graphs(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """CUDA graphs against eager launches; in two passes, as a graph is captured when its size is met again."""
     if not work.has_graphs:
         yield Skip("this level has no CUDA graphs on this device: every step is launched eagerly")
@@ -172,7 +172,7 @@ def graphs(work: Workload) -> Iterator[Variant | Skip]:
         yield Variant(f"graphs, max_num_seqs={size}", cases, settings, passes=2, **replayed)
 
 
-def tensor_parallel(work: Workload) -> Iterator[Variant | Skip]:
+def tensor_parallel(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Ranks that share the model: each has other columns of every product, other heads and other token ids."""
     if not work.ranks:
         yield Skip("there is no other number of devices here that could share this model")
@@ -184,7 +184,7 @@ def tensor_parallel(work: Workload) -> Iterator[Variant | Skip]:
         yield Variant(f"tensor_parallel_size={ranks}, {listing(one)}", work.some(one), one, ranks=ranks)
 
 
-def busy(work: Workload) -> Iterator[Variant | Skip]:
+def busy(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Another process on the same GPU: a kernel stopped in its middle goes on where it was."""
     if work.device_type != "cuda":
         yield Skip("an axis of the GPU")
@@ -193,7 +193,7 @@ def busy(work: Workload) -> Iterator[Variant | Skip]:
     yield Variant("a busy neighbour", work.cases, settings, passes=4, busy=True, **_SEVERAL)
 
 
-def mixed(work: Workload) -> Iterator[Variant | Skip]:
+def mixed(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """All of it at once, at random, for as long as the caller asks."""
     for number in count(1):
         rng = random.Random(number)
@@ -207,7 +207,7 @@ def mixed(work: Workload) -> Iterator[Variant | Skip]:
         yield Variant(f"random {number}: {listing(settings)}", cases, settings, nan_pool=rng.random() < 0.5)
 
 
-def restart(work: Workload) -> Iterator[Variant | Skip]:
+def restart(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Another process."""
     yield Variant("a new process", work.cases, new_process=True)
 
@@ -222,7 +222,7 @@ AXES: dict[str, Axis] = {
 }
 
 
-def control(work: Workload) -> Iterator[Variant | Skip]:
+def control(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """The schedules of the negative control: what an ordinary engine's bits depend on."""
     one = {"max_num_seqs": 3, "max_num_batched_tokens": 100}
     yield Variant("all at once", work.cases, {"max_num_seqs": 512, "max_num_batched_tokens": LARGE})
@@ -230,7 +230,7 @@ def control(work: Workload) -> Iterator[Variant | Skip]:
     yield Variant("small chunks", work.some(one), one)
 
 
-def _inside_a_page(work: Workload) -> Variant:
+def _inside_a_page(work: ReferenceWorkload) -> Variant:
     """Runs, before each case, a request that shares its first tokens up to inside a page of 16; each is alone in its
     batch."""
     settings = {"max_num_seqs": 1, "block_size": 16, "max_num_batched_tokens": LARGE}

@@ -17,7 +17,7 @@ from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Answer, Tally
 from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.run import alone, together
-from evalengine.certify.schedules import Skip, Variant, Workload
+from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.certify.subject import Subject
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
@@ -167,7 +167,7 @@ class Prover:
             )
             return control_result, others
 
-    def _workload(self, llm: LLM) -> Workload:
+    def _workload(self, llm: LLM) -> ReferenceWorkload:
         started = time.perf_counter()
         reference = alone(llm, self.cases)
         _say(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
@@ -176,9 +176,9 @@ class Prover:
         has_graphs = llm.runner.ops.capturable
         sizes = (settings.max_model_len, llm.spec.vocab_size)
         ranks = _other_ranks(llm) if settings.numerics != "fast" else []
-        return Workload(self.cases, reference, self.effort, *sizes, settings.device.type, has_graphs, ranks)
+        return ReferenceWorkload(self.cases, reference, self.effort, *sizes, settings.device.type, has_graphs, ranks)
 
-    def _axis(self, name: str, variants: Iterator[Variant | Skip], work: Workload, llm: LLM) -> AxisResult:
+    def _axis(self, name: str, variants: Iterator[Variant | Skip], work: ReferenceWorkload, llm: LLM) -> AxisResult:
         result = AxisResult(name)
         with ExitStack() as others:
             for variant in variants:
@@ -209,7 +209,7 @@ class Prover:
     def _enough(self, last: AxisResult) -> bool:
         return _merged(axis.tally for axis in [*self.results, last]).logprobs >= self.logprobs_wanted
 
-    def _trial(self, name: str, variant: Variant, work: Workload, llm: LLM) -> Trial:
+    def _trial(self, name: str, variant: Variant, work: ReferenceWorkload, llm: LLM) -> Trial:
         started = time.perf_counter()
         if variant.new_process:
             stats, answers = EngineStats(), in_a_new_process(self.subject, variant.cases)

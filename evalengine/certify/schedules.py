@@ -17,7 +17,7 @@ ASKED = 5  # the logprobs reported for each position on the axis `asked`
 
 
 @dataclass(frozen=True)
-class Workload:
+class ReferenceWorkload:
     """The requests, and the answer of each one alone."""
 
     cases: list[Case]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from evalengine.cluster.leases import lease_size, most_in_hand
 from evalengine.cluster.pool import Event, Pool
-from evalengine.cluster.replica import Orders, ReplicaFacts, Report
+from evalengine.cluster.replica import Orders, ReplicaFacts, ReplicaReport
 from evalengine.cluster.roster import Roster
 from evalengine.cluster.work import Work
 from evalengine.engine.request import Request, RequestOutput
@@ -116,7 +116,7 @@ class Dispatch:
                 return
         self._work.join(name, facts.where)
 
-    def _take(self, name: str, report: Report) -> Iterator[RequestOutput]:
+    def _take(self, name: str, report: ReplicaReport) -> Iterator[RequestOutput]:
         self._roster.members[name].stats = report.stats
         if report.run != self._run or name not in self._work.holders:
             return

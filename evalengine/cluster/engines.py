@@ -21,14 +21,14 @@ from evalengine.cluster.session import ray_session
 from evalengine.cluster.settings import Share, cluster_share, local_replicas, local_share
 from evalengine.cluster.work import Work
 from evalengine.config.schema import Config, ModelConfig
-from evalengine.engine.answering import OnStep, Provenance
+from evalengine.engine.answering import EngineFacts, OnStep
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits, check_requests
+from evalengine.engine.submission import RequestLimits, check_requests
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn
 
@@ -136,7 +136,7 @@ class RayEngines:
         return self.first.settings
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         """The first replica's limits for requests."""
         return self.first.limits
 
@@ -158,12 +158,12 @@ class RayEngines:
     def load(self) -> None:
         """Does nothing, for the same reason."""
 
-    def facts(self) -> Provenance:
+    def facts(self) -> EngineFacts:
         """What answers depend on: the first replica's machine, which the others are like, and who they are. The
         weights' hash is that of the driver's files, which every other machine has as well."""
         first = self.first
         cluster = {"cluster": self.roster.facts(), "hardware": asdict(first.hardware)}
-        return Provenance(self._weights.result(), first.gpu_architecture, first.libraries, cluster)
+        return EngineFacts(self._weights.result(), first.gpu_architecture, first.libraries, cluster)
 
     @property
     def stats(self) -> EngineStats:

@@ -10,7 +10,7 @@ from evalengine.engine.request import GenerateRequest, Request
 
 
 @dataclass(frozen=True)
-class Unit:
+class LeaseUnit:
     """Requests that one replica answers: one generation, or all scores after one context, which is computed once."""
 
     requests: tuple[Request, ...]
@@ -24,7 +24,7 @@ def cost(request: Request) -> int:
     return len(request.context_ids) + len(request.continuation_ids)
 
 
-def in_lease_order(requests: Iterable[Request], page: int) -> list[Unit]:
+def in_lease_order(requests: Iterable[Request], page: int) -> list[LeaseUnit]:
     """The units in the order in which they are handed out.
 
     Units that begin with the same pages of `page` tokens stand together, so that a lease, which is cut from this order,
@@ -44,10 +44,10 @@ def in_lease_order(requests: Iterable[Request], page: int) -> list[Unit]:
     return [units[place] for place in places]
 
 
-class Pending:
+class Unleased:
     """The units that no replica has been given yet."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, units: Sequence[LeaseUnit]) -> None:
         self._units = deque(units)
         self.num_requests = sum(len(unit.requests) for unit in units)
 
@@ -75,7 +75,7 @@ def most_in_hand(left: int, replicas: int, most: int) -> int:
     return min(most, -(-left // max(1, replicas)))
 
 
-def _units(requests: Iterable[Request]) -> list[Unit]:
+def _units(requests: Iterable[Request]) -> list[LeaseUnit]:
     contexts: dict[tuple[int, ...], list[Request]] = {}
     groups: list[list[Request]] = []
     for request in requests:
@@ -86,7 +86,7 @@ def _units(requests: Iterable[Request]) -> list[Unit]:
         if not group:
             groups.append(group)
         group.append(request)
-    return [Unit(tuple(group), sum(map(cost, group))) for group in groups]
+    return [LeaseUnit(tuple(group), sum(map(cost, group))) for group in groups]
 
 
 def _page_chain(ids: list[int], page: int) -> list[int]:
@@ -97,7 +97,7 @@ def _page_chain(ids: list[int], page: int) -> list[int]:
     return chain
 
 
-def _ranks(units: Sequence[Unit], groups: Sequence[int]) -> dict[int, tuple[int, int]]:
+def _ranks(units: Sequence[LeaseUnit], groups: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Each group's sort key: the longest unit first; among groups with equally long units, the earlier group."""
     longest: dict[int, int] = {}
     first: dict[int, int] = {}

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evalengine import version
-from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, ReplicaSpec, Report, tokenizer_sha256
+from evalengine.cluster.replica import (
+    Orders,
+    Refusal,
+    Replica,
+    ReplicaFacts,
+    ReplicaReport,
+    ReplicaSpec,
+    tokenizer_sha256,
+)
 from evalengine.cluster.settings import Share
 from evalengine.engine.load.loader import Checkpoint, Stamp
 from evalengine.models.spec import ModelSpec, dtype_name
@@ -28,7 +36,7 @@ class Event:
     kind: Literal["joined", "refused", "lost", "report"]
     name: str
     facts: ReplicaFacts | None = None
-    report: Report | None = None
+    report: ReplicaReport | None = None
     why: str = ""
     problems: tuple[str, ...] = ()  # why settings cannot be honoured, if that is why it was refused
 
@@ -152,7 +160,7 @@ class Pool:
             member.doing = "wait"
         else:
             member.doing = "idle"
-            assert isinstance(result, Report)
+            assert isinstance(result, ReplicaReport)
             if result.failure is not None:
                 yield self._lost(member, result.failure.strip().split("\n")[-1], result.failure)
             else:

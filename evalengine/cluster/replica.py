@@ -22,7 +22,7 @@ from evalengine.engine.load.loader import Stamp, resolve_checkpoint, weights_fin
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits
+from evalengine.engine.submission import RequestLimits
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
@@ -51,7 +51,7 @@ class ReplicaFacts:
     pid: int
     devices: tuple[str, ...]  # Ray's numbers of its GPUs; none on a CPU
     settings: Settings
-    limits: Limits
+    limits: RequestLimits
     kernels_verdict: dict[str, Any] | None
     contract_version: int
     spec: ModelSpec
@@ -94,7 +94,7 @@ class Orders:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReplicaReport:
     """What finished since the last report."""
 
     run: int
@@ -170,7 +170,7 @@ class Replica:
         """SHA-256 of the weight files on this machine; reads all of them."""
         return weights_fingerprint(self.llm.checkpoint)
 
-    def exchange(self, orders: Orders) -> Report:
+    def exchange(self, orders: Orders) -> ReplicaReport:
         """Takes a lease, waits a little, and reports what has finished. Returns at once if nothing is left to do."""
         with self._changed:
             if orders.run != self._run or orders.halt:
@@ -184,7 +184,7 @@ class Replica:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._outputs or self._failure or not self._open, orders.seconds)
             outputs, self._outputs = self._outputs, []
-            return Report(self._run, outputs, replace(self.llm.stats), self._failure)
+            return ReplicaReport(self._run, outputs, replace(self.llm.stats), self._failure)
 
     def reset_prefix_cache(self) -> None:
         """Ends the current run, then empties the prefix cache."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from evalengine.cluster.audit import is_same, verdict
-from evalengine.cluster.leases import Pending, in_lease_order
+from evalengine.cluster.leases import Unleased, in_lease_order
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import DoubtedAnswersError, EvalEngineError
 
@@ -52,7 +52,7 @@ class Work:
         self._items = {request.request_id: _Item(request) for request in requests}
         for number in audited:
             self._items[number].wanted = 2
-        self._pending = Pending(in_lease_order(requests, page))
+        self._pending = Unleased(in_lease_order(requests, page))
         self._again: dict[int, None] = {}  # requests that need one more replica, in order
         self._left = len(self._items)
         self._answered_by: dict[int, list[str]] = {}  # request -> where its answer was computed

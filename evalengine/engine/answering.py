@@ -13,7 +13,7 @@ from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits
+from evalengine.engine.submission import RequestLimits
 from evalengine.models.spec import ModelSpec
 from evalengine.util.libraries import installed_libraries
 
@@ -21,7 +21,7 @@ OnStep = Callable[[EngineStats], None] | None
 
 
 @dataclass(frozen=True)
-class Provenance:
+class EngineFacts:
     """What answers can depend on besides the settings and the spec, where they are computed."""
 
     weights_sha256: str
@@ -30,7 +30,7 @@ class Provenance:
     cluster: dict[str, Any] = field(default_factory=dict)  # the manifest's facts about replicas; {} without them
 
     @classmethod
-    def here(cls, checkpoint: Checkpoint, device: torch.device) -> Provenance:
+    def here(cls, checkpoint: Checkpoint, device: torch.device) -> EngineFacts:
         """That of this process. Reads all weight files, unless they have been hashed already."""
         return cls(weights_fingerprint(checkpoint), gpu_architecture(device), installed_libraries())
 
@@ -49,7 +49,7 @@ class Answering(Protocol):
     @property
     def checkpoint(self) -> Checkpoint: ...
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> RequestLimits: ...
     @property
     def stats(self) -> EngineStats: ...
     @property
@@ -61,7 +61,7 @@ class Answering(Protocol):
 
     def load(self) -> None: ...
 
-    def facts(self) -> Provenance: ...
+    def facts(self) -> EngineFacts: ...
 
     def reset_prefix_cache(self) -> None: ...
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from evalengine.config.schema import EngineConfig
-from evalengine.engine.answering import OnStep, Provenance
+from evalengine.engine.answering import EngineFacts, OnStep
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import resolve_settings
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits
+from evalengine.engine.submission import RequestLimits
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,17 +47,17 @@ class DeferredLLM:
             self._llm = LLM(self.checkpoint, **self._mode, engine=self.config)
         return self._llm
 
-    def facts(self) -> Provenance:
+    def facts(self) -> EngineFacts:
         """What answers depend on here; loads nothing, but may read all weight files for their hash."""
-        return Provenance.here(self.checkpoint, self.settings.device)
+        return EngineFacts.here(self.checkpoint, self.settings.device)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         """The bounds of the requests that can run, as far as they are known."""
         if self._llm is not None:
             return self._llm.limits
         length, size, pages = self.settings.max_model_len, self.settings.block_size, self.num_kv_blocks or ANY_POOL
-        return Limits(length, self.spec.vocab_size, size, pages, self.tokenizer is not None)
+        return RequestLimits(length, self.spec.vocab_size, size, pages, self.tokenizer is not None)
 
     @property
     def num_kv_blocks(self) -> int | None:

@@ -17,7 +17,7 @@ import torch
 
 from evalengine.config.arguments import shown
 from evalengine.config.schema import EngineConfig, ModelConfig
-from evalengine.engine.execute.batch import NextToken, Scores
+from evalengine.engine.execute.batch import NextToken, ScoredTokens
 from evalengine.engine.execute.model_runner import Launched
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
@@ -227,7 +227,7 @@ class Engine(LoadedModel):
         self.scheduler.finish(seq)
         return [seq.output()]
 
-    def _take_scores(self, result: Scores) -> list[RequestOutput]:
+    def _take_scores(self, result: ScoredTokens) -> list[RequestOutput]:
         """Notes some positions' target logprobs; returns the outputs of the requests that they complete."""
         seq = result.seq
         complete = seq.take(result.positions, result.greedy_ids, result.logprobs, result.top, result.error)

@@ -13,7 +13,7 @@ import torch
 from evalengine.config.arguments import no_model
 from evalengine.config.schema import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.config.shipped import shipped_model
-from evalengine.engine.answering import Provenance
+from evalengine.engine.answering import EngineFacts
 from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.execute.parallel.group import share_memory, slot_bytes
@@ -23,7 +23,7 @@ from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits
+from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
@@ -117,10 +117,10 @@ class LoadedModel:
         return self._kernels_verdicts[self.settings.block_size]
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         """The bounds of the requests that can run."""
         settings, has_tokenizer = self.settings, self.tokenizer is not None
-        return Limits(
+        return RequestLimits(
             settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
         )
 
@@ -132,9 +132,9 @@ class LoadedModel:
     def load(self) -> None:
         """Does nothing, for the same reason."""
 
-    def facts(self) -> Provenance:
+    def facts(self) -> EngineFacts:
         """What answers depend on here. Reads all weight files, unless they have been hashed already."""
-        return Provenance.here(self.checkpoint, self.settings.device)
+        return EngineFacts.here(self.checkpoint, self.settings.device)
 
     def _reconfigure(self, schedule: dict[str, Any]) -> None:
         """Builds the pool anew under other settings; the settings of before come back if that fails (ConfigError)."""

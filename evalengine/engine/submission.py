@@ -22,7 +22,7 @@ MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """The sizes of model, settings and pool that bound a request."""
 
     max_model_len: int  # tokens
@@ -33,7 +33,9 @@ class Limits:
 
 
 def check_requests(
-    requests: SequenceOf[Request], limits: Limits, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
+    requests: SequenceOf[Request],
+    limits: RequestLimits,
+    name: Callable[[Request], str] = lambda r: f"request {r.request_id}",
 ) -> None:
     """Raises ConfigError that names every request that can never run, before any request does."""
     strangers = [r for r in requests if not isinstance(r, GenerateRequest | ScoreRequest)]
@@ -61,7 +63,7 @@ def refused(problems: list[str]) -> ConfigError:
     return ConfigError(first_of(problems, MAX_LISTED))
 
 
-def _problem(request: Request, limits: Limits, known_context: bool) -> str | None:
+def _problem(request: Request, limits: RequestLimits, known_context: bool) -> str | None:
     """Why the request can never run; None if it can.
 
     known_context: whether its context's token ids have been found to be in the vocabulary.

@@ -36,7 +36,7 @@ class _Row:
     computation: Computation
 
 
-class Recorder:
+class ComputationRecorder:
     """Collects `computations` of the positions of one request, and `ops`, while `listening`."""
 
     def __init__(self, request: Request, keep: Sequence[int] = ()) -> None:

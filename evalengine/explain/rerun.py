@@ -22,7 +22,7 @@ from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprin
 from evalengine.engine.load.shards import weight_files
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.explain.record import Recorder, in_order
+from evalengine.explain.record import ComputationRecorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.progress import RunProgress
@@ -70,7 +70,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         plan = build_plan(config, tasks, llm)
         check_prompts(side.label, side.run.identity, plan)
         item = next(planned for planned in plan.requests if planned.key == key)
-        recorder = Recorder(item.request, keep)
+        recorder = ComputationRecorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)
         weights = side.run.identity["weights"] if same_model else weights_fingerprint(checkpoint)
         settings = {**engine_settings(llm), "seed": config.seed, "weights": weights}
@@ -109,7 +109,9 @@ def _configuration(side: Side) -> Config:
     return replace(config, engine=engine, cluster=ClusterConfig())
 
 
-def _run(llm: LLM, plan: Plan, item: HarnessRequest, recorder: Recorder, side: Side, progress: bool) -> RequestOutput:
+def _run(
+    llm: LLM, plan: Plan, item: HarnessRequest, recorder: ComputationRecorder, side: Side, progress: bool
+) -> RequestOutput:
     requests = [item.request] if side.alone else [planned.request for planned in plan.requests]
     with recorder.listening(llm), closing(_answers(llm, requests, side.label, progress)) as outputs:
         output = next(answer for answer in outputs if answer.request_id == item.request.request_id)
@@ -128,7 +130,7 @@ def _answers(llm: LLM, requests: Sequence[Request], label: str, progress: bool) 
 def _trace(
     side: Side,
     item: HarnessRequest,
-    recorder: Recorder,
+    recorder: ComputationRecorder,
     output: RequestOutput,
     num_requests: int,
     settings: dict[str, Any],

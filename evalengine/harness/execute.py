@@ -13,11 +13,11 @@ from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, first_of
-from evalengine.harness.journal import Asked, Journal, JournalEntry
+from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
-from evalengine.harness.time_left import Work
+from evalengine.harness.time_left import WorkAmount
 from evalengine.plain_text import warn
 from evalengine.records.folder import RunFolder
 from evalengine.records.schema import RecordKey, ids_sha256
@@ -45,7 +45,7 @@ def execute(
     """
     items = {item.key: item for item in plan.requests}
 
-    def asked(key: RecordKey) -> Asked | None:
+    def asked(key: RecordKey) -> ExpectedEntry | None:
         return _asked(items[key], llm) if key in items else None
 
     with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
@@ -94,9 +94,9 @@ def _undoubted(
         raise EvalEngineError(f"{task}, document {document}, request {request}: {error}") from error
 
 
-def _asked(item: HarnessRequest, llm: Answering) -> Asked:
+def _asked(item: HarnessRequest, llm: Answering) -> ExpectedEntry:
     answer = ExpectedAnswer.of(item.request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
-    return Asked(ids_sha256(item.prompt_ids), answer)
+    return ExpectedEntry(ids_sha256(item.prompt_ids), answer)
 
 
 def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
@@ -107,7 +107,7 @@ def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
     return min(request.params.max_tokens, llm.settings.max_model_len - len(request.prompt_ids))
 
 
-def _work(todo: Iterable[HarnessRequest], limits: Mapping[int, int]) -> Work:
+def _work(todo: Iterable[HarnessRequest], limits: Mapping[int, int]) -> WorkAmount:
     """The tokens of the requests, by what is done with them."""
     requests, read, generated = 0, 0, 0
     for item in todo:
@@ -116,7 +116,7 @@ def _work(todo: Iterable[HarnessRequest], limits: Mapping[int, int]) -> Work:
             generated += limits[item.request.request_id]
         else:
             read += limits[item.request.request_id]
-    return Work(requests, read, generated)
+    return WorkAmount(requests, read, generated)
 
 
 def _warn_of_mixing(done: int, requests: int) -> None:

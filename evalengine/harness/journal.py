@@ -3,7 +3,7 @@
 A line is a JSON object that names its run (the hash of the run's whole identity) and ends with a CRC-32 of the bytes
 before it. A process killed in mid-write leaves a last line that fails its check; it is cut off and its request runs
 again. A damaged line anywhere else, a line of another run, or one that cannot answer any request of this run
-(`Asked`) is an error: every kept answer must be one that this very run would have computed.
+(`ExpectedEntry`) is an error: every kept answer must be one that this very run would have computed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JournalEntry:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExpectedEntry:
     """One request of the run: the hash of its prompt, and the answers that it can have."""
 
     prompt_sha256: str
@@ -74,7 +74,7 @@ class Journal:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     @classmethod
-    def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], Asked | None]) -> Journal:
+    def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], ExpectedEntry | None]) -> Journal:
         """Reads `path` (it may not exist yet) and opens it for more.
 
         run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). asked: what a request of the run asks;
@@ -163,7 +163,7 @@ def _encode(entry: JournalEntry, run_sha256: str) -> bytes:
 
 
 def _parse(
-    content: bytes, path: Path, run_sha256: str, asked: Callable[[RecordKey], Asked | None]
+    content: bytes, path: Path, run_sha256: str, asked: Callable[[RecordKey], ExpectedEntry | None]
 ) -> tuple[dict[RecordKey, JournalEntry], int]:
     """(finished requests, bytes of whole lines)."""
     finished: dict[RecordKey, JournalEntry] = {}
@@ -243,7 +243,7 @@ def _key(value: Any) -> RecordKey:
 
 
 def _check(
-    entry: JournalEntry, asked: Callable[[RecordKey], Asked | None], finished: Mapping[RecordKey, JournalEntry]
+    entry: JournalEntry, asked: Callable[[RecordKey], ExpectedEntry | None], finished: Mapping[RecordKey, JournalEntry]
 ) -> None:
     """Raises ValueError if no request of the run has this answer."""
     named = f"{entry.key[0]}, document {entry.key[1]}, request {entry.key[2]}, repeat {entry.key[3]}"

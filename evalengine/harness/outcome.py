@@ -14,7 +14,7 @@ from evalengine.harness.journal import JournalEntry
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
-from evalengine.programs.limits import Verdict
+from evalengine.programs.limits import ProgramVerdict
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
 from evalengine.tasks.base import Task
@@ -23,7 +23,7 @@ from evalengine.tasks.metric import MetricKey, MetricValue
 
 Answers = Mapping[RecordKey, JournalEntry]
 Thoughts = Mapping[RecordKey, Thought]
-Verdicts = Mapping[RecordKey, Verdict]
+Verdicts = Mapping[RecordKey, ProgramVerdict]
 NONE: Thoughts = {}
 NOT_RUN: Verdicts = {}
 
@@ -78,7 +78,7 @@ def scorer(
     return lambda task_plan: _task_result(task_plan, by_instance, thought, verdict)
 
 
-def _response(instance: Instance, entries: list[JournalEntry], verdict: Verdict | None) -> Response:
+def _response(instance: Instance, entries: list[JournalEntry], verdict: ProgramVerdict | None) -> Response:
     """The answer to one instance; a rolling one has an entry per window, and none for an empty text.
 
     fsum is correctly rounded: a log-likelihood does not depend on the Python version (3.12's sum is compensated).
@@ -93,7 +93,7 @@ def _task_result(
     plan: TaskPlan,
     entries: Mapping[Instance, list[JournalEntry]],
     thought: Mapping[Instance, Thought],
-    verdict: Mapping[Instance, Verdict],
+    verdict: Mapping[Instance, ProgramVerdict],
 ) -> TaskResult:
     task = plan.task
     per_doc: list[dict[MetricKey, MetricValue]] = []

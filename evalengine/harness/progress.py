@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from evalengine.engine.stats import EngineStats, FleetStats
-from evalengine.harness.time_left import TimeLeft, Work
+from evalengine.harness.time_left import TimeLeft, WorkAmount
 from evalengine.plain_text import warn
 
 if TYPE_CHECKING:
@@ -51,12 +51,14 @@ class RunProgress(_Shown):
 
     _bar: _Bar
 
-    def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True, work: Work | None = None) -> None:
+    def __init__(
+        self, label: str, total: int, done: int = 0, enabled: bool = True, work: WorkAmount | None = None
+    ) -> None:
         """work: that of the remaining requests; None if it is not known."""
         self._console = Console(stderr=True)
         self._label, self._total, self._done = label, total, done
         self._started = self._last_line = time.monotonic()
-        self._left = TimeLeft(work or Work(total - done))
+        self._left = TimeLeft(work or WorkAmount(total - done))
         self._enabled = enabled
         self._bar = _Bar(
             TextColumn("{task.description}"),

@@ -67,7 +67,7 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ResolvedRun:
     """What a run is resolved to before its first answer."""
 
     config: Config
@@ -134,7 +134,7 @@ def run(
                 digest = _own_manifest(folder).digest
             else:
                 folder.write_text(CONFIG, to_yaml(config))
-                this = _Run(config, command, started, begin, loaded, plan, llm, facts, cached, folder)
+                this = _ResolvedRun(config, command, started, begin, loaded, plan, llm, facts, cached, folder)
                 digest = _answer(this, decided, before)
             leave(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
@@ -143,7 +143,7 @@ def run(
             return RunResult(folder.path, digest, {task: _metrics(values[task]) for task in values})
 
 
-def _answer(run: _Run, decided: Decided | None, before: EngineStats) -> str:
+def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> str:
     """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
     config, llm = run.config, run.llm
     plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided)
@@ -176,7 +176,7 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if "," in name}
 
 
-def _write(run: _Run, answers: _Answers, written: Beside[None]) -> str:
+def _write(run: _ResolvedRun, answers: _Answers, written: Beside[None]) -> str:
     """All other files of a finished run: the manifest after those whose hashes it holds, and last the digest, which it
     returns.
 

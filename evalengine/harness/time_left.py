@@ -16,7 +16,7 @@ WINDOW = 10.0  # the rate of tokens is taken over so many last seconds
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkAmount:
     """The amount of a run's work."""
 
     requests: int
@@ -27,7 +27,7 @@ class Work:
 class TimeLeft:
     """Seconds left of some work."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: WorkAmount) -> None:
         self._work = work
         self._finished = self._spared = 0
         self._marks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # (seconds, tokens read, generated) so far

@@ -17,7 +17,7 @@ from evalengine.harness.journal import JournalEntry
 from evalengine.harness.permission import isolated
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import ProgramProgress
-from evalengine.programs.limits import OUTCOMES, Limits, Verdict
+from evalengine.programs.limits import OUTCOMES, ProgramLimits, ProgramVerdict
 from evalengine.programs.run import run_programs
 from evalengine.records.schema import RecordKey
 from evalengine.tasks.code import CodeTask
@@ -25,18 +25,18 @@ from evalengine.tasks.code import CodeTask
 
 def verdicts(
     plan: Plan, answers: Mapping[RecordKey, JournalEntry], config: Config, label: str
-) -> dict[RecordKey, Verdict]:
+) -> dict[RecordKey, ProgramVerdict]:
     """The verdict on each generation of a task that runs programs; equal programs are run once.
 
     Raises EvalEngineError where a program cannot be run; the same command then goes on from here.
     """
     tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
-    programs: dict[RecordKey, tuple[str, Limits]] = {}
+    programs: dict[RecordKey, tuple[str, ProgramLimits]] = {}
     for item in plan.requests:
         if (task := tasks.get(item.key[0])) is not None:
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
-    by_program: dict[tuple[str, Limits], Verdict] = {}
-    batches: dict[Limits, dict[str, Limits]] = {}
+    by_program: dict[tuple[str, ProgramLimits], ProgramVerdict] = {}
+    batches: dict[ProgramLimits, dict[str, ProgramLimits]] = {}
     for program, limits in programs.values():
         batches.setdefault(limits, {})[program] = limits
     with ProgramProgress(label, sum(map(len, batches.values())), config.progress) as bar:
@@ -46,7 +46,7 @@ def verdicts(
     return {key: by_program[program] for key, program in programs.items()}
 
 
-def program_facts(plan: Plan, config: Config, verdict_of: Mapping[RecordKey, Verdict]) -> dict[str, Any] | None:
+def program_facts(plan: Plan, config: Config, verdict_of: Mapping[RecordKey, ProgramVerdict]) -> dict[str, Any] | None:
     """The manifest's facts about the programs, as plain JSON values; None where none was run."""
     tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
     if not tasks:

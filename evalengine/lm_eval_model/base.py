@@ -29,7 +29,7 @@ from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
 logger = logging.getLogger(LOGGER)
 
 
-class LoadedModel(TemplateLM):
+class EngineBackedModel(TemplateLM):
     """A model of lm-eval without the methods that answer requests.
 
     Raises:

@@ -17,14 +17,16 @@ HONOURED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k
 
 
 @dataclass(frozen=True)
-class Generation:
+class AnswerSettings:
     """How one answer is generated, and where its text is cut."""
 
     params: SamplingParams
     until: tuple[str, ...]  # the EOS token's text is the last
 
 
-def read_generation(given: Mapping[str, Any], max_gen_toks: int, eos: str | None, seed: int, key: str) -> Generation:
+def read_generation(
+    given: Mapping[str, Any], max_gen_toks: int, eos: str | None, seed: int, key: str
+) -> AnswerSettings:
     """given: a request's own settings. max_gen_toks: the length if `given` names none. eos: the text that ends every
     answer. seed, key: those of the sampling noise.
 
@@ -53,7 +55,7 @@ def read_generation(given: Mapping[str, Any], max_gen_toks: int, eos: str | None
         seed=seed,
         noise_key=key,
     )
-    return Generation(params, until)
+    return AnswerSettings(params, until)
 
 
 def answer_text(text: str, until: tuple[str, ...], think_end_token: str | None) -> str:

@@ -19,10 +19,10 @@ from evalengine.errors import ConfigError
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.kept import through_cache
 from evalengine.lm_eval_model import LOGGER
-from evalengine.lm_eval_model.base import LoadedModel
+from evalengine.lm_eval_model.base import EngineBackedModel
 from evalengine.lm_eval_model.generation import answer_text, read_generation
 from evalengine.lm_eval_model.requests import (
-    Asked,
+    EngineRequest,
     check_outputs,
     generated,
     instance_keys,
@@ -37,11 +37,11 @@ logger = logging.getLogger(LOGGER)
 Finished = Callable[[int, RequestOutput], None]  # takes a request's place in its call, and its output
 
 
-def _name_of(asked: Sequence[Asked], request: Request) -> str:
+def _name_of(asked: Sequence[EngineRequest], request: Request) -> str:
     return asked[request.request_id].named
 
 
-class EvalEngineLM(LoadedModel):
+class EvalEngineLM(EngineBackedModel):
     """A model of lm-eval that is one `LLM`. Every request of a call goes to the engine at once; the answers come in the
     order of the requests.
 
@@ -163,7 +163,11 @@ class EvalEngineLM(LoadedModel):
         return answer_text(self.tokenizer.decode(ids[after:], skip_special_tokens=True).lstrip(), until, None)
 
     def _run(
-        self, asked: Sequence[Asked], kind: str, disable_tqdm: bool, finished: Finished = lambda place, output: None
+        self,
+        asked: Sequence[EngineRequest],
+        kind: str,
+        disable_tqdm: bool,
+        finished: Finished = lambda place, output: None,
     ) -> tuple[list[RequestOutput], float]:
         """(every request's output, in order; seconds). finished: called as soon as a request is done.
 
@@ -188,7 +192,7 @@ class EvalEngineLM(LoadedModel):
         return ordered, time.perf_counter() - started
 
     @contextmanager
-    def _answering(self, asked: Sequence[Asked]) -> Iterator[Any]:
+    def _answering(self, asked: Sequence[EngineRequest]) -> Iterator[Any]:
         """The engine, through the cache if one is set; what the cache did is logged."""
         config = self.arguments.config
         if config.cache.path is None:
@@ -206,7 +210,7 @@ class EvalEngineLM(LoadedModel):
                 self._recorder.cache = cached.counts if before is None else before + cached.counts
 
     def _record(
-        self, asked: Sequence[Asked], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
+        self, asked: Sequence[EngineRequest], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
     ) -> None:
         if self._recorder is not None:
             self._recorder.add(asked, outputs, texts, seconds)

@@ -30,7 +30,7 @@ from evalengine.harness.runner import engine_facts, run_context
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import DEFAULT_MAX_GEN_TOKS, ModelArguments
 from evalengine.lm_eval_model.place import Place
-from evalengine.lm_eval_model.requests import Asked
+from evalengine.lm_eval_model.requests import EngineRequest
 from evalengine.records.digest import Digests, digests
 from evalengine.records.evidence import bind
 from evalengine.records.folder import DIGEST, RECORDS, write_whole
@@ -60,12 +60,12 @@ class Recorder:
     templated: bool = False  # whether the chat template made the prompts
     cache: Counts | None = None  # the cache's counts for the evaluation so far, if there is a cache
     published: Path | None = None
-    _asked: dict[RecordKey, Asked] = field(default_factory=dict)
+    _asked: dict[RecordKey, EngineRequest] = field(default_factory=dict)
     _rows: dict[RecordKey, RequestRecord] = field(default_factory=dict)
     _identity: dict[bool, dict[str, Any]] = field(default_factory=dict)  # templated -> the engine's identity
 
     def add(
-        self, asked: Sequence[Asked], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
+        self, asked: Sequence[EngineRequest], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
     ) -> None:
         """Adds the answers of one call and publishes all answers so far. texts: the answers as lm-eval was given them.
 
@@ -157,7 +157,7 @@ class Recorder:
         return {**identity, **set_here, "harness": "lm-eval"}
 
 
-def _record(item: Asked, output: RequestOutput, text: str) -> RequestRecord:
+def _record(item: EngineRequest, output: RequestOutput, text: str) -> RequestRecord:
     task, document, index, repeat = item.key
     return RequestRecord(
         task=task,

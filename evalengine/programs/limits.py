@@ -11,7 +11,7 @@ MAX_PROGRAM = 1 << 20  # bytes of a program's text
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """The limits of one program. Memory, processor time and open files are limited for each process by itself; the
     other limits hold for all of the program's processes together."""
 
@@ -25,13 +25,13 @@ class Limits:
     files: int = 4096  # number of files; only under isolation
 
     @classmethod
-    def of_seconds(cls, seconds: int | None) -> Limits:
+    def of_seconds(cls, seconds: int | None) -> ProgramLimits:
         """The limits with `seconds` of processor time; None: the usual time."""
         return cls() if seconds is None else cls(cpu_seconds=seconds, wall_seconds=WALL * seconds)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramVerdict:
     """How a program ended. `timeout` is no `failed`: on a faster machine it might have passed."""
 
     outcome: str  # one of OUTCOMES; refused: the program was not run

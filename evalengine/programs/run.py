@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from evalengine.errors import EvalEngineError
-from evalengine.programs.limits import MAX_PROGRAM, OUTCOMES, Limits, Verdict
+from evalengine.programs.limits import MAX_PROGRAM, OUTCOMES, ProgramLimits, ProgramVerdict
 
 WORKER = Path(__file__).parent / "inside" / "worker.py"
 SPARE_SECONDS = 60  # after a program's own time limit, until this process ends its worker
@@ -49,15 +49,15 @@ PROBE = "import decimal, json, threading, numpy\nt = threading.Thread(target=len
 
 
 def run_programs(
-    programs: Mapping[str, Limits], isolated: bool, each: Callable[[], None] = lambda: None
-) -> dict[str, Verdict]:
+    programs: Mapping[str, ProgramLimits], isolated: bool, each: Callable[[], None] = lambda: None
+) -> dict[str, ProgramVerdict]:
     """The verdict on every program.
 
     each: called in this thread whenever a program is finished.
     Raises EvalEngineError where a program cannot be run, or its processes are ended from outside again and again.
     However this ends, no process of a program runs on, and none of its files is left.
     """
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, ProgramVerdict] = {}
     crew = _Crew(isolated)
     workers = len(os.sched_getaffinity(0))
     pool = ThreadPoolExecutor(workers, "program", initializer=_fix_addresses)
@@ -78,7 +78,7 @@ def problem(isolated: bool) -> str | None:
     if sys.platform != "linux":
         return f"programs are run on Linux only, and this is {sys.platform}"
     try:
-        (verdict,) = run_programs({PROBE: Limits()}, isolated).values()
+        (verdict,) = run_programs({PROBE: ProgramLimits()}, isolated).values()
     except EvalEngineError as error:
         return str(error)
     return None if verdict.passed else f'a program that only imports modules ended with "{verdict}"; {READABLE}'
@@ -101,10 +101,10 @@ class _Crew:
         self._lock = Lock()
         self._stopped = False
 
-    def run(self, program: str, limits: Limits) -> Verdict:
+    def run(self, program: str, limits: ProgramLimits) -> ProgramVerdict:
         """The verdict on a program; called in a thread of the pool. Raises EvalEngineError if it cannot be run."""
         if refused := _refusal(program):
-            return Verdict("refused", refused)
+            return ProgramVerdict("refused", refused)
         for _ in range(ATTEMPTS):
             try:
                 ending = self._attempt(program, limits)
@@ -113,9 +113,9 @@ class _Crew:
             if "error" in ending:
                 raise EvalEngineError(f"a program could not be run: {ending['error']}; {self._cure(ending)}")
             if ending.get("outcome") in OUTCOMES:
-                return Verdict(ending["outcome"], ending["detail"])
+                return ProgramVerdict(ending["outcome"], ending["detail"])
         if not self._isolated:  # a program of the same user can do that, and must not keep the others from ending
-            return Verdict("failed", f"the process that watches it was ended {ATTEMPTS} times")
+            return ProgramVerdict("failed", f"the process that watches it was ended {ATTEMPTS} times")
         raise EvalEngineError(
             f"the processes that run a program were ended from outside {ATTEMPTS} times; with more free memory the "
             "same command goes on, and what was generated is kept"
@@ -126,7 +126,7 @@ class _Crew:
             return READABLE
         return NAMESPACES if self._isolated else "run as a user who may start processes"
 
-    def _attempt(self, program: str, limits: Limits) -> dict[str, str]:
+    def _attempt(self, program: str, limits: ProgramLimits) -> dict[str, str]:
         folder = None if self._isolated else tempfile.mkdtemp(prefix="evalengine-program-")
         job = {"program": program, "limits": asdict(limits), "isolated": self._isolated, "folder": folder}
         reading, writing = os.pipe()
@@ -143,7 +143,7 @@ class _Crew:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _answer(self, job: bytes, lifeline: int, limits: Limits, folder: str | None) -> dict[str, str]:
+    def _answer(self, job: bytes, lifeline: int, limits: ProgramLimits, folder: str | None) -> dict[str, str]:
         process = subprocess.Popen(
             [sys.executable, "-s", str(WORKER), str(lifeline)],
             stdin=subprocess.PIPE,

@@ -12,7 +12,7 @@ from evalengine.records.manifest_parts import (
     Cluster,
     Code,
     Dataset,
-    Engine,
+    EngineSetup,
     Hardware,
     Model,
     Programs,
@@ -37,7 +37,7 @@ class Manifest:
     identity: dict[str, Any] = field(init=False)  # what `run_identity` gives: plain JSON values, compared one by one
     model: Model = field(init=False)
     datasets: dict[str, Dataset] = field(init=False)  # task -> its rows; lm-eval loads its own, and records none
-    engine: Engine = field(init=False)
+    engine: EngineSetup = field(init=False)
     counts: RunCounts = field(init=False)
     timings: RunTimings = field(init=False)
     programs: Programs | None = field(init=False)  # None where no task runs what the model wrote

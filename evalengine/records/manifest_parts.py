@@ -88,7 +88,7 @@ class SchedulerStats:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineSetup:
     """How the engine was set, as it was resolved; `Manifest.engine_settings` has all settings by name."""
 
     numerics: str
@@ -142,7 +142,7 @@ class CacheUse:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ClusterMember:
     """One engine of a run on a cluster."""
 
     host: str
@@ -155,7 +155,7 @@ class Replica:
 class Cluster:
     """The replicas of a run, and what became of them."""
 
-    replicas: list[Replica]
+    replicas: list[ClusterMember]
     refused: list[str]  # why each one that was not let in was not
     audited: int  # requests that two of them answered, in equal bits
     unaudited: int  # that were to be, and were not

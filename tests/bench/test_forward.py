@@ -22,7 +22,7 @@ SMALL = replace(
 )  # fmt: skip
 
 
-def small_step(block_size: int, seed: int, workload: forward.Workload) -> forward.Step:
+def small_step(block_size: int, seed: int, workload: forward.StepShape) -> forward.Step:
     """A step of a small Qwen3, with pages of `block_size` tokens and weights drawn from `seed`."""
     mode = forward.Mode("fast", SMALL, create_ops("fast", SMALL.dtype, CPU), block_size)
     forward.randomize(mode.model, seed)
@@ -32,8 +32,10 @@ def small_step(block_size: int, seed: int, workload: forward.Workload) -> forwar
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("workload", [forward.Workload("decode", 3, 1, 256), forward.Workload("prefill", 2, 512, 512)])
-def test_a_step_is_the_same_for_every_page_size(workload: forward.Workload) -> None:
+@pytest.mark.parametrize(
+    "workload", [forward.StepShape("decode", 3, 1, 256), forward.StepShape("prefill", 2, 512, 512)]
+)
+def test_a_step_is_the_same_for_every_page_size(workload: forward.StepShape) -> None:
     """The benchmark's modes share one KV pool and differ in page size: a token's slot must not depend on that size."""
     small_pages, large_pages = small_step(64, 0, workload), small_step(256, 0, workload)
     assert small_pages.metadata.slot_mapping.equal(large_pages.metadata.slot_mapping)
@@ -49,7 +51,7 @@ def test_a_step_is_the_same_for_every_page_size(workload: forward.Workload) -> N
 
 @torch.inference_mode()
 def test_steps_of_different_weights_do_not_agree() -> None:
-    workload = forward.Workload("decode", 3, 1, 256)
+    workload = forward.StepShape("decode", 3, 1, 256)
     step, reseeded = small_step(64, 0, workload), small_step(64, 1, workload)
     with pytest.raises(measure.WrongResult, match="logits differ"):
         forward.check_agree(step.logits(), reseeded.logits())
@@ -66,7 +68,7 @@ def forward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "compare_gpu_seconds", lambda functions, **_: {k: seconds[k] for k in functions})
     monkeypatch.setattr(forward, "wall_seconds", lambda functions: {k: seconds[k] / 2 for k in functions})
     monkeypatch.setattr(forward, "breakdown", lambda step, layers: {"launches": layers, "rows": len(step()[0])})
-    workloads = (forward.Workload("decode", 3, 1, 256), forward.Workload("prefill", 1, 512, 512))
+    workloads = (forward.StepShape("decode", 3, 1, 256), forward.StepShape("prefill", 1, 512, 512))
     monkeypatch.setattr(forward, "WORKLOADS", workloads)
 
 
@@ -98,7 +100,7 @@ def test_forward_says_why_a_step_is_not_captured(monkeypatch: pytest.MonkeyPatch
 
 
 def test_wanted_rows_are_the_last_of_each_sequence() -> None:
-    step = small_step(64, 0, forward.Workload("prefill", 2, 512, 512))
+    step = small_step(64, 0, forward.StepShape("prefill", 2, 512, 512))
     assert step.last.tolist() == [511, 1023] and step.positions[step.last].tolist() == [511, 511]
 
 

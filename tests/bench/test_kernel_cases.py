@@ -27,7 +27,7 @@ def fake_timer(**seconds: float) -> tuple[measure.Timer, list[str]]:
     return timer, timed
 
 
-TINY = rows.Sizes(
+TINY = rows.RowShapes(
     rows=3, sampled=3, hidden=(24,), intermediate=(20,), vocab=(37,), heads=((4, 2, 16),), dtype=torch.float16
 )
 

@@ -59,11 +59,11 @@ def test_a_run_that_fails_is_written_down_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def breaks(engine: timed_engine.Engine, workload: Workload) -> None:
+    def breaks(engine: timed_engine.TimedEngine, workload: Workload) -> None:
         if engine.mode == "invariant" or workload.name == "batch1":
             raise RuntimeError("it broke")
 
-    monkeypatch.setattr(timed_engine.Engine, "warm_up", breaks)
+    monkeypatch.setattr(timed_engine.TimedEngine, "warm_up", breaks)
     words = ["--models", "asset:tinymath", "--workloads", "random,batch1", "--requests", "1", "--max-model-len", "8"]
     assert main(["bench", "throughput", *words, "--output", str(tmp_path)]) == 1
     assert "not measured: asset:tinymath, batch1, fast: RuntimeError: it broke" in capsys.readouterr().out
@@ -81,16 +81,16 @@ def test_a_long_run_has_as_many_rounds_as_asked(monkeypatch: pytest.MonkeyPatch)
         assert [row["round"] for row in measured.rows] == list(range(rounds))
 
 
-def a_plan(**options: Any) -> timed_engine.Plan:
+def a_plan(**options: Any) -> timed_engine.ThroughputPlan:
     """A plan of one preset, tinymath, with one batch of three requests."""
     checkpoint = open_checkpoint(ModelConfig(name="tinymath", path="asset:tinymath"))
     batch = Workload("random", [generation(i, [1 + i, 2], 2) for i in range(3)], [generation(0, [9], 2)])
-    return timed_engine.Plan([timed_engine.Preset("tinymath", checkpoint, 16, [batch])], **options)
+    return timed_engine.ThroughputPlan([timed_engine.Preset("tinymath", checkpoint, 16, [batch])], **options)
 
 
 def test_engines_that_do_not_fit_together_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    start, started = timed_engine.Engine.__init__, []
+    start, started = timed_engine.TimedEngine.__init__, []
 
     def second_fails(engine: Any, preset: Any, mode: str, plan: Any, num_kv_blocks: int | None) -> None:
         started.append((mode, num_kv_blocks is not None))
@@ -98,7 +98,7 @@ def test_engines_that_do_not_fit_together_come_one_after_the_other(monkeypatch: 
             raise torch.OutOfMemoryError("no room")
         start(engine, preset, mode, plan, num_kv_blocks)
 
-    monkeypatch.setattr(timed_engine.Engine, "__init__", second_fails)
+    monkeypatch.setattr(timed_engine.TimedEngine, "__init__", second_fails)
     measured = throughput.Measured({}, {})
     throughput.measure(a_plan(), measured, lambda row: None)
     assert started == [("invariant", True), ("fast", True), ("invariant", False), ("fast", False)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evalengine.bench.busy import HEAD, busy_share
-from evalengine.bench.floor import Ceilings, Work, floor_seconds, measure_ceilings, work_of
+from evalengine.bench.floor import Ceilings, LeastWork, floor_seconds, measure_ceilings, work_of
 from evalengine.bench.throughput_compare import read_others
 from evalengine.bench.throughput_report import differing_digests, table_rows
 from evalengine.bench.workload_files import generation
@@ -45,17 +45,17 @@ def test_work_counts_a_shared_prefix_once() -> None:
     # These see 1+2+3 and 3+4 tokens. Decoding takes 2 and 4 steps: 6 one sequence at a time, 4 for both together.
     # The decode steps read 3+1 and 3+2 tokens' KV for the first, and 2+1, 2+2, 2+3 and 2+4 for the second.
     generations: list[Request] = [generation(0, [1, 2, 3], 3), generation(1, [1, 2, 4, 5], 5)]
-    assert work_of(generations, 2) == Work(5, 13, 2, 4, 9 + 18)
+    assert work_of(generations, 2) == LeastWork(5, 13, 2, 4, 9 + 18)
     assert work_of(generations, 1).decode_steps == 6
     # For [8], [8 9] and [8 7], [1 2] and [1 2 8] are fed: 3 tokens. Logits are read after each of them: two rows.
     scores: list[Request] = [ScoreRequest(i, [1, 2], ids) for i, ids in enumerate(([8], [8, 9], [8, 7]))]
-    assert work_of(scores, 256) == Work(3, 6, 2, 0, 0)
+    assert work_of(scores, 256) == LeastWork(3, 6, 2, 0, 0)
 
 
 def test_floor_of_a_hand_worked_example() -> None:
     # A layer has 600 weights: q, k, v and o 8 x (8 + 2 x 4) + 8 x 8, the MLP 3 x 8 x 16, the norms 2 x 8 + 2 x 4.
     # Two layers and the last norm have 1,208, lm_head 800. A token's KV has 2 x 2 layers x 4 numbers x 2 bytes = 32.
-    work = Work(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40)
+    work = LeastWork(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40)
     flops = 2 * 1208 * 10 + 4 * 2 * 4 * 2 * 55 + 2 * 800 * 2
     moved = 3 * (1208 + 800) * 2 + 40 * 32
     seconds = floor_seconds(work, TINY, 2, Ceilings(1000.0, 100.0, 50.0))

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from benchmarks import transformers_model
 from benchmarks.report import Failure, Timing
-from benchmarks.transformers_model import Sizes, measure
+from benchmarks.transformers_model import RunShape, measure
 from evalengine.invariant import is_batch_invariant_mode
 from tests.invariant.cuda_operands import DEVICE
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
          "vocab_size": 61}  # fmt: skip
-SIZES = Sizes(rows=3, tokens=7, padding=2, num_layers=2, dtype=torch.float32, config=SMALL)
+SIZES = RunShape(rows=3, tokens=7, padding=2, num_layers=2, dtype=torch.float32, config=SMALL)
 
 
 @pytest.fixture(autouse=True)

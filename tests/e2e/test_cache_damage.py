@@ -14,7 +14,7 @@ import pytest
 
 from evalengine.cache import engine as cached_engine
 from evalengine.cache import store as store_module
-from evalengine.cache.store import FILE, Entry, Store
+from evalengine.cache.store import FILE, Store, StoredAnswer
 from evalengine.engine.llm import LLM
 from tests.e2e.cache_runs import ROWS, SETTINGS, counts, run
 from tests.e2e.command import Run, call, over, runs
@@ -40,7 +40,7 @@ def test_a_damaged_entry_is_named_computed_again_and_replaced(
     assert counts(second) == (ROWS, 0) and first.digest == second.digest == warm_cache[1].digest
 
 
-def forge(cache: Path, number: int, changed: Callable[[Entry], Entry]) -> None:
+def forge(cache: Path, number: int, changed: Callable[[StoredAnswer], StoredAnswer]) -> None:
     """Changes the entry `number`, and seals it again, so that it passes its own hash."""
     with Store.open(cache) as store:
         rows = store._connection.execute("SELECT key FROM answers ORDER BY key").fetchall()
@@ -49,7 +49,7 @@ def forge(cache: Path, number: int, changed: Callable[[Entry], Entry]) -> None:
         store.put(facts, [(key, changed(store.get([key]).entries[key]))], replace=[key])
 
 
-def another_logprob(entry: Entry) -> Entry:
+def another_logprob(entry: StoredAnswer) -> StoredAnswer:
     logprobs = np.frombuffer(entry.logprobs, dtype="<f4").copy()
     logprobs[2] = np.nextafter(logprobs[2], np.float32(-9))
     return replace(entry, logprobs=logprobs.tobytes())

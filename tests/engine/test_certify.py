@@ -19,7 +19,7 @@ from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
-from evalengine.engine.execute.batch import NextToken, Scores
+from evalengine.engine.execute.batch import NextToken, ScoredTokens
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
@@ -128,7 +128,7 @@ def test_logprobs_that_depend_on_how_many_are_asked_for_are_caught(
         results = real(self, launched)
         for result in results:
             factor = np.float32(1 + 2**-22)
-            if isinstance(result, Scores) and result.top:
+            if isinstance(result, ScoredTokens) and result.top:
                 result.logprobs = result.logprobs * factor
             elif isinstance(result, NextToken) and result.top:
                 result.logprob = float(np.float32(result.logprob) * factor)

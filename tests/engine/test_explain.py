@@ -15,7 +15,7 @@ from evalengine import LLM, SamplingParams
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.explain import record
 from evalengine.explain.align import explain
-from evalengine.explain.record import Recorder, in_order
+from evalengine.explain.record import ComputationRecorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Trace
 from evalengine.records.schema import ids_sha256
 from tests.bitwise import assert_bitwise_equal
@@ -44,7 +44,7 @@ def heard(
 ) -> tuple[Trace, dict[int, RequestOutput]]:
     """Runs the requests with a recorder on the item: the item's trace, and all outputs by id."""
     request = next(candidate for candidate in requests if candidate.request_id == item)
-    recorder = Recorder(request, keep)
+    recorder = ComputationRecorder(request, keep)
     with recorder.listening(llm):
         outputs = {output.request_id: output for output in llm.run(requests)}
     output = outputs[item]

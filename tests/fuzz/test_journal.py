@@ -19,7 +19,7 @@ import pytest
 
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Asked, Journal, JournalEntry
+from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
 from evalengine.records.schema import RecordKey, ids_sha256
 from tests.fuzz.cases import Case, cases
 
@@ -43,15 +43,15 @@ def answer(doc: int) -> JournalEntry:
     return JournalEntry(("t", doc, 0, 0), ids_sha256([doc]), ids, values, ended, "" if scored else text_of(ids), True)
 
 
-def asked(doc: int) -> Asked:
+def asked(doc: int) -> ExpectedEntry:
     """What the run's plan says of the document's request; every third one is scored."""
     if doc % 3 == 0:
-        return Asked(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=answer(doc).output_ids))
-    return Asked(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of))
+        return ExpectedEntry(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=answer(doc).output_ids))
+    return ExpectedEntry(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of))
 
 
 DOCS = 8
-PLAN: dict[RecordKey, Asked] = {("t", doc, 0, 0): asked(doc) for doc in range(DOCS)}
+PLAN: dict[RecordKey, ExpectedEntry] = {("t", doc, 0, 0): asked(doc) for doc in range(DOCS)}
 UNBROKEN = {key: answer(key[1]) for key in PLAN}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, TaskConfig, TemplateConfig
-from evalengine.engine.submission import Limits
+from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import records, scorer
@@ -137,7 +137,7 @@ def tokenizer() -> Any:
 
 def engine() -> Any:
     """The parts of an engine that a plan reads."""
-    limits = Limits(
+    limits = RequestLimits(
         max_model_len=1024, vocab_size=len(tokenizer()), block_size=64, num_kv_blocks=10_000, has_tokenizer=True
     )
     return SimpleNamespace(tokenizer=tokenizer(), settings=SimpleNamespace(max_model_len=1024), limits=limits)

@@ -61,11 +61,7 @@ def test_a_flip_shows_answers_scores_and_where_the_outputs_part() -> None:
     (row,) = embedded(page, "grid-flips")["rows"]
     assert row == ["0", "6", "7", "1 → 0", False, 2, True, "unknown"]
     (row,) = embedded(page, "grid-outputs")["rows"]
-    assert (
-        row[:4] == ["0", 2, "t7", "other"]
-        and row[4] == pytest.approx(0.03)
-        and row[5:] == [True, False, "unknown"]
-    )
+    assert row[:4] == ["0", 2, "t7", "other"] and row[4] == pytest.approx(0.03) and row[5:] == [True, False, "unknown"]
     assert embedded(page, "map")[0] == ["sums doc 0", 3, 2, 2, 0]  # the map's line opens that row
     assert embedded(page, "map")[1] == ["sums doc 1", 2, None, None, None]
 

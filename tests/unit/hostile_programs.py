@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from evalengine.programs.limits import Limits
+from evalengine.programs.limits import ProgramLimits
 
-QUICK = Limits(cpu_seconds=1, wall_seconds=4, memory_bytes=1 << 29)
+QUICK = ProgramLimits(cpu_seconds=1, wall_seconds=4, memory_bytes=1 << 29)
 SYSTEM_PYTHON = "/usr/bin/python3"  # every user can read it, unlike a Python in root's home
 # This program leaves a process behind, which a test finds by `mark`.
 SLEEPS = "import subprocess, time\nsubprocess.Popen(['sleep', '{mark}'])\n{then}"

@@ -19,15 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.cache.store import FILE, Entry, Store
+from evalengine.cache.store import FILE, Store, StoredAnswer
 from evalengine.cli.commands.cache import main
 from evalengine.errors import ConfigError
 
 FACTS = {"name": "m", "weights": "ab" * 32, "numerics": "exact", "dtype": "float32", "contract_version": 2}
-ENTRY = Entry(b"\0\0\x80\xbf" * 2, b"stop", True, b"\1\0\0\0\2\0\0\0", "a\x00ü".encode(), b"\3\0\0\0", b"\0\0\0\0")
+ENTRY = StoredAnswer(
+    b"\0\0\x80\xbf" * 2, b"stop", True, b"\1\0\0\0\2\0\0\0", "a\x00ü".encode(), b"\3\0\0\0", b"\0\0\0\0"
+)
 optional = st.none() | st.binary(max_size=40)
 binary = st.binary(max_size=9)
-entries = st.builds(Entry, binary, binary, st.booleans(), optional, binary, optional, optional)
+entries = st.builds(StoredAnswer, binary, binary, st.booleans(), optional, binary, optional, optional)
 
 
 def key(number: int) -> bytes:
@@ -42,7 +44,7 @@ def fill(folder: Path, count: int, start: int = 0) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(entries, max_size=6))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[Entry]) -> None:
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[StoredAnswer]) -> None:
     """The entries that a store takes are read from it, and from the file when it is opened again."""
     folder = tmp_path_factory.mktemp("cache")
     kept = {key(i): entry for i, entry in enumerate(drawn)}
@@ -56,7 +58,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[Entry]
 @given(
     entries, st.sampled_from(["logprobs", "token_ids", "text", "is_greedy", "finish_reason", "top_ids", "top_logprobs"])
 )
-def test_the_hash_is_over_every_field_and_the_key(entry: Entry, name: str) -> None:
+def test_the_hash_is_over_every_field_and_the_key(entry: StoredAnswer, name: str) -> None:
     value = getattr(entry, name)
     other = replace(entry, **{name: (not value) if name == "is_greedy" else (value or b"") + b"\0"})
     assert entry.sha256(key(1)) != other.sha256(key(1))
@@ -64,8 +66,10 @@ def test_the_hash_is_over_every_field_and_the_key(entry: Entry, name: str) -> No
 
 
 def test_fields_do_not_run_into_one_another() -> None:
-    assert Entry(b"ab", b"c", False).sha256(key(1)) != Entry(b"a", b"bc", False).sha256(key(1))
-    assert Entry(b"", b"", False, top_ids=None).sha256(key(1)) != Entry(b"", b"", False, top_ids=b"").sha256(key(1))
+    assert StoredAnswer(b"ab", b"c", False).sha256(key(1)) != StoredAnswer(b"a", b"bc", False).sha256(key(1))
+    assert StoredAnswer(b"", b"", False, top_ids=None).sha256(key(1)) != StoredAnswer(
+        b"", b"", False, top_ids=b""
+    ).sha256(key(1))
 
 
 @pytest.mark.parametrize("change", [

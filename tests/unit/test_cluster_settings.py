@@ -21,10 +21,10 @@ from evalengine.cluster.replica import ReplicaFacts, tokenizer_sha256
 from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ClusterConfig, Config
-from evalengine.engine.answering import Provenance
+from evalengine.engine.answering import EngineFacts
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.settings import Settings
-from evalengine.engine.submission import Limits
+from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
 from evalengine.records.manifest import run_identity
@@ -155,7 +155,7 @@ LIBRARIES: dict[str, str | None] = {
 
 def replica_facts(checkpoint: Checkpoint) -> ReplicaFacts:
     native = Settings(torch.device("cuda"), "native", torch.bfloat16, "triton", 512, 64, 1)
-    limits = Limits(512, checkpoint.spec.vocab_size, 64, 100, True)
+    limits = RequestLimits(512, checkpoint.spec.vocab_size, 64, 100, True)
     return ReplicaFacts(
         *("hosta", "node", 1, ("0",), native, limits, None, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
         gpu_architecture="sm_90",
@@ -240,6 +240,6 @@ def test_the_facts_of_replicas_are_those_of_their_machines(monkeypatch: pytest.M
     theirs = fleet.facts()
     assert (theirs.libraries["triton"], theirs.gpu_architecture) == ("3.5.0", "sm_90")
     assert theirs.cluster["hardware"]["device"] == "cuda" and "replicas" in theirs.cluster["cluster"]
-    here = Provenance.here(checkpoint, torch.device("cpu"))
+    here = EngineFacts.here(checkpoint, torch.device("cpu"))
     assert here.libraries["torch"] == torch.__version__ and not here.cluster and here.gpu_architecture is None
     assert here.weights_sha256 == theirs.weights_sha256

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evalengine.cluster.audit import is_same, sample
-from evalengine.cluster.leases import Pending, in_lease_order, lease_size, most_in_hand
+from evalengine.cluster.leases import Unleased, in_lease_order, lease_size, most_in_hand
 from evalengine.cluster.work import BLIND_PATIENCE, MAX_LOSSES, Work
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import DoubtedAnswersError, EvalEngineError
@@ -51,7 +51,7 @@ def test_what_shares_a_prefix_stands_together_and_the_longest_first() -> None:
 
 def test_scores_of_one_context_are_never_parted() -> None:
     requests = [ScoreRequest(number, [number % 3], [1, number]) for number in range(9)]
-    pending = Pending(in_lease_order(requests, PAGE))
+    pending = Unleased(in_lease_order(requests, PAGE))
     leases = []
     while pending:
         leases.append(numbers(pending.take(1)))

@@ -19,19 +19,19 @@ import pytest
 
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Asked, Journal, JournalEntry
+from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
 from evalengine.records.schema import RecordKey
 
 RUN = "0123456789abcdef" * 4
 ODD = np.array([0x80000000, 0x80000001, 0xFF800000, 0xC0490FDB], dtype=np.uint32).view(np.float32)
-ASKED = Asked("ab" * 32, ExpectedAnswer(2**31, room=200))
+ASKED = ExpectedEntry("ab" * 32, ExpectedAnswer(2**31, room=200))
 
 
 def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> JournalEntry:
     return JournalEntry(("task/x", doc, 1, 2), "ab" * 32, [1, 2, 3, 2**31 - 1], ODD, "stop", text, True)
 
 
-def asked(count: int) -> dict[RecordKey, Asked]:
+def asked(count: int) -> dict[RecordKey, ExpectedEntry]:
     """What the run asked of its first `count` documents."""
     return {("task/x", doc, 1, 2): ASKED for doc in range(count)}
 
@@ -221,7 +221,7 @@ FORGED: list[tuple[dict[str, Any], str]] = [
 def test_a_line_with_a_right_check_that_is_not_this_runs_is_refused(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    wanted = {("task/x", 0, 1, 2): Asked("ab" * 32, ExpectedAnswer(2**31, room=200, said=lambda ids: "x"))}
+    wanted = {("task/x", 0, 1, 2): ExpectedEntry("ab" * 32, ExpectedAnswer(2**31, room=200, said=lambda ids: "x"))}
     path = tmp_path / "j"
     path.write_bytes(line())
     with Journal.open(path, RUN, wanted.get) as journal:
@@ -237,7 +237,7 @@ def test_a_request_answered_twice_and_a_scored_one_are_checked(tmp_path: Path) -
     path.write_bytes(line() * 2)
     with pytest.raises(EvalEngineError, match=r"line 2 .* stands in a line before"):
         opened(path)
-    scored = {("task/x", 0, 1, 2): Asked("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]))}
+    scored = {("task/x", 0, 1, 2): ExpectedEntry("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]))}
     path.write_bytes(line(finish_reason="length", text=""))
     with Journal.open(path, RUN, scored.get) as journal:
         assert len(journal.finished) == 1
@@ -259,16 +259,19 @@ def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Pa
     ids, values = np.array([[7, 9], [4, 1]], dtype=np.int32), np.array([[-0.5, -1], [-0.25, -0.25]], dtype=np.float32)
     key, path = ("t", 0, 0, 0), tmp_path / "journal.jsonl"
     entry = JournalEntry(key, "ab" * 32, [7, 4], values[:, 0], "stop", "", True, (ids, values))
-    wanted = {key: Asked("ab" * 32, ExpectedAnswer(10, room=2, alternatives=2))}
+    wanted = {key: ExpectedEntry("ab" * 32, ExpectedAnswer(10, room=2, alternatives=2))}
     with Journal.open(path, "cd" * 32, wanted.get) as journal:
         journal.append(entry)
     with Journal.open(path, "cd" * 32, wanted.get) as journal:
         alternatives = journal.finished[key].top
     assert alternatives is not None and [part.tobytes() for part in alternatives] == [ids.tobytes(), values.tobytes()]
     for other, message in (
-        (Asked("ab" * 32, ExpectedAnswer(10, room=2, alternatives=1)), "its alternatives are not 1 a token"),
-        (Asked("ab" * 32, ExpectedAnswer(9, room=2, alternatives=2)), "its alternatives are no tokens of the model"),
-        (Asked("ab" * 32, ExpectedAnswer(10, room=2)), "its alternatives are not 0 a token"),
+        (ExpectedEntry("ab" * 32, ExpectedAnswer(10, room=2, alternatives=1)), "its alternatives are not 1 a token"),
+        (
+            ExpectedEntry("ab" * 32, ExpectedAnswer(9, room=2, alternatives=2)),
+            "its alternatives are no tokens of the model",
+        ),
+        (ExpectedEntry("ab" * 32, ExpectedAnswer(10, room=2)), "its alternatives are not 0 a token"),
     ):
         with pytest.raises(EvalEngineError, match=message):
             Journal.open(path, "cd" * 32, {key: other}.get)

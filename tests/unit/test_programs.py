@@ -15,12 +15,12 @@ import pytest
 
 from evalengine.programs import run as run_module
 from evalengine.programs.inside import system_calls
-from evalengine.programs.limits import Limits, Verdict
+from evalengine.programs.limits import ProgramLimits, ProgramVerdict
 from evalengine.programs.run import WORKER, problem, run_programs
 from tests.unit.hostile_programs import ATTACKS, CALLS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
 
 
-def run_one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verdict:
+def run_one(program: str, isolated: bool = True, limits: ProgramLimits = QUICK) -> ProgramVerdict:
     """The verdict on one program."""
     (verdict,) = run_programs({program: limits}, isolated).values()
     return verdict
@@ -46,7 +46,7 @@ def test_harmless_programs_pass_each_time_alike(isolated: bool) -> None:
     programs = dict(HARMLESS)
     if sys.executable == SYSTEM_PYTHON:
         del programs["NumPy"]
-    limits = replace(QUICK, wall_seconds=20, memory_bytes=Limits.memory_bytes)
+    limits = replace(QUICK, wall_seconds=20, memory_bytes=ProgramLimits.memory_bytes)
     verdicts = run_programs(dict.fromkeys(programs.values(), limits), isolated)
     assert {name: str(verdicts[program]) for name, program in programs.items()} == dict.fromkeys(programs, "passed")
     order = "raise ValueError(hash('a'), {'a', 'b', 'c', 'd'}, {int, str, float, len, None}, id(object()) % 4096)"

@@ -80,8 +80,8 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     count = 8 if isolated or ending == signal.SIGINT else 1
     code = (
         f"import sys; sys.executable = {sys.executable!r}\n"
-        "from evalengine.programs.limits import Limits; from evalengine.programs.run import run_programs\n"
-        f"run_programs({{{program!r} + '#' * n: Limits(wall_seconds=60) for n in range({count})}}, {isolated})"
+        "from evalengine.programs.limits import ProgramLimits; from evalengine.programs.run import run_programs\n"
+        f"run_programs({{{program!r} + '#' * n: ProgramLimits(wall_seconds=60) for n in range({count})}}, {isolated})"
     )
     python = sys.executable if sys.executable != SYSTEM_PYTHON else os.path.join(sys.prefix, "bin", "python")
     process = subprocess.Popen(

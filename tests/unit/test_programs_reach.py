@@ -88,8 +88,8 @@ def test_a_program_that_ends_its_watcher_is_the_one_that_fails(namespaces: None)
         "harmless": "assert 1 == 1",
     }
     code = (
-        "import json\nfrom evalengine.programs import run\nfrom evalengine.programs.limits import Limits\n"
-        "run.SPARE_SECONDS = 1\nlimits = Limits(cpu_seconds=1, wall_seconds=2)\n"
+        "import json\nfrom evalengine.programs import run\nfrom evalengine.programs.limits import ProgramLimits\n"
+        "run.SPARE_SECONDS = 1\nlimits = ProgramLimits(cpu_seconds=1, wall_seconds=2)\n"
         f"programs = {programs!r}\n"
         "verdicts = run.run_programs(dict.fromkeys(programs.values(), limits), isolated=False)\n"
         "print(json.dumps({name: str(verdicts[program]) for name, program in programs.items()}))"

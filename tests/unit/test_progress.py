@@ -12,11 +12,11 @@ from evalengine.config.schema import Config
 from evalengine.engine.stats import EngineStats, FleetStats
 from evalengine.harness import progress
 from evalengine.harness.progress import RunProgress
-from evalengine.harness.time_left import TimeLeft, Work, duration
+from evalengine.harness.time_left import TimeLeft, WorkAmount, duration
 
 
 def test_no_time_is_said_before_requests_are_done() -> None:
-    left = TimeLeft(Work(200, 1_000, 10_000))
+    left = TimeLeft(WorkAmount(200, 1_000, 10_000))
     assert left.words() == "estimating" and left.estimate is None
     left.step(2.0, 1_000, 1_000)
     assert left.most == pytest.approx(18.0) and left.words() == "estimating, 1,000 tokens generated"
@@ -33,7 +33,7 @@ def test_no_time_is_said_before_requests_are_done() -> None:
 def test_reading_and_generating_have_rates_of_their_own() -> None:
     """Prompts of 1,000 tokens a second, then 10 generated tokens a second: the bound is never below what is left. One
     rate for both said 9 s of a run of half a minute."""
-    left = TimeLeft(Work(10, 5_000, 100))
+    left = TimeLeft(WorkAmount(10, 5_000, 100))
     for second in range(1, 6):
         left.step(float(second), 1_000 * second)
         assert left.most is None, "how long generating takes is not known yet"
@@ -45,14 +45,14 @@ def test_reading_and_generating_have_rates_of_their_own() -> None:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    left = TimeLeft(Work(10, 1_000, 1_000))
+    left = TimeLeft(WorkAmount(10, 1_000, 1_000))
     for second in range(61):
         left.step(float(second), 1_000 if second else 0, 10 * second)
     assert left.most == pytest.approx(1_000 / 10 - 60, rel=0.1)
 
 
 def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
-    left = TimeLeft(Work(4))
+    left = TimeLeft(WorkAmount(4))
     assert left.words() == "estimating"
     left.step(6.0, 100)
     assert left.words() == "estimating, 100 tokens read"
@@ -71,7 +71,7 @@ def test_the_first_lines_of_a_log_say_what_is_known(
     """None of a batch of 200 generations is done yet, as in the default run on a busy machine."""
     clock = iter([0.0, 0.0, 4.0, 11.0, 22.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock, 99.0))
-    with RunProgress("sums", 200, work=Work(200, 20_000)) as bar:
+    with RunProgress("sums", 200, work=WorkAmount(200, 20_000)) as bar:
         bar._started = bar._last_line = 0.0
         for now in (4.0, 11.0, 22.0):
             monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)

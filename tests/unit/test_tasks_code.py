@@ -14,7 +14,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
 from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.programs.limits import Limits, Verdict
+from evalengine.programs.limits import ProgramLimits, ProgramVerdict
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
 from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.instance import Response
@@ -64,7 +64,7 @@ def test_what_is_read_as_code(text: str, code: str) -> None:
 
 def test_one_value_a_document_from_its_verdicts() -> None:
     def responses(*outcomes: str) -> list[Response]:
-        return [Response("x", verdict=Verdict(outcome)) for outcome in outcomes]
+        return [Response("x", verdict=ProgramVerdict(outcome)) for outcome in outcomes]
 
     key = ("pass@1", "create_test")
     task = task_of("humaneval")
@@ -82,7 +82,7 @@ def test_one_value_a_document_from_its_verdicts() -> None:
 
 def test_limits_and_python_are_part_of_what_a_task_is() -> None:
     task, patient = task_of("humaneval"), task_of("humaneval", "task.code_timeout=10")
-    assert task.limits == Limits() and patient.limits == Limits(cpu_seconds=10, wall_seconds=100)
+    assert task.limits == ProgramLimits() and patient.limits == ProgramLimits(cpu_seconds=10, wall_seconds=100)
     assert task.definition() != patient.definition() and "python" in task.definition()
 
 

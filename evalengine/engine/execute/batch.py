@@ -41,7 +41,7 @@ def _none(*shape: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogitsIndices:
     """The rows and tokens to read out of the step's hidden states; all arrays are int64."""
 
     rows: np.ndarray = field(default_factory=lambda: _none(0))  # [n]: rows of the batch, ascending
@@ -67,7 +67,7 @@ class NextToken:
 
 
 @dataclass
-class Scores:
+class ScoredTokens:
     """The logprobs at some wanted positions of a scoring sequence."""
 
     seq: Scoring
@@ -78,11 +78,11 @@ class Scores:
     error: str | None = None
 
 
-Result = NextToken | Scores
+Result = NextToken | ScoredTokens
 
 
 @dataclass(frozen=True)
-class Part:
+class SequenceShare:
     """One sequence's share of a step's wanted rows and tokens."""
 
     seq: Sequence
@@ -91,11 +91,11 @@ class Part:
     columns: slice
 
 
-class Asked:
+class LogitsRequests:
     """The questions of a step's sequences, in the order of its chunks."""
 
     def __init__(self, chunks: SequenceOf[Chunk]) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SequenceShare] = []
         columns: list[np.ndarray] = []
         rows: list[int] = []
         first = num_columns = 0
@@ -103,7 +103,7 @@ class Asked:
             if positions := chunk.seq.wanted(chunk.start, chunk.end):
                 own = chunk.seq.columns(positions)
                 place = slice(len(rows), len(rows) + len(positions)), slice(num_columns, num_columns + len(own))
-                self.parts.append(Part(chunk.seq, positions, *place))
+                self.parts.append(SequenceShare(chunk.seq, positions, *place))
                 rows.extend(range(first + positions.start - chunk.start, first + positions.stop - chunk.start))
                 columns.append(own)
                 num_columns += len(own)
@@ -114,12 +114,12 @@ class Asked:
             self._rows, self._columns = np.array(rows, dtype=np.int64), np.concatenate(columns)
 
     @cached_property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LogitsIndices:
         """The same questions in integers, without the sequences."""
         if not self.parts:
-            return Wanted()
+            return LogitsIndices()
         asking = [part for part in self.parts if part.seq.num_logprobs]
-        return Wanted(
+        return LogitsIndices(
             self._rows,
             self._columns,
             self._row_of(),
@@ -141,7 +141,7 @@ class Asked:
 class Pending:
     """A step's results on their way to the host."""
 
-    asked: Asked
+    asked: LogitsRequests
     download: Download
     top_rows: list[list[int]]
 
@@ -162,7 +162,7 @@ class Pending:
                 results.append(NextToken(seq, part.positions.start, *values))
             elif isinstance(seq, Scoring):
                 alternatives = [top.get(row, {}) for row in range(first, part.rows.stop)] if top else []
-                results.append(Scores(seq, part.positions, greedy[part.rows], own, alternatives))
+                results.append(ScoredTokens(seq, part.positions, greedy[part.rows], own, alternatives))
         return [result for result in results if result.seq.status is not Status.FINISHED]
 
     def _alternatives(self, arrays: list[np.ndarray]) -> dict[int, Top]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.execute.batch import Part
+from evalengine.engine.execute.batch import SequenceShare
 from evalengine.engine.execute.processing import NOTHING_LEFT, forbid, penalise
 from evalengine.engine.schedule.sequence import Generating
 from evalengine.kernels import sampling
@@ -17,7 +17,7 @@ from evalengine.layers.metadata import upload
 from evalengine.layers.ops import Ops
 
 
-def choose(ops: Ops, choosing: list[tuple[Part, Generating]], scores: Tensor) -> Tensor:
+def choose(ops: Ops, choosing: list[tuple[SequenceShare, Generating]], scores: Tensor) -> Tensor:
     """The next tokens, int64 [n], of rows whose temperature is positive or where processors come before the choice.
 
     scores: a copy of the rows' logits, float32 [n, V]; overwritten.
@@ -40,7 +40,7 @@ def choose(ops: Ops, choosing: list[tuple[Part, Generating]], scores: Tensor) ->
     return tokens
 
 
-def _sample(ops: Ops, choosing: list[tuple[Part, Generating]], logprobs: Tensor) -> Tensor:
+def _sample(ops: Ops, choosing: list[tuple[SequenceShare, Generating]], logprobs: Tensor) -> Tensor:
     """A sampled token of each row, int64 [n], by its request's temperature, top-k, top-p and noise.
 
     logprobs: float32 [n, V].

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.execute.batch import Asked, Batch, NextToken, Pending, Result
+from evalengine.engine.execute.batch import Batch, LogitsRequests, NextToken, Pending, Result
 from evalengine.engine.execute.choosing import choose
 from evalengine.engine.execute.cuda_graphs import Decoded, Unread
 from evalengine.engine.execute.parallel.ranks import Ranks
@@ -108,7 +108,7 @@ class ModelRunner(RankRunner):
         if self.on_batch is not None:
             self.on_batch(SchedulerOutput(chunks, schedule.copies))
         if self.graphs is not None and not heard and (step := self.graphs.plan(chunks)) is not None:
-            asked = None if all(_wants_argmax(c) for c in chunks) else Asked(chunks)
+            asked = None if all(_wants_argmax(c) for c in chunks) else LogitsRequests(chunks)
             wanted = None if asked is None else asked.wanted
             self._ranks.tell("replay", copies, step, wanted)
             replayed = self.replay(copies, step, wanted, None if asked is None else self._choose(asked))
@@ -116,16 +116,16 @@ class ModelRunner(RankRunner):
                 self.num_graph_steps += 1
                 return self._replayed(chunks, asked, *replayed)
             copies = []
-        asked, batch = Asked(chunks), Batch.of(chunks)
+        asked, batch = LogitsRequests(chunks), Batch.of(chunks)
         self._ranks.tell("compute", copies, batch, asked.wanted)
         return self._pending(chunks, asked, self.compute(copies, batch, asked.wanted, self._choose(asked)))
 
-    def _choose(self, asked: Asked) -> Callable[[slice, Tensor], Tensor]:
+    def _choose(self, asked: LogitsRequests) -> Callable[[slice, Tensor], Tensor]:
         """The function that chooses some of the step's sampled tokens (`read_out.Choose`)."""
         return lambda which, scores: choose(self.ops, asked.choosing[which], scores)
 
     def _replayed(
-        self, chunks: list[Chunk], asked: Asked | None, decoded: Decoded, results: DeviceResults | None
+        self, chunks: list[Chunk], asked: LogitsRequests | None, decoded: Decoded, results: DeviceResults | None
     ) -> Launched:
         if asked is not None:
             return self._pending(chunks, asked, results)
@@ -133,7 +133,7 @@ class ModelRunner(RankRunner):
             chunk.seq.device_row = row
         return Launched(chunks, decoded.greedy)
 
-    def _pending(self, chunks: list[Chunk], asked: Asked, results: DeviceResults | None) -> Launched:
+    def _pending(self, chunks: list[Chunk], asked: LogitsRequests, results: DeviceResults | None) -> Launched:
         for row, (_, seq) in enumerate(asked.generating):
             seq.device_row = row
         tensors, tops = ([], []) if results is None else (results.tensors, results.tops)

@@ -1,6 +1,6 @@
 """One rank's part of a step: its share of the forward pass, of the pool and of the read-out.
 
-T tokens in the step. A step is described in integers (`Batch`, `Wanted`, `Replay`); only rank 0 has sequences.
+T tokens in the step. A step is described in integers (`Batch`, `LogitsIndices`, `Replay`); only rank 0 has sequences.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.execute.batch import Batch, Wanted
+from evalengine.engine.execute.batch import Batch, LogitsIndices
 from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.execute.read_out import Choose, DeviceResults, LastTokens, ReadOut
 from evalengine.layers.embedding import rows_per_slice
@@ -58,14 +58,14 @@ class RankRunner:
         return self.graphs.capture(size, kv_len)
 
     def compute(
-        self, copies: list[tuple[int, int]], batch: Batch, wanted: Wanted, choose: Choose | None = None
+        self, copies: list[tuple[int, int]], batch: Batch, wanted: LogitsIndices, choose: Choose | None = None
     ) -> DeviceResults | None:
         """Launches a step kernel by kernel. copies: pages to copy before it, (source, destination)."""
         self._copy_pages(copies)
         return self.read_out.launch(wanted, self.forward(batch), choose)
 
     def replay(
-        self, copies: list[tuple[int, int]], step: Replay, wanted: Wanted | None, choose: Choose | None = None
+        self, copies: list[tuple[int, int]], step: Replay, wanted: LogitsIndices | None, choose: Choose | None = None
     ) -> tuple[Decoded, DeviceResults | None] | None:
         """Replays a step as a CUDA graph. None if `DecodeGraphs.replay` gives None; the pages are copied all the same.
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.execute.batch import Wanted
+from evalengine.engine.execute.batch import LogitsIndices
 from evalengine.kernels import sampling
 from evalengine.layers.kernel_support import kernel_problems
 from evalengine.layers.metadata import upload
@@ -56,7 +56,7 @@ class LastTokens:
 # Rows that are sampled, or whose best tokens are looked for, are handled in parts of a slice: sampling with top-k and
 # top-p takes 88 bytes for each of a row's logits, and slices are sized by the 4 bytes of a logit itself.
 SHARE = 4
-# A part of `Wanted.chosen` and a copy of its logits [k, V] -> the tokens chosen, int64 [k].
+# A part of `LogitsIndices.chosen` and a copy of its logits [k, V] -> the tokens chosen, int64 [k].
 Choose = Callable[[slice, Tensor], Tensor]
 
 
@@ -93,11 +93,11 @@ class ReadOut:
     def _rows_at_once(self) -> int:
         return max(1, self.rows_per_slice // SHARE)
 
-    def launch(self, wanted: Wanted, hidden: Tensor, choose: Choose | None) -> DeviceResults | None:
+    def launch(self, wanted: LogitsIndices, hidden: Tensor, choose: Choose | None) -> DeviceResults | None:
         """Reads out what is wanted of the step's hidden states [T, H]; None if nothing is wanted.
 
         The next tokens are left where the next step finds them on the device. choose: chooses the tokens of
-        `Wanted.chosen` on rank 0; None on the other ranks.
+        `LogitsIndices.chosen` on rank 0; None on the other ranks.
         """
         if not len(wanted.rows):
             return None
@@ -113,7 +113,7 @@ class ReadOut:
         return DeviceResults(greedy, logprobs, next_tokens, [top for s in slices for top in s.tops])
 
     def _slice(
-        self, wanted: Wanted, part: slice, hidden: Tensor, columns: Tensor, row_of: Tensor, choose: Choose | None
+        self, wanted: LogitsIndices, part: slice, hidden: Tensor, columns: Tensor, row_of: Tensor, choose: Choose | None
     ) -> _Slice:
         """part: the slice of the wanted rows; hidden: their hidden states."""
         low, high = np.searchsorted(wanted.row_of, [part.start, part.stop])
@@ -131,7 +131,7 @@ class ReadOut:
         return _Slice((greedy, tokens, logprobs), self._tops(wanted, part, logits))
 
     def _choose(self, which: slice, logits: Tensor, rows: Tensor, choose: Choose | None) -> Tensor:
-        """Chooses the tokens of a part of `Wanted.chosen`, int64.
+        """Chooses the tokens of a part of `LogitsIndices.chosen`, int64.
 
         rows: rows of the logits, of which the part's come first.
         """
@@ -140,7 +140,7 @@ class ReadOut:
         tokens = choose(which, scores) if choose is not None else torch.empty_like(rows[:count])
         return self.ops.tp.broadcast(tokens)
 
-    def _tops(self, wanted: Wanted, part: slice, logits: Tensor) -> list[Top]:
+    def _tops(self, wanted: LogitsIndices, part: slice, logits: Tensor) -> list[Top]:
         """The best tokens of the slice's rows that want any, some rows at a time."""
         asking = [row for row in wanted.tops if part.start <= row < part.stop]
         size, tops = self._rows_at_once, []

@@ -33,7 +33,7 @@ class Unrepeatable(jinja2.exceptions.TemplateError):
     """The template would give another text in every run."""
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationBlock(jinja2.ext.Extension):
     """{% generation %} marks the assistant's part for training; its text stays as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
@@ -93,7 +93,7 @@ def environment(date: datetime) -> jinja2.Environment:
         raise Unrepeatable("it asks for a random text, so no two runs would have the same prompts")
 
     jinja = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     jinja.filters["tojson"] = tojson
     jinja.filters["random"] = refuse_random

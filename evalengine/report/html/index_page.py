@@ -15,7 +15,7 @@ from evalengine.records.evidence import PAGE
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, grid, tiles
 from evalengine.report.html.trends import interval_of, trends_section
-from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, Metric, entries
+from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, RunMetric, entries
 from evalengine.report.read.places import INDEX
 
 GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
@@ -151,7 +151,7 @@ def _item(entry: Entry, beside: Path) -> dict[str, Any]:
     }
 
 
-def _between(metric: Metric) -> str:
+def _between(metric: RunMetric) -> str:
     bounds = interval_of(metric)
     return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
 

@@ -8,7 +8,7 @@ from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import figure, row_of
 from evalengine.report.html.plots import series
-from evalengine.report.read.index import FINISHED, Entry, Metric
+from evalengine.report.read.index import FINISHED, Entry, RunMetric
 from evalengine.report.stats.mean_interval import reported_interval
 
 LEAST = 3  # runs that make a trend
@@ -16,7 +16,7 @@ MOST = 6  # trends that are drawn: those of the most runs
 POINTS = 40  # newest runs of a trend
 
 
-def interval_of(metric: Metric) -> tuple[float, float] | None:
+def interval_of(metric: RunMetric) -> tuple[float, float] | None:
     """The 95 % interval by the standard error, which takes documents as unrelated."""
     return reported_interval(metric.value, metric.stderr, metric.documents)
 

@@ -35,7 +35,7 @@ FINISHED, UNFINISHED, DAMAGED = "finished", "unfinished", "damaged"
 
 
 @dataclass(frozen=True)
-class Metric:
+class RunMetric:
     """One number of a run's results."""
 
     name: str
@@ -56,8 +56,8 @@ class Entry:
     command: str | None = None
     model: str = ""
     task: str = ""
-    metrics: tuple[Metric, ...] = ()
-    parts: tuple[tuple[str, Metric], ...] = ()  # of a group: (name, metric) of its tasks and groups
+    metrics: tuple[RunMetric, ...] = ()
+    parts: tuple[tuple[str, RunMetric], ...] = ()  # of a group: (name, metric) of its tasks and groups
     digest: str = ""  # the task's digest; of a group the run's, if the run asked for no more than it
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
@@ -144,7 +144,7 @@ def _pace(manifest: Manifest) -> float | None:
 
 
 def against(
-    task: str, digest: str, metrics: Sequence[Metric], manifest: Manifest, base_runs: Sequence[Run],
+    task: str, digest: str, metrics: Sequence[RunMetric], manifest: Manifest, base_runs: Sequence[Run],
     inner: Sequence[str] = (),
 ) -> tuple[str, str]:  # fmt: skip
     """(the latest baseline of the task, of the same model if there is one; what sets the run apart from it); empty
@@ -174,7 +174,7 @@ def _rows(identity: Mapping[str, Any], task: str) -> tuple[Any, Any]:
     return identity.get("limit"), own.get("sha256") if isinstance(own, Mapping) else own
 
 
-def _moved(task: str, metrics: Sequence[Metric], baseline: Run) -> str:
+def _moved(task: str, metrics: Sequence[RunMetric], baseline: Run) -> str:
     """The first metric whose value is not the baseline's, and what it was: `was 0.8167`."""
     for place, metric in enumerate(metrics):
         old = baseline.results.get((task, metric.name, metric.filter))
@@ -183,7 +183,7 @@ def _moved(task: str, metrics: Sequence[Metric], baseline: Run) -> str:
     return ""
 
 
-def _metrics(results: Mapping[str, Any], task: str) -> Iterator[Metric]:
+def _metrics(results: Mapping[str, Any], task: str) -> Iterator[RunMetric]:
     values = results["results"].get(task) or {}
     counted = results.get("n-samples")
     sizes = counted.get(task) if isinstance(counted, Mapping) else None
@@ -192,7 +192,7 @@ def _metrics(results: Mapping[str, Any], task: str) -> Iterator[Metric]:
         name, comma, filter_name = key.partition(",")
         if comma and not name.endswith("_stderr") and (value := number(raw)) is not None:
             stderr = number(values.get(f"{name}_stderr,{filter_name}"))
-            yield Metric(name, filter_name, value, stderr, documents if isinstance(documents, int) else None)
+            yield RunMetric(name, filter_name, value, stderr, documents if isinstance(documents, int) else None)
 
 
 def _manifest(folder: Path) -> Manifest:

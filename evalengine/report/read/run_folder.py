@@ -75,7 +75,7 @@ def _cut(items: Mapping[Key, Item], endings: Mapping[Key, tuple[str, int]]) -> d
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunEvidence:
     """What the engine left of a run: everything but metrics."""
 
     manifest: Manifest
@@ -85,7 +85,7 @@ class Evidence:
     endings: dict[Key, tuple[str, int]]  # (finish reason, prompt tokens), as `schema.read_endings` gives them
 
 
-def read_evidence(path: Path, page: bool = True) -> Evidence:
+def read_evidence(path: Path, page: bool = True) -> RunEvidence:
     """Reads the records of a folder and what vouches for them; every digest is computed anew.
 
     Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
@@ -93,7 +93,7 @@ def read_evidence(path: Path, page: bool = True) -> Evidence:
     return _evidence(path, open_run(path, page))
 
 
-def _evidence(path: Path, manifest: Manifest) -> Evidence:
+def _evidence(path: Path, manifest: Manifest) -> RunEvidence:
     """`read_evidence` of a folder that `open_run` has checked."""
     digest = _read_digest(path)
     records = _read_records(path / RECORDS)
@@ -108,7 +108,7 @@ def _evidence(path: Path, manifest: Manifest) -> Evidence:
     if (manifest.digest, manifest.task_digests) != (digest, tasks):
         raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
     endings = {record.key: (record.finish_reason, len(record.prompt_ids)) for record in records}
-    return Evidence(manifest, digest, tasks, items, endings)
+    return RunEvidence(manifest, digest, tasks, items, endings)
 
 
 def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
