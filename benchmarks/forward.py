@@ -31,7 +31,6 @@ from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.models import Qwen3ForCausalLM
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.spec import ModelSpec
 
@@ -65,7 +64,7 @@ class Mode:
 
     def __init__(self, name: str, spec: ModelSpec, ops: Ops, block_size: int) -> None:
         self.name, self.spec, self.ops, self.block_size = name, spec, ops, block_size
-        self.model: DecoderForCausalLM = Qwen3ForCausalLM(spec, ops)
+        self.model: DecoderForCausalLM = DecoderForCausalLM(spec, ops)
 
     def kv_caches(self, pool: Tensor, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
         """The front of a flat pool as this mode's pages; a slot lies at the same place in memory for every page

@@ -29,6 +29,8 @@ class Shapes:
     attention_bias: bool = False  # whether q, k and v have a bias
     attention_output_bias: bool = False  # whether o_proj has a bias
     variants: tuple[AttentionVariant, ...] = ()  # of the layers' attention, each once; none: plain attention
+    gated: bool = True  # whether the feed-forward has a gate beside `up_proj`
+    mlp_bias: bool = False  # whether its products have biases
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks
@@ -43,6 +45,6 @@ class Shapes:
         return {
             "qkv_proj": LinearShape((heads + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias),
             "o_proj": LinearShape(hidden // ranks, self.num_heads * self.head_dim, self.attention_output_bias),
-            "gate_up_proj": LinearShape(2 * inner // ranks, hidden),
-            "down_proj": LinearShape(hidden // ranks, inner),
+            "gate_up_proj": LinearShape((1 + self.gated) * inner // ranks, hidden, self.mlp_bias),
+            "down_proj": LinearShape(hidden // ranks, inner, self.mlp_bias),
         }

@@ -32,6 +32,7 @@ import torch
 
 from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
+from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import ModelSpec
 
 LARGE_COPY_BYTES = 4 << 30  # read plus written, far above any cache
@@ -97,7 +98,7 @@ def work_of(requests: Sequence[Request], max_num_seqs: int) -> LeastWork:
 def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
     """The floor in seconds. itemsize: bytes of a weight and of a number in the KV cache."""
     table = spec.vocab_size * spec.hidden_size
-    body = spec.num_parameters - table * (1 if spec.tie_word_embeddings else 2)
+    body = num_parameters(spec) - table * (1 if spec.tie_word_embeddings else 2)
     flops = 2 * body * work.prompt_tokens
     flops += 4 * spec.num_heads * spec.head_dim * spec.num_layers * work.pairs
     flops += 2 * table * work.prompt_rows

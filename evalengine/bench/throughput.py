@@ -49,6 +49,7 @@ from evalengine.bench.timed_engine import Preset, Row, ThroughputPlan, TimedEngi
 from evalengine.bench.timing import free_memory
 from evalengine.bench.workloads import Workload
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.models.decoder import num_parameters
 
 BY_TURNS, ONE_BY_ONE = "by turns, both engines in memory", "one mode after the other"
 # Runs shorter than SHORT_RUN_S have at least SHORT_ROUNDS rounds, because a part of their time is the host's.
@@ -161,7 +162,7 @@ def _pools(preset: Preset, plan: ThroughputPlan) -> dict[str, int]:
         needs = (w.blocks(resolved.block_size, plan.max_num_seqs) for w in preset.workloads)
         pools[mode] = max(-(-preset.max_model_len // resolved.block_size), *needs)
         numbers = 2 * spec.num_layers * resolved.block_size * spec.num_kv_heads * spec.head_dim * pools[mode]
-        needed += (numbers + spec.num_parameters) * resolved.dtype.itemsize // preset.ranks + RESERVE
+        needed += (numbers + num_parameters(spec)) * resolved.dtype.itemsize // preset.ranks + RESERVE
     device = settings[plan.modes[0]].device
     if device.type == "cuda":
         free_memory()

@@ -25,6 +25,7 @@ from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
 from evalengine.layers.attention_backends import possible_backends
 from evalengine.layers.fast import FastOps
+from evalengine.models.decoder import num_parameters
 from evalengine.plain_text import warn
 from evalengine.tasks.base import Task
 
@@ -233,7 +234,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
     return {
         "architecture": spec.architecture,
         "num_layers": spec.num_layers,
-        "num_parameters": spec.num_parameters,
+        "num_parameters": num_parameters(spec),
         "format": llm.checkpoint.format,
         "numerics": settings.numerics,
         "dtype": str(settings.dtype).removeprefix("torch."),

@@ -194,7 +194,9 @@ def _named(name: str) -> str:
     stem, _, number = name.rpartition(".")
     if not number.isdigit():
         return name
-    return f"{stem}.{PARTS.get(stem.rpartition('.')[2], NORM_PARTS)[int(number)]}"
+    parts = PARTS.get(stem.rpartition(".")[2], NORM_PARTS)
+    group, part = divmod(int(number), len(parts))  # a model with several RoPEs has a cos and a sin of each
+    return f"{stem}.{parts[part]}{group or ''}"
 
 
 def _stored(op: str, runner: ModelRunner) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from evalengine.config.schema import Config
@@ -70,7 +70,7 @@ def model_identity(config: Config, llm: Answering) -> dict[str, Any]:
 
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:
     """The spec as plain JSON values, without the checkpoint's dtype: the dtype that computes is the run's own."""
-    values = asdict(spec)
+    values = spec.plain
     del values["dtype"]
     plain: dict[str, Any] = json.loads(canonical(values))
     return plain

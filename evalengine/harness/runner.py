@@ -31,6 +31,7 @@ from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_loa
 from evalengine.harness.steps import Decided, answered
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
+from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
@@ -248,7 +249,7 @@ def run_context(
         revision=llm.checkpoint.revision,
         format=llm.checkpoint.format,
         architecture=llm.spec.architecture,
-        num_parameters=llm.spec.num_parameters,
+        num_parameters=num_parameters(llm.spec),
         weights_sha256=identity["weights"],
         eos_token_ids=list(llm.spec.eos_token_ids),
         prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
@@ -308,7 +309,7 @@ def _model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> 
         dtype=str(llm.settings.dtype),
         revision=llm.checkpoint.revision,
         sha=identity["weights"],
-        num_parameters=llm.spec.num_parameters,
+        num_parameters=num_parameters(llm.spec),
         max_length=llm.settings.max_model_len,
         device=str(llm.settings.device),
         eot_token_id=tokenizer.eos_token_id,

@@ -12,8 +12,7 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.layers.rows import RMSNorm
-from evalengine.layers.variants import Norm
+from evalengine.layers.rows import RowNorm
 
 KVCache = tuple[Tensor, Tensor]  # k and v pools [B, block_size, Hkv, D]
 
@@ -24,7 +23,7 @@ class NormRopeStore(Layer):
     def forward(
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
-        norms: tuple[RMSNorm, RMSNorm] | None,
+        norms: tuple[RowNorm, RowNorm] | None,
         cos: Tensor,
         sin: Tensor,
         kv_cache: KVCache,
@@ -34,7 +33,7 @@ class NormRopeStore(Layer):
 
         norms: over each head's q and k, if the model has them.
         """
-        q_weight, k_weight, norm = (norms[0].weight, norms[1].weight, Norm(norms[0].eps)) if norms else (None,) * 3
+        q_weight, k_weight, norm = (norms[0].weight, norms[1].weight, norms[0].norm) if norms else (None,) * 3
         return self.ops.qk_norm_rope_store(*qkv, q_weight, k_weight, norm, cos, sin, *kv_cache, slot_mapping)
 
 

@@ -60,8 +60,12 @@ class OutputLinear(Layer):
     summed, which moves half as many bytes.
     """
 
-    def __init__(self, ops: Ops, in_features: int, out_features: int, bias: bool = False) -> None:
+    def __init__(
+        self, ops: Ops, in_features: int, out_features: int, bias: bool = False, *, whole: bool = False
+    ) -> None:
+        """whole: every rank gets all output columns, also where the gathers are fused."""
         super().__init__(ops)
+        self.whole = whole
         self.shape = (out_features, in_features)
         self.by_rows = not ops.sums_cross_ranks or ops.tp.size == 1
         size = ops.tp.size
@@ -95,7 +99,7 @@ class OutputLinear(Layer):
             return tp.sum(self.ops.linear(x, self.prepared, self.bias))
         whole = x if x.shape[1] == self.shape[1] else tp.gather_features(x)
         part = self.ops.linear(whole, self.prepared, self.bias)
-        return part if self.ops.fuses_gathers else tp.gather_features(part)
+        return part if self.ops.fuses_gathers and not self.whole else tp.gather_features(part)
 
 
 class QKVLinear(MergedLinear):
@@ -126,3 +130,16 @@ class QKVLinear(MergedLinear):
         q, k, v = qkv.split([self.local_rows(shard) for shard in self.sizes], dim=-1)
         heads = (-1, self.head_dim)
         return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+
+    def gather_heads(self, x: Tensor, shard: str) -> Tensor:
+        """This rank's heads of q, k or v, [T, h, D] -> all of the model's side by side, [T, H * D], on every rank."""
+        tp, parts = self.ops.tp, self.shard_of(shard)[1]
+        if tp.size == 1:
+            return x.flatten(1)
+        ranks = tp.gather(x.flatten(1).contiguous()).unflatten(-1, (tp.size, -1))
+        return ranks[:, :: tp.size // parts].flatten(1)  # several ranks in a row hold the same heads
+
+    def own_heads(self, heads: Tensor, shard: str) -> Tensor:
+        """All of the model's heads, [T, H, D] -> this rank's, [T, h, D]."""
+        part, parts = self.shard_of(shard)
+        return heads.chunk(parts, dim=1)[part]

@@ -1,50 +1,89 @@
-"""Layers that work on each token's row by itself: RMS norm, the gated SiLU of the feed-forward block, and RoPE.
+"""Layers that work on each token's row by itself: norms, the feed-forward's activation, scales, and RoPE.
 
 T tokens, H features of the residual stream, I of the feed-forward block (h and i: this rank's), D head_dim. RoPE has
-one table for the model, applied to q and k in every layer.
+its tables for the model, applied to q and k in every layer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
+from evalengine.layers.variants import Activation, Norm
 
 
-class RMSNorm(Layer):
-    """[..., H] -> [..., H]: x / sqrt(mean(x^2) + eps) * weight. Every rank has the whole weight."""
+class RowNorm(Layer):
+    """[..., H] -> [..., H]: a norm over the last dimension. Every rank has the whole weight."""
 
-    def __init__(self, ops: Ops, size: int, eps: float) -> None:
+    def __init__(self, ops: Ops, size: int, norm: Norm) -> None:
         super().__init__(ops)
-        self.size, self.eps = size, eps
+        self.size, self.norm = size, norm
         self.weight = self.new_parameter(size)
+        self.bias = self.new_parameter(size) if norm.bias else None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {name: (self.size,)}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight, self.eps)
+        return self.ops.norm(x, self.weight, self.bias, self.norm)
 
 
-class AddRMSNorm(RMSNorm):
+class AddNorm(RowNorm):
     """x and residual [T, H] -> the norm of their rounded sum, and that sum itself, which the residual stream goes on
-    with. Of x this rank's columns [T, h] will do: the others' are gathered."""
+    with. Of x this rank's columns [T, h] will do, for Llama's norm: the others' are gathered."""
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if x.shape[1] < residual.shape[1]:
-            return self.ops.gather_add_rms_norm(x, residual, self.weight, self.eps)
-        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+            return self.ops.gather_add_rms_norm(x, residual, self.weight, self.norm.eps)
+        return self.ops.add_norm(x, residual, self.weight, self.bias, self.norm)
 
 
-class SiluAndMul(Layer):
-    """[T, 2 i] -> [T, i], or all ranks' [T, I] if the gathers are fused: silu(first half) * second half."""
+class Add(Layer):
+    """x and residual [T, H] -> their rounded sum."""
 
-    def forward(self, gate_up: Tensor) -> Tensor:
-        if self.ops.fuses_gathers:
-            return self.ops.gather_silu_and_mul(gate_up)
-        return self.ops.silu_and_mul(gate_up)
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.ops.add(x, residual)
+
+
+class Scale(Layer):
+    """Any shape: x times a constant, rounded once."""
+
+    def __init__(self, ops: Ops, factor: float) -> None:
+        super().__init__(ops)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.scale(x, self.factor)
+
+
+class Softcap(Layer):
+    """float32 logits of any shape -> cap * tanh(logits / cap)."""
+
+    def __init__(self, ops: Ops, cap: float) -> None:
+        super().__init__(ops)
+        self.cap = cap
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return self.ops.softcap(logits, self.cap)
+
+
+class ActivationLayer(Layer):
+    """[T, 2 i] -> [T, i] if gated, kind(first half) * second half, else [T, i] -> [T, i]; all ranks' [T, I] if a gated
+    silu's gathers are fused."""
+
+    def __init__(self, ops: Ops, kind: Activation = "silu", *, gated: bool = True) -> None:
+        super().__init__(ops)
+        self.kind, self.gated = kind, gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind != "silu" or not self.gated:
+            return self.ops.activation(x, self.kind, gated=self.gated)
+        return self.ops.gather_silu_and_mul(x) if self.ops.fuses_gathers else self.ops.silu_and_mul(x)
 
 
 def rope_table(
@@ -57,23 +96,36 @@ def rope_table(
     return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
 
-class RopeTable(Layer):
-    """cos and sin of every position. The table is made once; a step gathers its rows once for all layers."""
+class Table(NamedTuple):
+    """What a table of cosines and sines is made of."""
 
-    def __init__(self, ops: Ops, inv_freq: Tensor, scaling: float = 1.0) -> None:
+    inv_freq: Tensor  # float32 [D / 2]; 0 for pairs that are not turned
+    turned: int  # pairs that are
+    scaling: float = 1.0  # multiplies their cosines and sines
+    wide: bool = False  # `Ops.rope_table`
+
+
+class RopeTable(Layer):
+    """cos and sin of every position, for each RoPE that layers have. The tables are made once; a step gathers their
+    rows once for all layers."""
+
+    def __init__(self, ops: Ops, tables: Sequence[Table]) -> None:
         super().__init__(ops)
-        self.inv_freq, self.scaling = inv_freq, scaling
-        self.cos: Tensor | None = None
-        self.sin: Tensor | None = None
+        self.tables = tuple(tables)
+        self.built: list[Tensor] = []  # cos and sin of the first table, of the second, ...
 
     def build(self, max_positions: int) -> None:
         """Makes the rows for positions below `max_positions`."""
-        self.cos, self.sin = self.ops.rope_table(self.inv_freq, max_positions, self.scaling)
+        self.built = []
+        for table in self.tables:
+            cos, sin = self.ops.rope_table(table.inv_freq, max_positions, table.scaling, wide=table.wide)
+            cos[:, table.turned :], sin[:, table.turned :] = 1, 0
+            self.built += [cos, sin]
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [T] -> cos, sin [T, D / 2]."""
-        assert self.cos is not None and self.sin is not None, "build() comes first"
-        return self.cos[positions], self.sin[positions]
+    def forward(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """int64 [T] -> cos, sin [T, D / 2] of each table, side by side."""
+        assert self.built, "build() comes first"
+        return tuple(table[positions] for table in self.built)
 
 
 class Rope(Layer):

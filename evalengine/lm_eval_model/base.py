@@ -25,6 +25,7 @@ from evalengine.lm_eval_model.chat import OF_LM_EVAL, rendered
 from evalengine.lm_eval_model.place import find_place
 from evalengine.lm_eval_model.recorder import Recorder
 from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
+from evalengine.models.decoder import num_parameters
 
 logger = logging.getLogger(LOGGER)
 
@@ -115,7 +116,7 @@ class EngineBackedModel(TemplateLM):
         """Facts for the results that lm-eval writes once a run is over: the model, and the folder of its records."""
         checkpoint, settings = self.llm.checkpoint, self.llm.settings
         info: dict[str, Any] = {
-            "model_num_parameters": self.llm.spec.num_parameters,
+            "model_num_parameters": num_parameters(self.llm.spec),
             "model_dtype": str(settings.dtype),
             "model_revision": self.arguments.config.model.revision or "main",
             "model_sha": checkpoint.revision or "",  # the Hub's commit, as lm-eval's hf model reports it

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from evalengine.models.llama import LlamaForCausalLM
-from evalengine.models.qwen2 import Qwen2ForCausalLM
-from evalengine.models.qwen3 import Qwen3ForCausalLM
+from evalengine.models import families
 
-__all__ = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+__all__ = ["families"]

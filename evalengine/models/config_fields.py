@@ -43,6 +43,14 @@ ROPE_READ: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset(
+        {"factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"}
+        | {"original_max_position_embeddings", "max_position_embeddings", "llama_4_scaling_beta"}
+    ),
+    "longrope": frozenset(
+        {"short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"}
+    ),
+    "dynamic": frozenset({"alpha", "factor"}),  # HunYuan's, whose base is fixed
 }
 ROPE_WITHOUT_EFFECT = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),

@@ -1,13 +1,14 @@
-"""The decoder that Llama, Qwen2 and Qwen3 share: pre-norm attention and a gated SiLU feed-forward.
+"""The decoder of all families: attention and a feed-forward in every layer, as the spec's blocks describe them.
 
     T tokens, H hidden, Hq/Hkv heads, D head_dim, V vocabulary, B pages of `block_size` tokens, n rows of interest.
 
-Every operation is a layer, so a forward hook sees its output; `Ops` has the arithmetic behind each.
+Every operation is a layer, so a forward hook sees its output; `Ops` has the arithmetic behind each. An operation that a
+family does not have is not there, so a Llama's steps are those of a Llama.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -16,35 +17,51 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
+from evalengine.layers.fast import FastOps
 from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.layers.rows import AddRMSNorm, RMSNorm, Rope, RopeTable, SiluAndMul
-from evalengine.models.spec import ModelSpec
+from evalengine.layers.rows import (
+    ActivationLayer,
+    Add,
+    AddNorm,
+    Rope,
+    RopeTable,
+    RowNorm,
+    Scale,
+    Softcap,
+    Table,
+)
+from evalengine.models.spec import Block, ModelSpec
 
 
 class DecoderAttention(nn.Module):
-    """q, k, v; an optional norm over each head's q and k; RoPE; paged attention; the output projection."""
+    """q, k, v; norms of q and k, if the model has them, and RoPE; paged attention; the output projection."""
 
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, block: Block, ops: Ops, *, whole: bool) -> None:
+        """whole: whether the output is needed whole on every rank (`OutputLinear`)."""
         super().__init__()
-        self.ops = ops
+        self.ops, self.block = ops, block
+        self.table = spec.ropes.index(spec.rope_of(block))
         self.qkv_proj = QKVLinear(
             ops, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, bias=spec.attention_bias
         )
         if spec.qk_norm:
-            self.q_norm = RMSNorm(ops, spec.head_dim, spec.rms_norm_eps)
-            self.k_norm = RMSNorm(ops, spec.head_dim, spec.rms_norm_eps)
+            of_head = block.qk_norm_of == "head"
+            self.q_norm = RowNorm(ops, spec.head_dim if of_head else spec.num_heads * spec.head_dim, spec.norms)
+            self.k_norm = RowNorm(ops, spec.head_dim if of_head else spec.num_kv_heads * spec.head_dim, spec.norms)
         self.norms = (self.q_norm, self.k_norm) if spec.qk_norm else None
+        self.fused = not spec.qk_norm or (of_head and not block.qk_norm_last)
         self.norm_rope_store = NormRopeStore(ops)
         self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
-        self.attention = PagedAttention(ops, AttentionVariant(spec.attention_scale))
+        self.attention = PagedAttention(ops, spec.attention_of(block))
         features = spec.num_heads * spec.head_dim
-        self.o_proj = OutputLinear(ops, features, spec.hidden_size, bias=spec.attention_output_bias)
+        self.o_proj = OutputLinear(ops, features, spec.hidden_size, bias=spec.attention_output_bias, whole=whole)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, tables: tuple[Tensor, ...], kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+        cos, sin = tables[2 * self.table : 2 * self.table + 2]
         qkv = self.qkv_proj.split(self.qkv_proj(x))
-        if self.ops.fused:
+        if self.ops.fused and self.fused:
             q = self.norm_rope_store(qkv, self.norms, cos, sin, kv_cache, metadata.slot_mapping)
         else:
             q = self._in_steps(qkv, cos, sin, kv_cache, metadata.slot_mapping)
@@ -55,48 +72,98 @@ class DecoderAttention(nn.Module):
     ) -> Tensor:
         """Does what `norm_rope_store` does, with the same bytes, an op at a time, so that hooks see each output."""
         q, k, v = qkv
-        if self.norms:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if self.norms and not self.block.qk_norm_last:
+            q, k = self._normed(q, k)
         q, k = self.q_rope(q, cos, sin), self.k_rope(k, cos, sin)
+        if self.norms and self.block.qk_norm_last:
+            q, k = self._normed(q, k)
         self.store_kv(k, v, kv_cache, slot_mapping)
         return q
 
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q [T, Hq, D] and k [T, Hkv, D], normed over each head, or over all heads of all ranks."""
+        if self.block.qk_norm_of == "head":
+            return self.q_norm(q), self.k_norm(k)
+        whole_q, whole_k = self.qkv_proj.gather_heads(q, "q_proj"), self.qkv_proj.gather_heads(k, "k_proj")
+        q_heads = self.q_norm(whole_q).unflatten(-1, (-1, q.shape[-1]))
+        k_heads = self.k_norm(whole_k).unflatten(-1, (-1, k.shape[-1]))
+        return self.qkv_proj.own_heads(q_heads, "q_proj"), self.qkv_proj.own_heads(k_heads, "k_proj")
+
 
 class DecoderMLP(nn.Module):
-    """The gated feed-forward: down(silu(gate(x)) * up(x))."""
+    """The feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
 
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, block: Block, ops: Ops, *, whole: bool) -> None:
         super().__init__()
-        sizes = {"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size}
-        self.gate_up_proj = MergedLinear(ops, spec.hidden_size, sizes)
-        self.activation = SiluAndMul(ops)
-        self.down_proj = OutputLinear(ops, spec.intermediate_size, spec.hidden_size)
+        sizes = dict.fromkeys(("gate_proj", "up_proj") if block.gated else ("up_proj",), spec.intermediate_size)
+        self.gate_up_proj = MergedLinear(ops, spec.hidden_size, sizes, bias=block.mlp_bias)
+        self.activation = ActivationLayer(ops, block.activation, gated=block.gated)
+        self.down_proj = OutputLinear(ops, spec.intermediate_size, spec.hidden_size, bias=block.mlp_bias, whole=whole)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each on the norm of the residual stream, which is the rounded sum so far.
+    """Attention and feed-forward, added to the residual stream, which is the rounded sum so far.
 
     A layer takes the output `x` of the layer before, not yet added to `residual`, and hands its own on likewise: all of
-    it, or this rank's columns (`Ops.fuses_gathers`), which the next norm gathers.
+    it, or, between two of Llama's norms, this rank's columns (`Ops.fuses_gathers`), which the next norm gathers.
     """
 
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, block: Block, ops: Ops) -> None:
         super().__init__()
-        self.input_layernorm = AddRMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
-        self.self_attn = DecoderAttention(spec, ops)
-        self.post_attention_layernorm = AddRMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
-        self.mlp = DecoderMLP(spec, ops)
+        self.block = block
+        # Where anything but Llama's norm takes a branch's output next, every rank needs all of it.
+        whole = not (block.norm_before and spec.norms.is_plain) or block.norm_after or block.parallel is not None
+        whole = whole or block.residual_scale != 1.0
+        size, norm = spec.hidden_size, spec.norms
+        self.input_layernorm: nn.Module = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
+        self.self_attn = DecoderAttention(spec, block, ops, whole=whole)
+        if block.norm_after:
+            self.attention_output_norm, self.mlp_output_norm = RowNorm(ops, size, norm), RowNorm(ops, size, norm)
+        if block.residual_scale != 1.0:
+            self.attention_scale, self.mlp_scale = Scale(ops, block.residual_scale), Scale(ops, block.residual_scale)
+        if block.parallel is not None:
+            self.add = Add(ops)
+        self.post_attention_layernorm: nn.Module
+        if block.parallel == "two norms":
+            self.post_attention_layernorm = RowNorm(ops, size, norm)
+        elif block.parallel is None:
+            self.post_attention_layernorm = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
+        self.mlp = DecoderMLP(spec, block, ops, whole=whole)
 
     def forward(
-        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
+        self,
+        x: Tensor,
+        residual: Tensor,
+        tables: tuple[Tensor, ...],
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
     ) -> tuple[Tensor, Tensor]:
-        x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, cos, sin, kv_cache, metadata)
-        x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual
+        x, residual = self._enter(self.input_layernorm, x, residual)
+        attended = self.self_attn(x, tables, kv_cache, metadata)
+        if self.block.norm_after:
+            attended = self.attention_output_norm(attended)
+        if self.block.residual_scale != 1.0:
+            attended = self.attention_scale(attended)
+        if self.block.parallel is None:
+            x, residual = self._enter(self.post_attention_layernorm, attended, residual)
+        else:
+            x = self.post_attention_layernorm(residual) if self.block.parallel == "two norms" else x
+            residual = self.add(attended, residual)
+        x = self.mlp(x)
+        if self.block.norm_after:
+            x = self.mlp_output_norm(x)
+        return self.mlp_scale(x) if self.block.residual_scale != 1.0 else x, residual
+
+    def _enter(self, step: nn.Module, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """A branch's input, and the residual stream that its output is added to."""
+        if self.block.norm_before:
+            normed: tuple[Tensor, Tensor] = step(x, residual)
+            return normed
+        total = step(x, residual)
+        return total, total
 
 
 class Decoder(nn.Module):
@@ -105,36 +172,55 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__()
         self.embed_tokens = VocabEmbedding(ops, spec.vocab_size, spec.hidden_size)
-        self.rope_table = RopeTable(ops, spec.rope.inv_freq(spec.head_dim))
-        self.layers = nn.ModuleList(DecoderLayer(spec, ops) for _ in range(spec.num_layers))
-        self.norm = AddRMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+        if spec.embedding_scale != 1.0:
+            factor = torch.tensor(
+                spec.embedding_scale, dtype=ops.dtype
+            ).item()  # transformers' is of the weights' dtype
+            self.embedding_scale = Scale(ops, factor)
+        self.scales_embedding = spec.embedding_scale != 1.0
+        self.rope_table = RopeTable(
+            ops,
+            [
+                Table(rope.inv_freq(spec.head_dim), rope.turned(spec.head_dim) // 2, rope.attention_factor, rope.wide)
+                for rope in spec.ropes
+            ],
+        )
+        self.layers = nn.ModuleList(DecoderLayer(spec, spec.block(i), ops) for i in range(spec.num_layers))
+        self.norm = AddNorm(ops, spec.hidden_size, spec.norms)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
     ) -> Tensor:
         self.embed_tokens.ops.tp.begin()
         x = self.embed_tokens(input_ids)
+        if self.scales_embedding:
+            x = self.embedding_scale(x)
         residual = torch.zeros_like(x)  # 0 + x is x, except that -0 becomes +0, which no later norm or sum tells apart
-        cos, sin = self.rope_table(positions)
+        tables = self.rope_table(positions)
         for layer, kv_cache in zip(self.layers[: len(kv_caches)], kv_caches, strict=True):
-            x, residual = layer(x, residual, cos, sin, kv_cache, metadata)
+            x, residual = layer(x, residual, tables, kv_cache, metadata)
         return self.norm(x, residual)[0]
 
 
+class _Shapes(FastOps):
+    """Ops for a model of which only the shapes are wanted."""
+
+    def problems(self, variant: AttentionVariant) -> list[str]:
+        return []
+
+
+@lru_cache(maxsize=16)
+def num_parameters(spec: ModelSpec) -> int:
+    """The number of a model's weights; a tied table counts once."""
+    model = DecoderForCausalLM(spec, _Shapes(spec.dtype, torch.device("meta")))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 class DecoderForCausalLM(nn.Module):
-    """The decoder and its vocabulary projection. A subclass states how its architecture differs.
+    """The decoder and its vocabulary projection.
 
-    Its parameters, read through `Layer.checkpoint_shards`, have the names of a Hugging Face checkpoint.
+    Its parameters, read through `Layer.checkpoint_shards`, have the names of a Hugging Face checkpoint of a Llama.
     """
-
-    model_type: ClassVar[str]  # Hugging Face's config.model_type and GGUF's general.architecture
-    qk_norm: ClassVar[bool] = False
-    gguf_interleaved_rope: ClassVar[bool] = False  # GGUF files hold q and k with each head's RoPE pairs side by side
-
-    @classmethod
-    def attention_biases(cls, config: Any) -> tuple[bool, bool]:
-        """Whether (q, k and v; the output projection) have biases under this transformers config."""
-        raise TypeError(f"{cls.__name__} must define attention_biases")
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__()
@@ -143,6 +229,11 @@ class DecoderForCausalLM(nn.Module):
         self.model = Decoder(spec, ops)
         tied = self.model.embed_tokens if spec.tie_word_embeddings else None
         self.lm_head = LMHead(ops, spec.vocab_size, spec.hidden_size, tied_to=tied)
+        self.after_head = nn.ModuleList()
+        if spec.logits_scale != 1.0:
+            self.after_head.append(Scale(ops, spec.logits_scale))
+        if spec.logits_softcap is not None:
+            self.after_head.append(Softcap(ops, spec.logits_softcap))
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
@@ -156,7 +247,10 @@ class DecoderForCausalLM(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> float32 logits [n, V]; with several ranks, of this rank's part of the vocabulary."""
-        return self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden)
+        for step in self.after_head:
+            logits = step(logits)
+        return logits
 
     def whole_logits(self, logits: Tensor) -> Tensor:
         """Every rank's logits from `compute_logits` -> those of the whole vocabulary, [n, V]."""

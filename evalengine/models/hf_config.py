@@ -10,29 +10,28 @@ them are checked here first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from evalengine.errors import ConfigError
 from evalengine.models.config_fields import (
-    CHECKED_BY_CLASS,
-    HONOURED,
+    READ,
     ROPE_READ,
     ROPE_WITHOUT_EFFECT,
     contradicting_fields,
     refused_fields,
 )
 from evalengine.models.file_values import is_integer, one_line, shown
-from evalengine.models.registry import find_class_for_type, get_model_class, model_class_for_type
-from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.registry import Family, family_of_type, find_family_of_type, get_family
+from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import LARGEST, spec_problems
 
-if TYPE_CHECKING:
-    from evalengine.models.decoder import DecoderForCausalLM
-
+# What a model of several parts says for all of them, where its text part does not.
+_OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
@@ -52,15 +51,28 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     if not isinstance(model_type, str):
         is_a = f"its model_type is {shown(model_type)}" if "model_type" in raw else "config.json has no model_type"
         raise ConfigError(f"{is_a}; it is not a Hugging Face model's configuration")
-    model = find_class_for_type(model_type)
-    problems = list(_unsupported_json(raw)) if model else []  # those of another model would only hide that it is one
+    family = find_family_of_type(model_type)
+    if family is not None and family.wraps is not None:
+        return _of_text_part(raw, family)
+    problems = list(_unsupported_json(raw, family)) if family else []  # others' would only hide that it is another
     try:
-        spec = from_hf(_configuration(raw, is_known=model is not None))
+        spec = from_hf(_configuration(raw, family))
     except ConfigError as error:
-        raise ConfigError([*error.problems, *_of_class(model, problems)]) from error
-    if problems := [*problems, *contradicting_fields(raw, spec)]:
-        raise ConfigError(_of_class(model, problems))
+        raise ConfigError([*error.problems, *_of_family(family, problems)]) from error
+    if problems := [*problems, *contradicting_fields(raw, spec, _read(family))]:
+        raise ConfigError(_of_family(family, problems))
     return spec
+
+
+def _of_text_part(raw: Mapping[str, Any], family: Family) -> ModelSpec:
+    """The spec of the text part of a model of texts and images."""
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"{family.architecture}: text_config={shown(text)}: must be an object")
+    shared = {name: raw[name] for name in _OF_BOTH_PARTS if raw.get(name) is not None}
+    inner = {**shared, "model_type": family.wraps, **text}
+    inner.pop("architectures", None)
+    return replace(spec_from_json(inner), architecture=family.architecture)
 
 
 def from_hf(config: Any) -> ModelSpec:
@@ -69,46 +81,49 @@ def from_hf(config: Any) -> ModelSpec:
 
     Raises `ConfigError` that lists everything that is not supported, also the model itself.
     """
-    problems = list(_unsupported(config))
+    known = find_family_of_type(config.model_type)
+    problems = list(_unsupported(config, known))
     try:
-        model = _model_class(config)
+        family = _family(config)
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
-    spec = _spec(config, model) if _has_theta(config.rope_parameters) else None
-    if spec is not None:  # an unknown RoPE type is among the problems already
-        problems += [_in_json(problem) for problem in spec_problems(spec) if not problem.startswith("rope.type")]
+    spec = None
+    if _thetas(config.rope_parameters) and not any(problem.startswith("rope_parameters=") for problem in problems):
+        try:
+            spec = family.describe(family, config)
+        except ConfigError as error:
+            problems += error.problems
+    if spec is not None:
+        problems += [_in_json(problem) for problem in spec_problems(spec)]
     if problems:
-        raise ConfigError(_of_class(model, problems))
+        raise ConfigError(_of_family(family, problems))
     assert spec is not None, "RoPE without a base is a problem"
     return spec
 
 
-def token_ids(value: Any) -> tuple[Any, ...]:
-    """A configuration's `eos_token_id`, which may be absent, one id or several, as a tuple; the ids are not checked."""
-    if value is None:
-        return ()
-    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(dict.fromkeys(ids)) if all(is_integer(i) for i in ids) else ids
-
-
-def _configuration(raw: Mapping[str, Any], is_known: bool) -> Any:
+def _configuration(raw: Mapping[str, Any], family: Family | None) -> Any:
     """transformers' configuration made of config.json's content. An unknown model, which transformers may not know
     either, is only read to be refused, so its values are taken as they are."""
     from transformers import CONFIG_MAPPING
 
-    if not is_known:
+    if family is None:
         return SimpleNamespace(**raw)
-    if problems := list(_json_problems(raw)):
+    if problems := list(_json_problems(raw, family)):
         raise ConfigError([f"config.json: {problem}" for problem in problems])
-    fields_read = HONOURED | CHECKED_BY_CLASS
+    fields_read = _read(family) - {"is_causal"}
     try:
         # transformers gets a copy, because it fills in the RoPE parameters that it is given.
-        return CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy({k: raw[k] for k in raw.keys() & fields_read}))
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(
+            copy.deepcopy({k: raw[k] for k in raw.keys() & fields_read})
+        )
     except Exception as error:  # transformers' validation raises several unrelated types
         raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
+    if "eos_token_id" in raw:
+        config.eos_token_id = raw["eos_token_id"]  # for null some classes put their family's own
+    return config
 
 
-def _json_problems(raw: Mapping[str, Any]) -> Iterator[str]:
+def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
     """A sentence for each wrong value that transformers' classes would use without a check, or before it."""
     nullable = ("num_key_value_heads", "head_dim")
     for name, largest in ((_JSON_NAMES.get(name, name), largest) for name, largest in LARGEST.items()):
@@ -126,8 +141,10 @@ def _json_problems(raw: Mapping[str, Any]) -> Iterator[str]:
         if rope is not None and not isinstance(rope, dict):
             yield f"{name}={shown(rope)}: must be an object"
         elif rope:
-            yield from (f"{name}.{problem}" for problem in _not_numbers(rope))
-            if any(isinstance(value, dict) for value in rope.values()):
+            parts = {name: rope, **{f"{name}.{key}": part for key, part in rope.items() if isinstance(part, dict)}}
+            for place, part in parts.items():
+                yield from (f"{place}.{problem}" for problem in _not_numbers(part))
+            if len(parts) > 1 and "rope_by_layer" not in family.reads:
                 yield f"{name}={shown(rope)}: layers with a RoPE of their own are not supported"
     yield from _not_numbers({name: value for name, value in raw.items() if name in ("rope_theta", "rms_norm_eps")})
 
@@ -138,22 +155,40 @@ def _not_numbers(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={shown(values[name])}: must be a number"
 
 
-def _of_class(model: type[DecoderForCausalLM] | None, problems: list[str]) -> list[str]:
-    return [f"{model.__name__}: {problem}" for problem in problems] if model else problems
+def _of_family(family: Family | None, problems: list[str]) -> list[str]:
+    return [f"{family.architecture}: {problem}" for problem in problems] if family else problems
 
 
-def _unsupported_json(raw: Mapping[str, Any]) -> Iterator[str]:
+def _read(family: Family | None) -> frozenset[str]:
+    """The fields that a family's code reads."""
+    return READ | (family.reads if family else frozenset())
+
+
+def _unsupported_json(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
     """A sentence for each unsupported value of a field that transformers' code for these models asks for, though their
     classes do not declare it, and for each that another family's code computes with."""
     if raw.get("is_causal", True) is not True:
         yield f"is_causal={shown(raw['is_causal'])}: attention is causal here; other attention is not supported"
-    yield from refused_fields(raw)
+    yield from refused_fields(raw, _read(family))
 
 
-def _unsupported(config: Any) -> Iterator[str]:
-    """A sentence for each setting that no model here computes. An unknown model's configuration may lack fields."""
+def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
+    """A sentence for each setting that no model here computes, or not the family's. An unknown model's configuration
+    may lack fields."""
+    reads = family.reads if family else frozenset()
     if hasattr(config, "rope_parameters"):
-        yield from _rope_problems(config.rope_parameters)
+        yield from _rope_problems(config.rope_parameters, reads)
+    if not reads & {"layer_types", "sliding_window"}:
+        yield from _window_problems(config)
+    if getattr(config, "quantization_config", None) is not None:
+        yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"
+    if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
+        yield f"hidden_act={shown(activation)}: only silu is supported"
+    if "mlp_bias" not in reads and getattr(config, "mlp_bias", False):
+        yield "mlp_bias=true is not supported"
+
+
+def _window_problems(config: Any) -> Iterator[str]:
     layer_types = getattr(config, "layer_types", None) or []
     kinds = {str(kind) for kind in layer_types} if isinstance(layer_types, list) else {shown(layer_types)}
     if others := sorted(kinds - {"full_attention", "sliding_attention"}):
@@ -162,78 +197,46 @@ def _unsupported(config: Any) -> Iterator[str]:
     window = getattr(config, "sliding_window", None)  # classes with use_sliding_window drop an unused one
     if "sliding_attention" in kinds or uses_window or (window is not None and uses_window is None):
         yield "an active sliding window is not supported (layer_types, use_sliding_window, sliding_window)"
-    if getattr(config, "quantization_config", None) is not None:
-        yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"
-    if (activation := getattr(config, "hidden_act", "silu")) != "silu":
-        yield f"hidden_act={shown(activation)}: only silu is supported"
-    if getattr(config, "mlp_bias", False):
-        yield "mlp_bias=true is not supported"
 
 
-def _has_theta(parameters: Any) -> bool:
-    return isinstance(parameters, Mapping) and "rope_theta" in parameters
+def _thetas(parameters: Any) -> bool:
+    """Whether there is a base, for all layers or for each kind of them."""
+    if not isinstance(parameters, Mapping):
+        return False
+    parts = [part for part in parameters.values() if isinstance(part, Mapping)]
+    return "rope_theta" in parameters or bool(parts and all("rope_theta" in part for part in parts))
 
 
-def _rope_problems(parameters: Any) -> Iterator[str]:
-    if not _has_theta(parameters) or parameters.get("rope_type", "default") not in ("default", "linear", "llama3"):
-        yield f"rope_parameters={shown(parameters)}: supported are default, linear and llama3 scaling"
+def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[str]:
+    """A sentence for each setting of RoPE that is not computed. reads: the fields that the family reads, and the types
+    of RoPE that it takes beside those of all; "rope_by_layer": each kind of its layers may have one."""
+    if _thetas(parameters) and "rope_by_layer" in reads and "rope_theta" not in parameters:
+        for part in parameters.values():
+            yield from _rope_problems(part, reads)
         return
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+    kinds = [kind for kind in ROPE_READ if kind in ("default", "linear", "llama3") or kind in reads]
+    kind = parameters.get("rope_type", "default") if _thetas(parameters) else None
+    if kind not in kinds:
+        yield f"rope_parameters={shown(parameters)}: supported are {', '.join(kinds[:-1])} and {kinds[-1]} scaling"
+        return
+    if "partial_rotary_factor" not in reads and parameters.get("partial_rotary_factor", 1.0) != 1.0:
         yield "partial_rotary_factor: only the whole head may be rotated"
-    kind = parameters.get("rope_type", "default")
     for name in sorted(parameters.keys() - ROPE_READ[kind] - ROPE_WITHOUT_EFFECT):
         if parameters[name] not in (None, False, 1):
             yield f"rope_parameters.{name}={shown(parameters[name])}: RoPE of type {kind} ignores it; remove it"
 
 
-def _model_class(config: Any) -> type[DecoderForCausalLM]:
-    """The class of the model type, which alone counts for transformers. Raises ConfigError for class names that
+def _family(config: Any) -> Family:
+    """The family of the model type, which alone counts for transformers. Raises ConfigError for class names that
     contradict it, since they leave open what the weights are."""
-    of_type = model_class_for_type(config.model_type)
+    of_type = family_of_type(config.model_type)
     for architecture in getattr(config, "architectures", None) or ():
-        if get_model_class(architecture) is not of_type:
+        if get_family(architecture) is not of_type:
             raise ConfigError(
                 f"architectures={shown(architecture)} contradicts model_type={config.model_type}, which is "
-                f"{of_type.__name__}; correct the one that is wrong"
+                f"{of_type.architecture}; correct the one that is wrong"
             )
     return of_type
-
-
-def _spec(config: Any, model: type[DecoderForCausalLM]) -> ModelSpec:
-    qkv_bias, output_bias = model.attention_biases(config)
-    heads = config.num_attention_heads
-    return ModelSpec(
-        architecture=model.__name__,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=heads,
-        num_kv_heads=config.num_key_value_heads or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        rms_norm_eps=config.rms_norm_eps,
-        rope=_rope(config.rope_parameters),
-        max_position_embeddings=config.max_position_embeddings,
-        tie_word_embeddings=config.tie_word_embeddings,
-        attention_bias=qkv_bias,
-        attention_output_bias=output_bias,
-        qk_norm=model.qk_norm,
-        dtype=getattr(config, "dtype", None) or torch.float32,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=token_ids(config.eos_token_id),
-    )
-
-
-def _rope(parameters: Mapping[str, Any]) -> RopeSpec:
-    # transformers 5 keeps theta in rope_parameters and has no `rope_theta` attribute.
-    kind = parameters.get("rope_type", "default")
-    scaling = {
-        name: parameters[name]
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        if kind != "default" and name in parameters
-    }
-    theta = parameters["rope_theta"]
-    return RopeSpec(theta=float(theta) if is_integer(theta) else theta, type=kind, **scaling)
 
 
 def _in_json(problem: str) -> str:

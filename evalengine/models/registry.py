@@ -1,56 +1,74 @@
-"""The models that the engine knows, by the class name in a checkpoint's `architectures`.
+"""The model families that the engine knows, by the class name in a checkpoint's `architectures`.
 
-To add one, write `evalengine/models/<name>.py` with a class decorated by `register_model(<HF class name>)`, and import
-that file in `evalengine/models/__init__.py`. A decoder of the Llama shape subclasses `DecoderForCausalLM` and states
-where it differs (`llama.py`, `qwen3.py`); another shape is any module with that class's methods, made of
-`evalengine.layers`, whose parameters are named as in the checkpoint.
+To add one, write `evalengine/models/families/<name>.py`, which registers a `Family`: how its config.json reads as a
+`ModelSpec`, and what its weights are called. The decoder and the loader are written once (docs/models.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.models.file_values import plain
-
-if TYPE_CHECKING:
-    from evalengine.models.decoder import DecoderForCausalLM
-
-MODEL_REGISTRY: dict[str, type[DecoderForCausalLM]] = {}
+from evalengine.models.spec import ModelSpec
+from evalengine.models.weight_names import WeightNames
 
 
-def register_model(
-    architecture: str,
-) -> Callable[[type[DecoderForCausalLM]], type[DecoderForCausalLM]]:
-    """Class decorator: makes the class the implementation of `architecture`, which must be the class's name."""
+@dataclass(frozen=True)
+class Family:
+    """One architecture of Hugging Face's.
 
-    def register(cls: type[DecoderForCausalLM]) -> type[DecoderForCausalLM]:
-        assert cls.__name__ == architecture and architecture not in MODEL_REGISTRY
-        MODEL_REGISTRY[architecture] = cls
-        return cls
+    describe: transformers' configuration -> its `ModelSpec`; raises `ConfigError` for what it does not compute.
+    """
 
-    return register
+    architecture: str  # Hugging Face's class name, key of MODEL_REGISTRY
+    model_type: str  # its config.model_type
+    describe: Callable[[Family, Any], ModelSpec]
+    # Fields of config.json that it computes, beside those that all read; types of RoPE, and "rope_by_layer", likewise.
+    reads: frozenset[str] = frozenset()
+    weights: WeightNames = field(default_factory=WeightNames)
+    gguf: str | None = None  # GGUF's general.architecture, for a family whose GGUF files are read
+    gguf_interleaved_rope: bool = False  # GGUF files hold q and k with each head's RoPE pairs side by side
+    wraps: str | None = None  # the model_type of its text part, for a model of texts and images
+
+    def __post_init__(self) -> None:
+        assert self.architecture not in MODEL_REGISTRY
+        MODEL_REGISTRY[self.architecture] = self
 
 
-def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
-    """The class registered for a Hugging Face class name; `ConfigError` lists the supported ones."""
+MODEL_REGISTRY: dict[str, Family] = {}
+
+
+def get_family(architecture: str) -> Family:
+    """The family of a Hugging Face class name; `ConfigError` lists the supported ones."""
     if architecture not in MODEL_REGISTRY:
         raise ConfigError(f"model architecture {plain(architecture)} is not supported; supported: {_supported()}")
     return MODEL_REGISTRY[architecture]
 
 
-def model_class_for_type(model_type: str) -> type[DecoderForCausalLM]:
-    """The class for a config's `model_type` or a GGUF file's `general.architecture`. Raises ConfigError for another."""
-    if (cls := find_class_for_type(model_type)) is None:
+def family_of_type(model_type: str) -> Family:
+    """The family of a config's `model_type`. Raises ConfigError for another."""
+    if (family := find_family_of_type(model_type)) is None:
         raise ConfigError(f"model type {plain(model_type)} is not supported; supported: {_supported()}")
-    return cls
+    return family
 
 
-def find_class_for_type(model_type: str) -> type[DecoderForCausalLM] | None:
-    """`model_class_for_type`; None for an unknown type."""
-    return next((cls for cls in MODEL_REGISTRY.values() if cls.model_type == model_type), None)
+def find_family_of_type(model_type: str) -> Family | None:
+    """`family_of_type`; None for an unknown type."""
+    return next((family for family in MODEL_REGISTRY.values() if family.model_type == model_type), None)
+
+
+def family_of_gguf(architecture: str) -> Family:
+    """The family of a GGUF file's `general.architecture`. Raises ConfigError for one whose files are not read."""
+    known = [family for family in MODEL_REGISTRY.values() if family.gguf]
+    for family in known:
+        if family.gguf == architecture:
+            return family
+    names = ", ".join(f"{family.architecture} ({family.gguf})" for family in known)
+    raise ConfigError(f"model type {plain(architecture)} is not supported in GGUF files; supported: {names}")
 
 
 def _supported() -> str:
-    return ", ".join(f"{name} ({cls.model_type})" for name, cls in sorted(MODEL_REGISTRY.items()))
+    return ", ".join(f"{name} ({family.model_type})" for name, family in sorted(MODEL_REGISTRY.items()))

@@ -6,59 +6,39 @@ result. Layers and engine read no Hugging Face config and no GGUF metadata.
 
 from __future__ import annotations
 
-import decimal
-import math
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.shapes import Shapes
+from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
-
-RopeType = Literal["default", "linear", "llama3", "factors"]
+from evalengine.models.rope import LATER, RopeSpec
 
 
 @dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding: the base and how its frequencies are stretched."""
+class Block:
+    """How a layer differs from Llama's: norm, attention, norm, gated SiLU feed-forward, each added to the residual."""
 
-    theta: float
-    type: RopeType = "default"
-    factor: float = 1.0  # used by linear and llama3 scaling only
-    low_freq_factor: float = 1.0  # used by llama3 RoPE scaling only, as the next two are
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-    freq_factors: tuple[float, ...] | None = None  # type factors divides each frequency by one (GGUF's rope_freqs)
+    rope: RopeSpec | None = None  # None: the model's
+    window: int | None = None  # keys that a query sees, its own among them; None: all before it
+    softcap: float | None = None  # scores become cap * tanh(score / cap)
+    scale: float | None = None  # of q . k; None: head_dim ** -0.5
+    qk_norm_of: Literal["head", "vector"] = "head"  # whether q and k norms span a head, or all heads
+    qk_norm_last: bool = False  # whether they come after RoPE
+    norm_before: bool = True  # whether a branch's input is normed
+    norm_after: bool = False  # whether its output is, before it is added
+    parallel: Literal["one norm", "two norms"] | None = None  # whether both branches take the same residual
+    residual_scale: float = 1.0  # of a branch's output
+    activation: Activation = "silu"
+    gated: bool = True
+    mlp_bias: bool = False
 
-    def inv_freq(self, head_dim: int) -> Tensor:
-        """The inverse frequencies, float32 [head_dim / 2], by transformers' formulas.
 
-        The powers are rounded from 40 decimal digits, since torch's float32 `pow` gives other bits on another
-        instruction set (12 of 2160 values over common bases and head sizes, AVX2 against scalar). The rest is IEEE
-        arithmetic.
-        """
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        with decimal.localcontext(decimal.Context(prec=40)):
-            powers = [float(decimal.Decimal(self.theta) ** decimal.Decimal(e)) for e in exponents.tolist()]
-        inv_freq = 1.0 / torch.tensor(powers, dtype=torch.float32)
-        if self.type == "linear":
-            return inv_freq / self.factor
-        if self.type == "factors":
-            return inv_freq / torch.tensor(self.freq_factors, dtype=torch.float32)
-        return self._llama3(inv_freq) if self.type == "llama3" else inv_freq
-
-    def _llama3(self, inv_freq: Tensor) -> Tensor:
-        """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, those of short ones kept, and
-        those between blended."""
-        context = self.original_max_position_embeddings
-        wavelength = 2 * math.pi / inv_freq
-        blend = (context / wavelength - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        blended = (1 - blend) * inv_freq / self.factor + blend * inv_freq
-        long, short = wavelength > context / self.low_freq_factor, wavelength < context / self.high_freq_factor
-        return torch.where(long, inv_freq / self.factor, torch.where(short, inv_freq, blended))
+PLAIN = (Block(),)
+LLAMA_NORM = Norm(eps=0.0)
 
 
 @dataclass(frozen=True)
@@ -84,36 +64,79 @@ class ModelSpec:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # those of the generation config
+    blocks: tuple[Block, ...] = field(default=PLAIN, metadata=LATER)  # layer i is blocks[i % len(blocks)]
+    norm: Norm = field(default=LLAMA_NORM, metadata=LATER)  # the kind of all norms; its eps is `rms_norm_eps`
+    embedding_scale: float = field(default=1.0, metadata=LATER)  # of the embedding's rows
+    logits_scale: float = field(default=1.0, metadata=LATER)
+    logits_softcap: float | None = field(default=None, metadata=LATER)  # logits become cap * tanh(logit / cap)
 
     @property
     def shapes(self) -> Shapes:
-        """The sizes that the kernels' schedules depend on."""
-        return Shapes(**{size.name: getattr(self, size.name) for size in fields(Shapes)})
+        """The sizes that the kernels' schedules depend on. All layers have the same."""
+        block = self.blocks[0]
+        return Shapes(
+            **{size.name: getattr(self if hasattr(self, size.name) else block, size.name) for size in fields(Shapes)}
+        )
+
+    def block(self, layer: int) -> Block:
+        """The description of a layer, by its number."""
+        return self.blocks[layer % len(self.blocks)]
+
+    def rope_of(self, block: Block) -> RopeSpec:
+        """A layer's RoPE."""
+        return self.rope if block.rope is None else block.rope
+
+    @property
+    def ropes(self) -> list[RopeSpec]:
+        """The distinct RoPEs of the layers."""
+        ropes: list[RopeSpec] = []
+        for block in self.blocks:
+            if (rope := self.rope_of(block)) not in ropes:
+                ropes.append(rope)
+        return ropes
 
     @property
     def attention_scale(self) -> float:
-        """The factor of q . k."""
+        """The factor of q . k where a block has none of its own."""
         return self.head_dim**-0.5
+
+    def attention_of(self, block: Block) -> AttentionVariant:
+        """What a layer's attention computes."""
+        scale = self.attention_scale if block.scale is None else block.scale
+        return AttentionVariant(scale, window=block.window, softcap=block.softcap)
 
     @property
     def variants(self) -> tuple[AttentionVariant, ...]:
         """What the layers' attention computes, each variant once."""
-        return (AttentionVariant(self.attention_scale),)
+        return tuple(dict.fromkeys(map(self.attention_of, self.blocks)))
+
+    @property
+    def norms(self) -> Norm:
+        """The kind of the model's norms, with their eps."""
+        return replace(self.norm, eps=self.rms_norm_eps)
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """How many KV heads each of so many ranks holds. With fewer heads than ranks, several ranks share a head."""
         return self.shapes.heads_of_rank(ranks)[1]
 
     @property
-    def num_parameters(self) -> int:
-        """The number of the model's weights; a tied table counts once."""
-        hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = hidden * (q + 2 * kv) + q * hidden
-        attention += (q + 2 * kv) * self.attention_bias + hidden * self.attention_output_bias
-        norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
-        layer = attention + norms + 3 * hidden * self.intermediate_size
-        tables = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * layer + tables + hidden
+    def plain(self) -> dict[str, Any]:
+        """The spec as a dictionary; a field that came later is left out while it has its default."""
+        return _plain(self)
+
+
+def _plain(spec: Any) -> dict[str, Any]:
+    values = asdict(spec)
+    for item in fields(spec):
+        value = getattr(spec, item.name)
+        if item.metadata.get("later") and value == item.default:
+            del values[item.name]
+        elif isinstance(value, RopeSpec):
+            values[item.name] = _plain(value)
+        elif item.name == "blocks":
+            ropes = [{"rope": _plain(block.rope)} if block.rope else {} for block in value]
+            values[item.name] = [{**asdict(block), **rope} for block, rope in zip(value, ropes, strict=True)]
+    return values
 
 
 def dtype_name(dtype: object) -> str:

@@ -36,7 +36,9 @@ def spec_problems(spec: ModelSpec) -> list[str]:
         problems += _head_problems(spec)
     if not is_number(spec.rms_norm_eps, 1e-30, 1.0):
         problems.append(f"rms_norm_eps={shown(spec.rms_norm_eps)}: must be a number from 1e-30 to 1")
-    problems += _rope_problems(spec.rope, spec.head_dim)
+    for rope in spec.ropes:
+        problems += [problem for problem in _rope_problems(rope, spec.head_dim) if problem not in problems]
+    problems += [*_block_problems(spec), *dict.fromkeys(_number_problems(spec))]
     for flag in ("tie_word_embeddings", "attention_bias", "attention_output_bias", "qk_norm"):
         if not isinstance(getattr(spec, flag), bool):
             problems.append(f"{flag}={shown(getattr(spec, flag))}: must be true or false")
@@ -53,6 +55,13 @@ def spec_problems(spec: ModelSpec) -> list[str]:
     return problems
 
 
+def _block_problems(spec: ModelSpec) -> Iterator[str]:
+    """A sentence for each size or kind that layers may not differ in."""
+    for name in ("gated", "mlp_bias", "activation", "parallel", "norm_before", "norm_after", "qk_norm_of"):
+        if len({getattr(block, name) for block in spec.blocks}) > 1:
+            yield f"{name}: must be the same in all layers"
+
+
 def _head_problems(spec: ModelSpec) -> Iterator[str]:
     if spec.num_heads % spec.num_kv_heads:
         yield f"num_kv_heads={spec.num_kv_heads}: num_heads={spec.num_heads} is not a multiple of it"
@@ -60,22 +69,45 @@ def _head_problems(spec: ModelSpec) -> Iterator[str]:
         yield f"head_dim={spec.head_dim}: must be even, RoPE rotates pairs"
 
 
+def _number_problems(spec: ModelSpec) -> Iterator[str]:
+    """A sentence for each factor, cap or window of the spec or of a layer that is no such number."""
+    for name in ("embedding_scale", "logits_scale"):
+        if not is_number(getattr(spec, name), 1e-9, 1e9):
+            yield f"{name}={shown(getattr(spec, name))}: must be a positive number"
+    optional = [("logits_softcap", spec.logits_softcap)]
+    for block in spec.blocks[: LARGEST["num_layers"]]:
+        optional += [(name, getattr(block, name)) for name in ("softcap", "scale", "residual_scale")]
+        if block.window is not None and not is_integer(block.window, 1, LARGEST["max_position_embeddings"]):
+            yield f"window={shown(block.window)}: must be a number of tokens"
+    for name, value in optional:
+        if value is not None and not is_number(value, 1e-9, 1e9):
+            yield f"{name}={shown(value)}: must be a positive number"
+
+
 def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
     """A sentence for each number of RoPE out of the range that a context may be stretched by, if its type uses it."""
-    if rope.type not in ("default", "linear", "llama3", "factors"):
-        yield f"rope.type={shown(rope.type)}: not supported; supported: default, linear, llama3"
+    if rope.type not in ("default", "linear", "llama3", "factors", "yarn"):
+        yield f"rope.type={shown(rope.type)}: not supported; supported: default, linear, llama3, yarn"
         return
-    ranges = {"theta": (1.0, 1e15)}
-    if rope.type in ("linear", "llama3"):
+    if rope.rotary_dim is not None and (not is_integer(rope.rotary_dim, 0, head_dim) or rope.rotary_dim % 2):
+        yield f"rope.rotary_dim={shown(rope.rotary_dim)}: must be even, and at most head_dim={head_dim}"
+        return
+    ranges = {"theta": (1.0, 1e15), "attention_factor": (1e-3, 1e3)}
+    if rope.type in ("linear", "llama3", "yarn"):
         ranges["factor"] = (1.0, 1e6)
+    if rope.type == "yarn":
+        ranges |= {"beta_fast": (1e-6, 1e6), "beta_slow": (1e-6, 1e6)}
     if rope.type == "llama3":
         ranges |= {"low_freq_factor": (1e-6, 1e6), "high_freq_factor": (1e-6, 1e6)}
     wrong = [name for name, limits in ranges.items() if not is_number(getattr(rope, name), *limits)]
     for name in wrong:
         least, most = ranges[name]
         yield f"rope.{name}={shown(getattr(rope, name))}: must be a number from {least:g} to {most:g}"
-    if rope.type == "llama3":
-        if not {"low_freq_factor", "high_freq_factor"} & set(wrong) and rope.low_freq_factor >= rope.high_freq_factor:
+    if rope.type == "yarn" and rope.theta == 1.0:
+        yield "rope.theta=1.0: must be above 1 for yarn"
+    if rope.type in ("llama3", "yarn"):
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        if rope.type == "llama3" and not {"low_freq_factor", "high_freq_factor"} & set(wrong) and low >= high:
             yield f"rope.low_freq_factor={rope.low_freq_factor}: must be below high_freq_factor={rope.high_freq_factor}"
         largest, context = LARGEST["max_position_embeddings"], rope.original_max_position_embeddings
         if not is_integer(context, 1, largest):
@@ -83,7 +115,7 @@ def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
             yield f"{name}={shown(context)}: must be an integer from 1 to {largest}"
     if rope.type == "factors":
         factors = rope.freq_factors
-        if factors is None or not is_integer(head_dim) or len(factors) != head_dim // 2:
+        if factors is None or not is_integer(head_dim) or len(factors) != rope.turned(head_dim) // 2:
             have = "none" if factors is None else str(len(factors))
             yield f"rope.freq_factors: {have}, and head_dim={shown(head_dim)} needs one for each pair"
         elif wrong_factor := [f for f in factors if not is_number(f, 1e-6, 1e6)]:

@@ -21,7 +21,7 @@ PAGE = PACKAGE.parent / "docs" / "request.md"
 PARTS = ("engine", "layers", "models")
 # The page names these as below or beside the path: the seam and the level under it, stop strings, and other ranks.
 ELSEWHERE = {
-    *("layers/ops.py", "layers/exact.py", "engine/text/detokenizer.py"),
+    *("layers/ops.py", "layers/variants.py", "layers/exact.py", "engine/text/detokenizer.py"),
     *("layers/parallel.py", "engine/execute/parallel/ranks.py"),
 }
 

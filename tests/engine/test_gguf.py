@@ -238,7 +238,9 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r"model type mamba is not supported; supported: LlamaForCausalLM \(llama\)"):
+    with pytest.raises(
+        ConfigError, match=r"model type mamba is not supported in GGUF files; supported: LlamaForCausalLM \(llama\)"
+    ):
         resolve(tmp_path / "m.gguf")
 
 

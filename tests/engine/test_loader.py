@@ -103,10 +103,10 @@ PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, 
     ("changes", "unknown"),
     [
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "model architecture Qwen3ForSequenceClassification is"),
-        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model type mistral is"),
+        ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, "model type falcon is"),
         ({"model_type": "not-in-transformers", "auto_map": {"AutoConfig": "m.C"}}, "model type not-in-transformers is"),
         ({"model_type": "openelm", "num_attention_heads": [2, 3], "architectures": None}, "model type openelm is"),
-        ({"model_type": "mistral"}, "model type mistral is"),  # Its class name is a known one.
+        ({"model_type": "falcon"}, "model type falcon is"),  # Its class name is a known one.
     ],
 )
 def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, Any], unknown: str) -> None:
@@ -115,25 +115,27 @@ def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, An
     with pytest.raises(ConfigError) as caught:
         load(folder)
     (problem,) = caught.value.problems
-    assert problem.startswith(f"model.path={folder}: {unknown} not supported; supported: LlamaForCausalLM (llama)")
+    assert problem.startswith(f"model.path={folder}: {unknown} not supported; supported: ")
+    assert "LlamaForCausalLM (llama)" in problem
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
     edit_config(folder, **PACKED, mlp_bias=True, rope_parameters=rope)
     with pytest.raises(ConfigError) as caught:
         load(folder)
     unknown_model, *other_problems = caught.value.problems
-    assert unknown_model == problem and len(other_problems) == 5
+    words = ["yarn", "quantization_config", "hidden_act='gelu'", "mlp_bias"]
+    if "model_type" in changes:  # A Qwen3's layers may see a window.
+        words.append("sliding window")
+    assert unknown_model == problem and len(other_problems) == len(words)
     text = "\n".join(other_problems)
-    assert all(
-        word in text for word in ("yarn", "sliding window", "quantization_config", "hidden_act='gelu'", "mlp_bias")
-    )
-    assert text.count(f"model.path={folder}: ") == 5
+    assert all(word in text for word in words)
+    assert text.count(f"model.path={folder}: ") == len(words)
 
 
 def test_a_known_model_lists_all_that_it_lacks(folder: Path) -> None:
     edit_config(folder, **PACKED, num_key_value_heads=3)
     with pytest.raises(ConfigError) as caught:
         load(folder)
-    assert len(caught.value.problems) == 4 and "num_key_value_heads=3" in str(caught.value)
+    assert len(caught.value.problems) == 3 and "num_key_value_heads=3" in str(caught.value)
     assert all(p.startswith(f"model.path={folder}: Qwen3ForCausalLM: ") for p in caught.value.problems)
 
 

@@ -29,8 +29,8 @@ from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
+from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.processors import LogitsProcessors
-from evalengine.models.registry import get_model_class
 from tests.bitwise import assert_bitwise_equal
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def odd_model(source: Path, folder: Path, kv_heads: int) -> Checkpoint:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((source / name).read_text())
     plain = resolve_checkpoint(ModelConfig(name="odd", path=str(folder), load_format="dummy"))
-    model = get_model_class(plain.spec.architecture)(plain.spec, create_ops("exact", torch.float32, CPU))
+    model = DecoderForCausalLM(plain.spec, create_ops("exact", torch.float32, CPU))
     shapes = {name: target.shape for name, target in _targets(model).items()}
     save_file({name: tensor.contiguous() for name, tensor in dummy_tensors(shapes, CPU)}, folder / "model.safetensors")
     return resolve_checkpoint(ModelConfig(name="odd", path=str(folder)))

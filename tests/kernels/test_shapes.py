@@ -10,7 +10,7 @@ import torch
 from evalengine.kernels.shapes import LinearShape
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.parallel import TensorParallel
-from evalengine.models import Qwen2ForCausalLM
+from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.spec import ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
@@ -26,7 +26,7 @@ def test_the_linear_layers_are_those_of_the_model(ranks: int) -> None:
     """The shapes are those of the model's weights, also with fewer KV heads than ranks."""
     ops = ExactOps(torch.float32, torch.device("cpu"))
     ops.tp = TensorParallel(ranks - 1, ranks, group=SimpleNamespace())
-    layer = Qwen2ForCausalLM(SPEC, ops).model.layers[0]
+    layer = DecoderForCausalLM(SPEC, ops).model.layers[0]
     parts = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
     expected = SPEC.shapes.linear_layers(ranks)
     assert list(expected) == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]

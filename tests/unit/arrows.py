@@ -52,7 +52,7 @@ ARROWS: dict[str, set[str]] = {
     "explain": {"harness", "engine", "layers", "records", "report", "config", "util", "errors"},
     "receipts": {"harness", "engine", "models", "records", "report", "config", "util", "errors", "version"},
     "bench": {"certify", "engine", "models", "records", "config", "util", "errors"},
-    "lm_eval_model": {"cache", "harness", "engine", "records", "config", "errors", "version"},
+    "lm_eval_model": {"cache", "harness", "engine", "models", "records", "config", "errors", "version"},
     "assets": set(),
     "benchmarks": {"bench", "cli", "cache", "harness", "certify", "engine", "models", "layers", "kernels", "invariant"}
     | {"verification", "records", "report", "config", "util", "errors"},

@@ -16,8 +16,10 @@ from evalengine.layers.base import Layer
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
-from evalengine.layers.rows import AddRMSNorm, SiluAndMul
+from evalengine.layers.rows import ActivationLayer, AddNorm
+from evalengine.layers.variants import Norm
 from evalengine.models.decoder import DecoderMLP
+from evalengine.models.spec import Block
 from tests.bitwise import assert_bitwise_equal
 
 SPEC: Any = SimpleNamespace(hidden_size=24, intermediate_size=36)
@@ -43,13 +45,13 @@ class RankThread(TensorParallel):
         return whole
 
 
-class Block(nn.Module):
+class Branch(nn.Module):
     """A norm, a feed-forward block, and the norm after it."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()
-        self.before, self.after = (AddRMSNorm(ops, SPEC.hidden_size, 1e-6) for _ in range(2))
-        self.mlp = DecoderMLP(SPEC, ops)
+        self.before, self.after = (AddNorm(ops, SPEC.hidden_size, Norm(1e-6)) for _ in range(2))
+        self.mlp = DecoderMLP(SPEC, Block(), ops, whole=False)
         generator = torch.Generator().manual_seed(1)
         for name, layer in self.named_modules():
             if isinstance(layer, Layer):
@@ -71,7 +73,7 @@ def outputs(level: str, size: int, fused: bool) -> list[dict[str, Tensor]]:
     def of_rank(rank: int) -> dict[str, Tensor]:
         ops = create_ops(level, torch.float32, CPU, tp=RankThread(rank, size, group))
         ops.fused = fused
-        block, seen = Block(ops), dict[str, Tensor]()
+        block, seen = Branch(ops), dict[str, Tensor]()
         with torch.inference_mode(), op_hook(block, lambda name, output: seen.update({name: output.clone()})):
             block(x, residual)
         return seen
@@ -98,4 +100,4 @@ def test_sums_over_ranks_are_not_gathered_too() -> None:
     ops = create_ops("fast", torch.float32, CPU, tp=RankThread(1, 2, Group(2)))
     ops.fused = True
     gate_up = torch.randn(3, 10)
-    assert_bitwise_equal(SiluAndMul(ops)(gate_up), ops.silu_and_mul(gate_up))
+    assert_bitwise_equal(ActivationLayer(ops)(gate_up), ops.silu_and_mul(gate_up))

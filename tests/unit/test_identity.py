@@ -15,9 +15,11 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.identity import model_identity, plain_spec
+from evalengine.layers.variants import Norm
 from evalengine.lm_eval_model.arguments import read_arguments
 from evalengine.models.processors import LogitsProcessors
-from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.rope import RopeSpec
+from evalengine.models.spec import Block, ModelSpec
 
 (JOB,) = compose_jobs([])
 (CHAT,) = compose_jobs(["apply_chat_template=true"])
@@ -34,8 +36,10 @@ def changed(value: Any) -> Any:
         return replace(value, theta=value.theta + 1)
     if isinstance(value, LogitsProcessors):
         return replace(value, repetition_penalty=1.1)
+    if isinstance(value, Norm):
+        return replace(value, cast_first=False)
     if isinstance(value, tuple):
-        return (*value, 7)
+        return (*value, Block(window=7) if isinstance(value[0], Block) else 7)
     if value is None:
         return 3
     return not value if isinstance(value, bool) else value + "x" if isinstance(value, str) else value * 2
@@ -46,7 +50,14 @@ def test_every_field_of_the_spec_counts(checkpoint: Checkpoint, name: str) -> No
     spec = checkpoint.spec
     other = replace(spec, **{name: changed(getattr(spec, name))})
     before, after = plain_spec(spec), plain_spec(other)
-    assert {key for key in before if before[key] != after[key]} == {name}
+    assert {key for key in after if before.get(key) != after[key]} == {name}
+
+
+def test_what_came_later_leaves_plain_models_their_identity(checkpoint: Checkpoint) -> None:
+    """Receipts, caches and baselines name a Llama as before."""
+    values = plain_spec(checkpoint.spec)
+    assert not values.keys() & {"blocks", "norm", "embedding_scale", "logits_scale", "logits_softcap"}
+    assert not values["rope"].keys() & {f.name for f in fields(RopeSpec) if f.metadata}
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(RopeSpec)])

@@ -77,7 +77,7 @@ def test_an_eps_is_a_small_positive_number(eps: Any) -> None:
         (replace(LLAMA3, low_freq_factor=4.0), "rope.low_freq_factor"),
         (replace(LLAMA3, high_freq_factor=math.inf), "rope.high_freq_factor"),
         (replace(LLAMA3, original_max_position_embeddings=8192.5), "rope.original_max_position_embeddings"),  # type: ignore[arg-type]
-        (RopeSpec(1e4, "yarn"), "rope.type"),  # type: ignore[arg-type]
+        (RopeSpec(1e4, "longrope"), "rope.type"),  # type: ignore[arg-type]
         (RopeSpec(1e4, ["linear"]), "rope.type"),  # type: ignore[arg-type]
         (RopeSpec(1e4, "factors"), "rope.freq_factors"),
         (RopeSpec(1e4, "factors", freq_factors=(1.0,) * 7), "rope.freq_factors"),

@@ -14,6 +14,7 @@ from evalengine.engine.execute.read_out import SHARE
 from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
+from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import ModelSpec
 
 CPU_POOL_BYTES = 4 << 30  # a CPU's pool, unless one sequence or num_kv_blocks needs more
@@ -121,12 +122,12 @@ def check_weights_fit(
 ) -> None:
     """Raises ConfigError if one rank's weights and RoPE's tables do not fit the free memory. Asked before they are
     allocated, so that the user reads a sentence and the process is not killed half-way."""
-    weights = spec.num_parameters * dtype.itemsize // ranks
+    weights = num_parameters(spec) * dtype.itemsize // ranks
     tables = max_model_len * spec.head_dim * dtype.itemsize
     free = _free_bytes(device)
     if weights + tables > free:
         raise ConfigError(
-            f"model.path: the model's {spec.num_parameters:,} weights take {_gib(weights)}"
+            f"model.path: the model's {num_parameters(spec):,} weights take {_gib(weights)}"
             f"{f' on each of {ranks} ranks' if ranks > 1 else ''} and the tables of "
             f"engine.max_model_len={max_model_len} positions {_gib(tables)}, {_gib(free)} are free; take a smaller "
             "model or engine.max_model_len, engine.dtype=bfloat16, or a machine with more memory"

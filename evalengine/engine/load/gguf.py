@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from evalengine.engine.load.gguf_header import read_header
 from evalengine.engine.load.gguf_names import EMBEDDING, HEAD, ROPE_FACTORS, hf_name, listing, tensor_shapes
 from evalengine.engine.load.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.registry import model_class_for_type
+from evalengine.models.registry import family_of_gguf
 from evalengine.models.spec import ModelSpec, RopeSpec
 from evalengine.models.spec_checks import spec_problems
 
@@ -76,7 +75,7 @@ class GGUFFile:
         `eos_token_id` alone; only a file without one ends at `eot_token_id`. Raises `ConfigError` listing everything
         that is not supported, `EvalEngineError` for metadata and tensors that contradict each other.
         """
-        model = model_class_for_type(self.architecture)
+        family = family_of_gguf(self.architecture)
         fields, ids = self._model, self.fields.under("tokenizer.ggml")
         if EMBEDDING not in self._tensors:
             raise EvalEngineError(f"{self.path}: no tensor {EMBEDDING}; it is not a language model's GGUF file")
@@ -86,7 +85,7 @@ class GGUFFile:
         head_dim = fields.integer("attention.key_length", hidden // heads, least=1)
         qkv_bias, output_bias = "blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors
         spec = ModelSpec(
-            architecture=model.__name__,
+            architecture=family.architecture,
             vocab_size=self._tensors[EMBEDDING].shape[0],
             hidden_size=hidden,
             intermediate_size=fields.integer("feed_forward_length"),
@@ -99,9 +98,9 @@ class GGUFFile:
             max_position_embeddings=fields.integer("context_length"),
             tie_word_embeddings=HEAD not in self._tensors,
             # The tensors say whether there are biases, the architecture whether there must or may be.
-            attention_bias=model.attention_biases(SimpleNamespace(attention_bias=qkv_bias))[0],
-            attention_output_bias=model.attention_biases(SimpleNamespace(attention_bias=output_bias))[1],
-            qk_norm=model.qk_norm,
+            attention_bias=qkv_bias or family.architecture == "Qwen2ForCausalLM",
+            attention_output_bias=output_bias and family.architecture != "Qwen2ForCausalLM",
+            qk_norm=family.architecture == "Qwen3ForCausalLM",
             dtype=self._dtype(),
             bos_token_id=ids.integer("bos_token_id", None),
             eos_token_ids=tuple(i for i in (eot if eos is None else eos,) if i is not None),
@@ -115,7 +114,7 @@ class GGUFFile:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Pairs (Hugging Face name, float32 tensor) in name order; one dequantised tensor at a time."""
         head_counts = {}
-        if model_class_for_type(self.architecture).gguf_interleaved_rope:
+        if family_of_gguf(self.architecture).gguf_interleaved_rope:
             heads = self._model.integer("attention.head_count", least=1)
             head_counts = {"attn_q": heads, "attn_k": self._model.integer("attention.head_count_kv", heads, least=1)}
         for name in sorted(self._tensors):

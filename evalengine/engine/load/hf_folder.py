@@ -14,8 +14,10 @@ from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.config_fields import unknown_fields
+from evalengine.models.describe import token_ids
 from evalengine.models.file_values import one_line, plain
-from evalengine.models.hf_config import spec_from_json, token_ids
+from evalengine.models.hf_config import spec_from_json
+from evalengine.models.registry import get_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
 from evalengine.util.plain_files import read_json
@@ -52,7 +54,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
     source, generation = generation_config(path)
     spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
     if with_weights:
-        spec = _as_stored(spec, stored_tensors(path), has_dtype=_names_dtype(raw))
+        spec = _as_stored(spec, _renamed(stored_tensors(path), spec), has_dtype=_names_dtype(raw))
     if problems := spec_problems(spec):
         raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
     return spec
@@ -64,7 +66,11 @@ def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
     file = path / GENERATION_CONFIG if path.is_dir() else path
     if not file.exists() and not file.is_symlink():  # a link that leads nowhere is a broken download
         file = path / CONFIG
-    return file.name, _object(file)
+    content = _object(file)
+    text = content.get("text_config")
+    if isinstance(text, dict):  # of a model of several parts, what the whole does not say
+        content = {**text, **{name: value for name, value in content.items() if value is not None}}
+    return file.name, content
 
 
 def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
@@ -73,11 +79,27 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
     RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
     the head becomes the embedding.
     """
-    stored = {name: tensor for name, tensor in stored_tensors(path).items() if not name.endswith("rotary_emb.inv_freq")}
+    stored = _renamed(stored_tensors(path), spec)
     if spec.tie_word_embeddings and HEAD in stored:
         head = stored.pop(HEAD)
         stored.setdefault(EMBEDDING, head)
     return stored
+
+
+def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, StoredTensor]:
+    """The tensors by the decoder's names for them, without those that it has no use for. Raises EvalEngineError for two
+    of one name."""
+    names = get_family(spec.architecture).weights
+    renamed: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name)
+        if ours in renamed:
+            raise EvalEngineError(
+                f"{tensor.file}: {plain(name)} and {plain(renamed[ours].name)} are one tensor's names"
+            )
+        if ours is not None:
+            renamed[ours] = tensor
+    return renamed
 
 
 def refuse_pipes(path: Path) -> None:

@@ -29,7 +29,7 @@ from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.file_values import plain
-from evalengine.models.registry import get_model_class
+from evalengine.models.registry import get_family
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
 from evalengine.util.plain_files import fingerprint
@@ -125,16 +125,17 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderF
     that is larger than the free memory; for safetensors, both before anything is allocated. Raises `EvalEngineError` if
     the files have changed since the checkpoint was found: a run would name other weights than those that compute it.
     """
-    model_class = get_model_class(checkpoint.spec.architecture)
+    spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     stored = None
     if checkpoint.format == "safetensors":
         stored = model_tensors(checkpoint.path, checkpoint.spec)
-        fit = _Fit(_targets(model_class(checkpoint.spec, _without_storage(ops))))
+        fit = _Fit(_targets(DecoderForCausalLM(spec, _without_storage(ops))))
         for name, header in stored.items():
-            fit.take(name, DTYPES.get(header.dtype, header.dtype), header.shape)
+            for own, piece in names.pieces(spec, name, torch.empty(header.shape, device="meta")):
+                fit.take(own, DTYPES.get(header.dtype, header.dtype), tuple(piece.shape))
         fit.check(checkpoint)
     check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
-    model = model_class(checkpoint.spec, ops)
+    model = DecoderForCausalLM(spec, ops)
     fit = _Fit(_targets(model))
     for name, tensor in _tensors(checkpoint, fit.targets, stored, ops.device):
         target = fit.take(name, tensor.dtype, tuple(tensor.shape))
@@ -259,7 +260,8 @@ def _tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """The checkpoint's tensors by their Hugging Face names."""
     if stored is not None:
-        return read_tensors(stored)
+        spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
+        return (piece for name, tensor in read_tensors(stored) for piece in names.pieces(spec, name, tensor))
     if checkpoint.gguf is not None:
         return checkpoint.gguf.tensors()
     return dummy_tensors({name: target.shape for name, target in targets.items()}, device)

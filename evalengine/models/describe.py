@@ -1,0 +1,164 @@
+"""What the families' translations of a config.json share: sizes, windows, activations and RoPE, out of transformers'
+configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from evalengine.errors import ConfigError
+from evalengine.layers.variants import Activation
+from evalengine.models.file_values import is_integer, shown
+from evalengine.models.registry import Family
+from evalengine.models.rope import RopeSpec
+from evalengine.models.spec import PLAIN, Block, ModelSpec
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+WINDOW = frozenset({"sliding_window", "layer_types"})  # what a family reads that computes windows
+
+
+def token_ids(value: Any) -> tuple[Any, ...]:
+    """A configuration's `eos_token_id`, which may be absent, one id or several, as a tuple; the ids are not checked."""
+    if value is None:
+        return ()
+    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return tuple(dict.fromkeys(ids)) if all(is_integer(i) for i in ids) else ids
+
+
+def describe(
+    family: Family,
+    config: Any,
+    *,
+    biases: tuple[bool, bool] = (False, False),
+    qk_norm: bool = False,
+    rope: RopeSpec | None = None,
+    eps: str = "rms_norm_eps",
+    blocks: tuple[Block, ...] = PLAIN,
+    **more: Any,
+) -> ModelSpec:
+    """The spec of a transformers configuration.
+
+    biases: whether (q, k and v; the output projection) have them. rope: of all layers; None: the configuration's. eps:
+    what the configuration calls it. more: further fields of `ModelSpec`.
+    """
+    heads = config.num_attention_heads
+    return ModelSpec(
+        architecture=family.architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim(config),
+        rms_norm_eps=getattr(config, eps),
+        rope=rope_of(config) if rope is None else rope,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=config.tie_word_embeddings,
+        attention_bias=biases[0],
+        attention_output_bias=biases[1],
+        qk_norm=qk_norm,
+        dtype=getattr(config, "dtype", None) or torch.float32,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=token_ids(config.eos_token_id),
+        blocks=blocks,
+        **more,
+    )
+
+
+def head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def activation_of(config: Any, field: str = "hidden_act") -> Activation:
+    """The feed-forward's activation. Raises ConfigError for one that is not computed."""
+    name = getattr(config, field)
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"{field}={shown(name)}: supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def by_layer(config: Any, block: Callable[[str], Block]) -> tuple[Block, ...]:
+    """A block for each layer, of its kind in `layer_types`; without them all layers are one block of full attention.
+
+    Raises ConfigError for another kind, or for kinds that are not one a layer.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return (block("full_attention"),)
+    if others := sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}):
+        raise ConfigError(f"layer_types: layers of {', '.join(others)} are not supported, only those of attention")
+    if len(kinds) != config.num_hidden_layers:
+        raise ConfigError(f"layer_types: {len(kinds)} kinds for num_hidden_layers={config.num_hidden_layers}")
+    made = {kind: block(kind) for kind in set(kinds)}
+    if "sliding_attention" in made:
+        window(config)
+    blocks = tuple(made[kind] for kind in kinds)
+    return blocks[:1] if len(set(blocks)) == 1 else blocks
+
+
+def window(config: Any) -> int:
+    """`sliding_window`. Raises ConfigError unless it is a number of tokens."""
+    if not is_integer(config.sliding_window, 1, 1 << 24):
+        raise ConfigError(f"sliding_window={shown(config.sliding_window)}: must be a number of tokens")
+    return int(config.sliding_window)
+
+
+def windows(config: Any, block: Block) -> tuple[Block, ...]:
+    """The blocks of layers that are alike but for their windows, where `layer_types` says which have one."""
+    return by_layer(config, lambda kind: replace(block, window=window(config)) if _slides(kind) else block)
+
+
+def _slides(kind: str) -> bool:
+    return kind == "sliding_attention"
+
+
+def rope_of(config: Any, kind: str | None = None, **more: Any) -> RopeSpec:
+    """The configuration's RoPE: `rope_parameters`, or their entry for a kind of layer. more: further fields.
+
+    transformers 5 keeps theta in rope_parameters and has no `rope_theta` attribute.
+    """
+    parameters: Mapping[str, Any] = config.rope_parameters
+    if kind is not None and isinstance(parameters.get(kind), Mapping):
+        parameters = parameters[kind]
+    scaled: Any = parameters.get("rope_type", "default")
+    theta = parameters["rope_theta"]
+    scaling = {
+        name: parameters[name]
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        if scaled != "default" and name in parameters
+    }
+    if scaled == "yarn":
+        scaling |= _yarn(config, parameters)
+    part = parameters.get("partial_rotary_factor", 1.0)
+    if part is not None and part != 1.0:
+        more["rotary_dim"] = int(head_dim(config) * part)
+    return RopeSpec(theta=float(theta) if is_integer(theta) else theta, type=scaled, **scaling, **more)
+
+
+def _yarn(config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """YaRN's own fields, as transformers' `_compute_yarn_parameters` reads them."""
+
+    def scale_of(mscale: float) -> float:
+        return 0.1 * mscale * math.log(parameters["factor"]) + 1.0 if parameters["factor"] > 1 else 1.0
+
+    factor, mscale, of_all = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if factor is None:
+        factor = scale_of(mscale) / scale_of(of_all) if mscale and of_all else scale_of(1.0)
+    context = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    return {
+        "attention_factor": float(factor),
+        "beta_fast": float(parameters.get("beta_fast") or 32),
+        "beta_slow": float(parameters.get("beta_slow") or 1),
+        "truncate": bool(parameters.get("truncate", True)),
+        "original_max_position_embeddings": context,
+    }

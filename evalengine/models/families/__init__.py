@@ -1,0 +1,24 @@
+"""The model families, a module each: importing this package registers them."""
+
+from __future__ import annotations
+
+from evalengine.models.families import (
+    cohere,
+    ernie,
+    exaone,
+    gemma,
+    glm,
+    gpt_neox,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    smollm,
+    starcoder,
+)
+
+__all__ = ["cohere", "ernie", "exaone", "gemma", "glm", "gpt_neox", "granite", "hunyuan", "llama", "mistral", "olmo",
+           "phi", "qwen", "smollm", "starcoder"]  # fmt: skip

@@ -1,0 +1,78 @@
+"""Gemma 2 and 3: norms around both branches whose weights are kept less one, and an embedding times sqrt(hidden size).
+
+Gemma 2 caps its scores and its logits; Gemma 3 norms each head's query and key instead, and its layers that see a
+window have a RoPE of their own. Checkpoints of 4B and more have a part for images, whose tensors no text needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.layers.variants import Norm
+from evalengine.models.describe import WINDOW, activation_of, by_layer, describe, rope_of, window
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import WeightNames
+
+_READS = WINDOW | {"hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
+_PARTS = {
+    "post_attention_layernorm": "attention_output_norm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+
+
+def _spec(family: Family, config: Any, *, qk_norm: bool) -> ModelSpec:
+    def block(kind: str) -> Block:
+        return Block(
+            rope=rope_of(config, kind) if qk_norm else None,
+            window=window(config) if kind == "sliding_attention" else None,
+            softcap=config.attn_logit_softcapping,
+            scale=config.query_pre_attn_scalar**-0.5,
+            norm_after=True,
+            activation=activation_of(config, "hidden_activation"),
+        )
+
+    blocks = by_layer(config, block)
+    return describe(
+        family,
+        config,
+        biases=(config.attention_bias, config.attention_bias),
+        qk_norm=qk_norm,
+        rope=blocks[0].rope,
+        blocks=blocks,
+        norm=Norm(eps=0.0, offset=1.0, cast_first=False),
+        embedding_scale=config.hidden_size**0.5,
+        logits_softcap=config.final_logit_softcapping,
+    )
+
+
+def _gemma2(family: Family, config: Any) -> ModelSpec:
+    return _spec(family, config, qk_norm=False)
+
+
+def _gemma3(family: Family, config: Any) -> ModelSpec:
+    return _spec(family, config, qk_norm=True)
+
+
+def _wrapper(family: Family, config: Any) -> ModelSpec:
+    raise AssertionError("its text part describes it")
+
+
+GEMMA2 = Family("Gemma2ForCausalLM", "gemma2", _gemma2, _READS, WeightNames(parts=_PARTS))
+GEMMA3 = Family("Gemma3ForCausalLM", "gemma3_text", _gemma3, _READS | {"rope_by_layer"}, WeightNames(parts=_PARTS))
+GEMMA3_IMAGES = Family(
+    "Gemma3ForConditionalGeneration",
+    "gemma3",
+    _wrapper,
+    weights=WeightNames(
+        prefixes={
+            "model.language_model.": "model.",
+            "language_model.model.": "model.",
+            "language_model.lm_head.": "lm_head.",
+        },
+        parts=_PARTS,
+        skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
+    ),
+    wraps="gemma3_text",
+)

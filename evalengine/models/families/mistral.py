@@ -1,0 +1,46 @@
+"""Mistral 7B, all of whose layers see a window or none does, and Ministral 3, whose RoPE is stretched by YaRN.
+
+Beyond `original_max_position_embeddings` Ministral 3 multiplies queries by 1 + beta * ln(1 + floor(position /
+original)); up to there this is 1, and contexts end there. Checkpoints with a part for images
+(Mistral3ForConditionalGeneration) have its text part's tensors below `language_model.`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from evalengine.models.describe import describe, window
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import WeightNames
+
+
+def _mistral(family: Family, config: Any) -> ModelSpec:
+    block = Block() if config.sliding_window is None else Block(window=window(config))
+    return describe(family, config, blocks=(block,))
+
+
+def _ministral3(family: Family, config: Any) -> ModelSpec:
+    spec = _mistral(family, config)
+    if not config.rope_parameters.get("llama_4_scaling_beta"):
+        return spec
+    longest = min(spec.max_position_embeddings, spec.rope.original_max_position_embeddings)
+    return replace(spec, max_position_embeddings=longest)
+
+
+def _wrapper(family: Family, config: Any) -> ModelSpec:
+    raise AssertionError("its text part describes it")
+
+
+_WRAPPED = WeightNames(
+    prefixes={
+        "model.language_model.": "model.",
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+    },
+    skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
+)
+MISTRAL = Family("MistralForCausalLM", "mistral", _mistral, frozenset({"sliding_window"}))
+MINISTRAL3 = Family("Ministral3ForCausalLM", "ministral3", _ministral3, frozenset({"sliding_window", "yarn"}))
+MISTRAL3 = Family("Mistral3ForConditionalGeneration", "mistral3", _wrapper, weights=_WRAPPED, wraps="mistral")

@@ -1,0 +1,37 @@
+"""StarCoder2: layer norms, biases everywhere, and a feed-forward without a gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.layers.variants import Norm
+from evalengine.models.describe import activation_of, describe, window
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import WeightNames
+
+
+def _spec(family: Family, config: Any) -> ModelSpec:
+    block = Block(
+        window=None if config.sliding_window is None else window(config),
+        activation=activation_of(config),
+        gated=False,
+        mlp_bias=config.use_bias,
+    )
+    return describe(
+        family,
+        config,
+        biases=(config.use_bias, config.use_bias),
+        eps="norm_epsilon",
+        blocks=(block,),
+        norm=Norm(eps=0.0, kind="layer", cast_first=False, bias=True),
+    )
+
+
+STARCODER2 = Family(
+    "Starcoder2ForCausalLM",
+    "starcoder2",
+    _spec,
+    frozenset({"sliding_window", "hidden_act", "norm_epsilon", "use_bias"}),
+    WeightNames(parts={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
+)

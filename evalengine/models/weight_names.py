@@ -1,0 +1,87 @@
+"""From a checkpoint's tensors to those of the decoder: names, fused tensors, the order of a head's dimensions.
+
+The decoder's parameters have the names of a Llama checkpoint (`models.decoder`); where a family's differ, this says
+how.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from evalengine.models.spec import ModelSpec
+
+_OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """How a family's tensors are called.
+
+    prefixes: beginnings of names, each with what the decoder's names have there. parts: a layer's parts, each with the
+    decoder's name for it. skipped: beginnings of names of tensors that no text needs (images, sound, layers that guess
+    further tokens); buffers: ends of names of a layer's tensors that are computed, not learned. qkv, gate_up: the
+    decoder's names, after `parts`, of tensors that hold several of its own in one; qkv_by_head: such a tensor has q, k
+    and v of each head side by side, not all of q before k.
+    """
+
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    qkv: str | None = None
+    qkv_by_head: bool = False
+    gate_up: str | None = None
+
+    def renamed(self, name: str) -> str | None:
+        """The decoder's name of a checkpoint's tensor; None for one that is skipped."""
+        if name.startswith(self.skipped) or name.endswith(self.buffers):
+            return None
+        for prefix, ours in self.prefixes.items():
+            if name.startswith(prefix):
+                name = ours + name[len(prefix) :]
+                break
+        if (match := _OF_A_LAYER.fullmatch(name)) and match[2] in self.parts:
+            return f"model.layers.{match[1]}.{self.parts[match[2]]}.{match[3]}"
+        return name
+
+    def pieces(self, spec: ModelSpec, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The decoder's tensors in a checkpoint's, which has its new name; of the meta device, their shapes."""
+        match = _OF_A_LAYER.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            return
+        layer, part, kind = int(match[1]), match[2], match[3]
+        for own, rows in self._split(spec, part, tensor):
+            yield f"model.layers.{layer}.{own}.{kind}", _reordered(spec, layer, own, rows)
+
+    def _split(self, spec: ModelSpec, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        sizes: dict[str, int] = {}
+        if part == self.qkv:
+            sizes = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+        elif part == self.gate_up:
+            sizes = {"mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size}
+        if not sizes or tensor.shape[0] != sum(sizes.values()):  # the loader names a shape that does not fit
+            yield part, tensor
+        elif part == self.qkv and self.qkv_by_head:
+            by_head = tensor.unflatten(0, (spec.num_heads, 3, spec.head_dim))
+            yield from ((own, by_head[:, i].flatten(0, 1)) for i, own in enumerate(sizes))
+        else:
+            yield from zip(sizes, tensor.split(list(sizes.values())), strict=True)
+
+
+def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor:
+    """The rows of q, of k and of their norms in the engine's order of a head's dimensions (`RopeSpec.head_order`)."""
+    if part not in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm"):
+        return tensor
+    order = spec.rope_of(spec.block(layer)).head_order(spec.head_dim)
+    if order is None or tensor.shape[0] % spec.head_dim:
+        return tensor
+    heads = tensor.shape[0] // spec.head_dim
+    rows = torch.arange(heads)[:, None] * spec.head_dim + order
+    return tensor[rows.flatten().to(tensor.device)]

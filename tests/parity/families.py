@@ -1,0 +1,92 @@
+"""A tiny random model of each family, made by transformers: `CASES`, and the folder of one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 211
+WINDOW = 9  # Every prompt of more tokens crosses it.
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 148,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PYTHIA = {"hidden_size": 192, "num_key_value_heads": 6}  # It has as many KV heads as heads, and no head_dim of its own.
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1 + i / 8 for i in range(12)],
+    "long_factor": [4.0 + i for i in range(12)],
+}
+MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
+OF_QWEN = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+FACTORS = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.05,
+}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
+BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAIN}
+
+# name -> (model_type, what its configuration has beside SIZES)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": WINDOW}),
+    "ministral3": ("ministral3", {"rope_parameters": MINISTRAL}),
+    "gemma2": ("gemma2", {"sliding_window": WINDOW, **CAPS}),
+    "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}),
+    "phi3": ("phi3", {}),
+    "phi3-partial": ("phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.75}}),
+    "phi3-long": ("phi3", {"hidden_size": 192, "rope_parameters": LONG, "original_max_position_embeddings": 128}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": WINDOW, "rope_parameters": BY_LAYER}),
+    "smollm3": ("smollm3", {}),
+    "granite": ("granite", FACTORS),
+    "exaone4": ("exaone4", {"sliding_window": WINDOW}),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "glm4": ("glm4", {}),
+    "hunyuan": ("hunyuan_v1_dense", {"rope_parameters": ALPHA}),
+    "ernie": ("ernie4_5", {"use_bias": True}),
+    "cohere2": ("cohere2", {"sliding_window": WINDOW, "logit_scale": 0.25}),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
+    "pythia": ("gpt_neox", PYTHIA),
+    "pythia-in-turn": ("gpt_neox", {**PYTHIA, "use_parallel_residual": False, "hidden_act": "gelu_pytorch_tanh"}),
+    "qwen2-window": ("qwen2", OF_QWEN),
+    "qwen3-window": ("qwen3", OF_QWEN),
+}  # fmt: skip
+
+
+def make(name: str, folder: Path) -> PreTrainedModel:
+    """The random model of a case, in float32, with random biases and norm weights, too; it is saved in the folder."""
+    model_type, more = CASES[name]
+    sizes = {**SIZES, **more}
+    if model_type == "gpt_neox":
+        del sizes["head_dim"]
+    config = CONFIG_MAPPING[model_type](**sizes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim == 1:  # Gemma's norms add 1 to their weights themselves.
+                one = "norm" in parameter_name and not model_type.startswith("gemma")
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + one)
+    model.save_pretrained(folder)
+    return model

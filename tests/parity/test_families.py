@@ -1,0 +1,125 @@
+"""Every family's logits are as near to float64 as transformers' own, and its greedy generations are transformers'.
+
+Prompts are longer than the windows, and the pool of keys and values starts as NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from evalengine import LLM, SamplingParams
+from evalengine.engine.load.loader import load_model
+from evalengine.engine.request import GenerateRequest
+from evalengine.layers import create_ops
+from evalengine.models.registry import MODEL_REGISTRY
+from tests.parity.families import CASES, VOCAB, WINDOW, make
+from tests.parity.paged import PagedRunner
+from tests.parity.random_models import without_tokenizer
+
+ON_CUDA = [pytest.mark.gpu]
+# level, device, and how many times transformers' error ours may be: both are sums of many roundings, `exact` of fewer.
+LEVELS = [
+    ("fast", "cpu", 1.5),
+    ("exact", "cpu", 1.0),
+    *(pytest.param(level, "cuda", most, marks=ON_CUDA) for level, most in (("fast", 3), ("exact", 1), ("native", 3))),
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+    folder = tmp_path_factory.mktemp("model")
+    return make(request.param, folder), folder
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def logprobs(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
+
+
+def rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+@pytest.mark.parametrize(("level", "device", "most"), LEVELS)
+def test_logits_are_as_near_to_float64_as_transformers_are(
+    reference: tuple[PreTrainedModel, Path], level: str, device: str, most: float
+) -> None:
+    """Of a whole prompt, and of one in chunks whose borders lie within windows and pages."""
+    hf, folder = reference
+    ids = tokens(5 * WINDOW - 4)
+    theirs = logprobs(hf, ids)
+    exact = logprobs(hf.double(), ids)
+    hf.float()
+    allowed = most * rms(theirs - exact)
+    model = load_model(without_tokenizer(folder), create_ops(level, torch.float32, torch.device(device)), 128)
+    whole = PagedRunner(model, block_size=7).step({"s": ids})["s"]
+    chunked = PagedRunner(model, block_size=7)
+    parts = torch.cat([chunked.step({"s": ids[i : i + 19]})["s"] for i in range(0, len(ids), 19)])
+    for ours in (whole, parts):
+        error = rms(torch.log_softmax(ours.double().cpu(), -1) - exact)
+        assert error <= allowed, f"RMS error {error:.2e}, transformers' {allowed / most:.2e}"
+
+
+def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Path]) -> None:
+    hf, folder = reference
+    prompts = [tokens(count, count) for count in (1, WINDOW, 2 * WINDOW + 1, 31)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with LLM(without_tokenizer(folder), numerics="exact", max_model_len=64, dtype="float32") as llm:
+        outputs = {o.request_id: o for o in llm.run([GenerateRequest(i, p, params) for i, p in enumerate(prompts)])}
+    hf.generation_config.eos_token_id = None
+    for number, prompt in enumerate(prompts):
+        with torch.inference_mode():
+            whole = hf.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)
+        assert list(outputs[number].token_ids) == whole[0, len(prompt) :].tolist()
+
+
+def test_every_family_has_a_case() -> None:
+    """A wrapper's text part is that of another family, whose case it is."""
+    named = {family.model_type for family in MODEL_REGISTRY.values() if family.wraps is None}
+    assert named - {"llama"} == {model_type for model_type, _ in CASES.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("gemma3", "Gemma3ForConditionalGeneration"), ("mistral", "Mistral3ForConditionalGeneration")]
+)
+def test_a_wrapper_of_texts_and_images_loads_its_text_part(name: str, family: str, tmp_path: Path) -> None:
+    """Its text part lies below other names, beside the tensors of the part for images, which are left out."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    plain, wrapped = tmp_path / "plain", tmp_path / "wrapped"
+    make(name, plain)
+    wrapped.mkdir()
+    tensors = load_file(plain / "model.safetensors")
+    renamed = {f"language_model.{key}": tensor for key, tensor in tensors.items()}
+    save_file(
+        {**renamed, "vision_tower.patch.weight": torch.ones(2), "multi_modal_projector.w": torch.ones(2)},
+        wrapped / "model.safetensors",
+    )
+    text = json.loads((plain / "config.json").read_text())
+    outer = {
+        "architectures": [family],
+        "model_type": next(f.model_type for f in MODEL_REGISTRY.values() if f.architecture == family),
+    }
+    (wrapped / "config.json").write_text(
+        json.dumps({**outer, "text_config": text, "vision_config": {"hidden_size": 8}})
+    )
+    specs = [without_tokenizer(folder).spec for folder in (plain, wrapped)]
+    assert specs[1] == dataclasses.replace(specs[0], architecture=family)
+    ids = tokens(23)
+    results = []
+    for folder in (plain, wrapped):
+        model = load_model(without_tokenizer(folder), create_ops("exact", torch.float32, torch.device("cpu")), 64)
+        results.append(PagedRunner(model).step({"s": ids})["s"])
+    assert torch.equal(*results)
