@@ -14,7 +14,6 @@ from scipy import stats
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.leaderboard.compose import Board, board
-from evalengine.report.leaderboard.history import history_picture, is_history
 from evalengine.report.leaderboard.means import Part, group
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.page import leaderboard_page
@@ -110,7 +109,7 @@ def test_models_that_no_test_parts_are_tied_and_none_is_the_best() -> None:
     assert {rank(score) for score in contest.scores} == {"tied, 1 to 7"}
     assert verdict(tied).endswith("no best on sums acc: 7 models are tied") and "best:" not in verdict(tied)
     page = leaderboard_page(tied).render()
-    assert "All models are tied" in page and "tied with 6 more" in page
+    assert "All 7 models are tied on sums acc" in page and "tied with 6 more" in page
     ahead = board([model("good", {"sums": [1.0] * 60}), model("poor", {"sums": [0.0] * 60})])
     assert ahead.contests[0].leader == 0 and leads(ahead.contests[0], ahead.contests[0].scores[0])
     assert verdict(ahead).endswith("best on sums acc: good (100.0 %)")
@@ -318,20 +317,6 @@ def test_pass_at_k_has_values_and_an_interval_of_its_own() -> None:
     odd = replace(added, scores={("t", "acc", "none"): {**dict(enumerate(scores)), 0: 0.3}}, results=sampled.results)
     assert with_pass_at_k(odd).results == sampled.results, "no mean of rights and wrongs"
     assert with_pass_at_k(replace(added, kind="lm-eval", results=sampled.results)).results == sampled.results
-
-
-# -- history -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_history_is_drawn_in_the_order_of_its_steps() -> None:
-    models = [("step-3000", GOOD), ("step-1000", BAD), ("step-2000", MIDDLE)]
-    table = board([model(name, {"sums": values}) for name, values in models])
-    assert is_history(table) and table.steps == [3000, 1000, 2000]
-    text = history_picture(table)
-    places = [text.index(f"<title>{name}: ") for name in ("step-1000", "step-2000", "step-3000")]
-    assert places == sorted(places) and "90.0 % [69.9, 97.2]" in text and 'class="band"' in text
-    assert ">1k<" in text and ">step<" in text and "nan" not in text
-    assert not is_history(three()), "models that name no step are no history by themselves"
 
 
 def test_numbers_are_said_for_readers() -> None:

@@ -115,6 +115,46 @@ def test_groups_that_lm_eval_names_have_their_means(
     assert inner["means"][0]["tests"][0]["n"] == 32
 
 
+def test_two_models_have_one_sentence_first(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = made("first", right=range(8)), made("second", right=range(9))
+    file = tmp_path / "c.md"
+    main(["compare", a, b, "-o", str(file)])
+    sentence = "second is 6.2 points better than first, could be "
+    first = capsys.readouterr().out.splitlines()[0]
+    assert sentence in first and first.endswith("no other of the 2 tests shows a difference.")
+    head = file.read_text().splitlines()[0]
+    assert head.startswith("**On sums exact") and "6.2 points better than first" in head
+
+
+def test_the_page_has_documents_links_churn_and_a_matrix(made: Made, tmp_path: Path, browser: Browser) -> None:
+    folders = [made(name) for name in ("good", "poor", "step-1000")]
+    main(["report", folders[0]])
+    page = tmp_path / "models" / "c.html"
+    page.parent.mkdir()
+    main(["compare", *folders, "-o", str(page), "--names", "good,poor,early"])
+    tab = browser.open(page)
+    cells = "[...document.querySelectorAll('#tests .matrix')][0].querySelectorAll('.cell')"
+    matrix = tab.evaluate(f"[...{cells}].map(c => [c.className, c.innerText.split(/\\s*\\n\\s*/)])")
+    assert len(matrix) == 9 and [matrix[place][1] for place in (0, 4, 8)] == [["87.5"], ["31.2"], ["18.8"]]
+    assert matrix[1] == ["cell same", ["+56.2", matrix[1][1][1], "0 answers differ"]]  # good against poor
+    assert matrix[3][0] == "cell other" and matrix[3][1][0] == "−56.2"
+    assert tab.evaluate("document.querySelector('#tests details').open") is False
+    links = tab.evaluate("[...document.querySelectorAll('#models a')].map(a => a.href)")
+    assert links == [(Path(folders[0]) / "report.html").resolve().as_uri()]  # the others have no page yet
+    rows = "[...document.querySelectorAll('[data-grid=documents] .grid-row')]"
+    assert tab.evaluate(f"{rows}.slice(0, 16).map(r => r.children[2].textContent)") == [
+        *["3 of 3"] * 3, *["2 of 3"] * 2, *["1 of 3"] * 9, *["0 of 3"] * 2,
+    ]  # fmt: skip
+    tab.evaluate("report.openRow('documents', 4)")
+    tab.wait("document.querySelector('dialog[open] table')")
+    text = tab.evaluate("document.querySelector('dialog').innerText")
+    assert "Question 4" in text and "#### 4" in text
+    answers = "[...document.querySelectorAll('dialog tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
+    assert tab.evaluate(answers) == [["good", "4", "1"], ["poor", "4", "1"], ["early", "4", "0"]]
+    quiet(tab)
+    tab.close()
+
+
 def test_files_of_every_kind_hold_scores_and_tests(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,7 +224,7 @@ def test_the_page_fits_the_screen_and_draws_steps_as_a_history(
     tab = browser.open(page, width=width)
     quiet(tab)
     text = tab.evaluate("document.body.innerText")
-    assert "Best: last on sums" not in text and "Some differences are significant" in text
+    assert "No model is ahead of all others; 2 of 6 differences are real." in text
     assert "run 00000000" in text and "2026-01-02 03:04 UTC" in text
     assert "python -m evalengine task=sums 'output_dir=my results'" in text
     assert tab.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the screen"

@@ -97,7 +97,7 @@ def _write(comparison: Board, path: Path, form: str, history: bool) -> None:
 
     try:
         if form == "page":
-            leaderboard_page(comparison, history).write(path)
+            leaderboard_page(comparison, history, path.parent).write(path)
             return
         text = history_picture(comparison) if form == "history" else FORMATS[form](comparison)
         content = text.encode("utf-8", "backslashreplace")

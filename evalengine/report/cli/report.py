@@ -109,7 +109,7 @@ def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
         from evalengine.report.leaderboard.compose import board
         from evalengine.report.leaderboard.page import leaderboard_page
 
-        return leaderboard_page(board(runs)).write(path)
+        return leaderboard_page(board(runs), beside=path.parent).write(path)
     if len(runs) > 2:
         from evalengine.report.compare.matrix import matrix
         from evalengine.report.html.matrix_page import matrix_page

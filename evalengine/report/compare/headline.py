@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.flips import OF_ANSWER
 from evalengine.report.compare.matrix_scores import ALPHA
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.numbers import shown
+from evalengine.report.compare.test_words import Scale, test_words
 from evalengine.report.read.groups import above
-from evalengine.report.stats.documents_to_tell import documents_to_tell
-
-Oriented = tuple[float, float, float]  # a change and its interval's ends; positive: B is better
 
 
 def headline(c: Comparison) -> str:
@@ -54,22 +49,11 @@ def difference_words(metric: MetricDelta, all_asked: bool = False) -> str:
     """`B is 1.0 points better, could be -3.3 to +5.3: undecided; about 1,700 documents would tell`.
 
     all_asked: whether the runs asked every document that there is."""
-    p, (change, low, high) = metric.paired, _oriented(metric)
-    assert p is not None
+    assert metric.paired is not None
     share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
     unit = " points" if share else " nats" if metric.nats else ""
-    size = _size(abs(change), share)
-    said = f"B is {size}{unit} {'better' if change > 0 else 'worse'}" if change else "B is neither better nor worse"
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return f"{said}; one {metric.unit} cannot tell whether that is chance"
-    said += f", could be {_size(low, share, '+')} to {_size(high, share, '+')}"
-    if _sure(metric):
-        return f"{said}: a real difference (p {_p_text(_p(metric))})"
-    need = documents_to_tell(p)
-    if need is None:
-        return f"{said}: no difference seen in {p.n:,} {metric.unit}s"
-    told = f"about {_rounded(max(need, p.n + 1)):,} {metric.unit}s would tell"
-    return f"{said}: undecided; {told}{f', and the set has {p.n:,}' if all_asked else ''}"
+    scale = Scale(share, unit, metric.higher_is_better, metric.unit)
+    return test_words(metric.paired, _p(metric), scale, all_asked)
 
 
 def changed_words(c: Comparison) -> str:
@@ -99,14 +83,6 @@ def _on_both(c: Comparison) -> str:
     return f" on the {c.common:,} requests of both" if c.partial else ""
 
 
-def _oriented(metric: MetricDelta) -> Oriented:
-    p = metric.paired
-    assert p is not None
-    if metric.higher_is_better is False:
-        return -p.difference, -p.ci_high, -p.ci_low
-    return p.difference, p.ci_low, p.ci_high
-
-
 def _p(metric: MetricDelta) -> float:
     """The p that counts: adjusted for all tests of the comparison."""
     return 1.0 if metric.p_holm is None else metric.p_holm
@@ -114,20 +90,6 @@ def _p(metric: MetricDelta) -> float:
 
 def _sure(metric: MetricDelta) -> bool:
     return _p(metric) < ALPHA
-
-
-def _p_text(p: float) -> str:
-    return f"{p:.2g}" if p >= 0.0001 else f"{p:.1e}"
-
-
-def _size(value: float, share: bool, sign: str = "") -> str:
-    return shown(100 * value, f"{sign}.1f") if share else shown(value, f"{sign}.4g")
-
-
-def _rounded(count: int) -> int:
-    """A count to two significant digits, upwards: more would be false precision."""
-    step = 10 ** max(0, len(str(count)) - 2)
-    return -(-count // step) * step
 
 
 def _counted(number: int, noun: str) -> str:

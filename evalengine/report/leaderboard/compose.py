@@ -31,6 +31,7 @@ class Board:
     contests: list[Contest]  # single metrics, those of a group's tasks left out
     groups: list[Group]
     notes: list[str]  # what a reader must know, a sentence each
+    shared: Mapping[str, Shared]  # task -> the documents that all its runs hold
 
     @property
     def tested(self) -> list[Contest]:
@@ -70,7 +71,7 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     single = [entry for task in alone for entry in contests(runs, shared[task], listed)]
     notes = [note for task in tasks for note in pairing_notes(shared[task], labels_)]
     notes += [*_unmeasured(single), *_asked(runs, labels_, shared), *_unbound(runs, labels_)]
-    return _adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes))
+    return _adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
 
 
 def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from evalengine.plain_text import printable
 from evalengine.report.leaderboard.compose import Board
+from evalengine.report.leaderboard.headline import headline
 from evalengine.report.leaderboard.sheets import (
     MINUS,
     Sheet,
@@ -37,7 +38,7 @@ _TEX = {
 
 def markdown(board: Board) -> str:
     """Tables that GitHub shows; the best value of each metric is bold."""
-    parts = [f"**{_escaped(verdict(board))}**"]
+    parts = [f"**{_escaped(headline(board))}.**", f"{_escaped(verdict(board))}."]
     for sheet in _sheets(board):
         parts.append(f"### {_escaped(sheet.title)}")
         parts.append(markdown_table(sheet))

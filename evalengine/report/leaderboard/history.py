@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from evalengine.report.html.markup import Markup, tag
@@ -19,7 +20,8 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", san
 .title { font-size: 14px; font-weight: 600; fill: #1b2126; } .end { text-anchor: end; } .middle { text-anchor: middle; }
 .paper { fill: #fbfbfa; } .axis { stroke: #dfe3e6; fill: none; } .band { fill: #0b6e69; fill-opacity: 0.14; }
 .line { stroke: #0b6e69; stroke-width: 2; fill: none; } .mark { fill: #0b6e69; }
-.whisker { stroke: #0b6e69; stroke-width: 1.5; fill: none; }
+.whisker { stroke: #0b6e69; stroke-width: 1; stroke-opacity: 0.5; fill: none; }
+.rule { stroke: #8b959e; stroke-dasharray: 3 3; fill: none; }
 @media (prefers-color-scheme: dark) {
 text { fill: #a3adb5; } .title { fill: #e4e8ea; } .paper { fill: #14181b; } .axis { stroke: #2c3338; }
 .band { fill: #5cc2b8; fill-opacity: 0.2; } .line, .whisker { stroke: #5cc2b8; } .mark { fill: #5cc2b8; }
@@ -49,7 +51,7 @@ def history_plot(board: Board, contest: Contest) -> Markup:
     """One metric's curve for a page, whose style sheet colours it."""
     label = f"{titled(contest)} over {'training steps' if board.steps else 'the models'}"
     curve = _curve(board, contest, PAGE_WIDTH)
-    return tag("svg", *curve, view_box=f"0 0 {PAGE_WIDTH} {HEIGHT}", class_="plot", role="img", aria_label=label)
+    return tag("svg", *curve, view_box=f"0 0 {PAGE_WIDTH} {HEIGHT}", class_="plot wide", role="img", aria_label=label)
 
 
 def curves(board: Board) -> list[Contest]:
@@ -68,6 +70,7 @@ def _points(board: Board, contest: Contest) -> list[tuple[float, int, Score]]:
 def _curve(board: Board, contest: Contest, width: int) -> Iterator[Markup]:
     points = _points(board, contest)
     ends = [end for _, _, score in points for end in (score.value, *(score.interval or ()))]
+    ends += [end for _, bounds in _changes(contest, points) for end in bounds]
     low, high = min(ends), max(ends)
     room = 0.08 * (high - low) or abs(high) * 0.05 or 0.05
     low, high = low - room, high + room
@@ -79,8 +82,12 @@ def _curve(board: Board, contest: Contest, width: int) -> Iterator[Markup]:
     y = Axis(low, high, HEIGHT - BOTTOM, TOP)
     yield tag("text", titled(contest), x=LEFT, y=18, class_="title")
     yield from _grid(board, contest, x, y, points)
-    banded = [(px, score.interval) for px, _, score in points if score.interval is not None]
+    banded = _changes(contest, points) or [
+        (px, score.interval) for px, _, score in points if score.interval is not None
+    ]
     if len(banded) == len(points) > 1:
+        start = y(points[0][2].value)
+        yield tag("path", d=f"M{x(points[0][0])} {start}H{x(points[-1][0])}", class_="rule")
         above = " ".join(f"{x(px)},{y(bounds[1])}" for px, bounds in banded)
         below = " ".join(f"{x(px)},{y(bounds[0])}" for px, bounds in reversed(banded))
         yield tag("polygon", points=f"{above} {below}", class_="band")
@@ -91,6 +98,26 @@ def _curve(board: Board, contest: Contest, width: int) -> Iterator[Markup]:
         if score.interval is not None:
             yield tag("path", d=f"M{x(px)} {y(score.interval[0])}V{y(score.interval[1])}", class_="whisker")
         yield tag("circle", tag("title", title), cx=x(px), cy=y(score.value), r=4, class_="mark")
+
+
+def _changes(contest: Contest, points: Sequence[tuple[float, int, Score]]) -> list[tuple[float, tuple[float, float]]]:
+    """(x, the first value plus the interval of the paired change since it) for each point; empty where a change was not
+    tested in the metric's own units."""
+    first = points[0]
+    tests = {(test.a - 1, test.b - 1): test.result for test in contest.tests if not test.nats}
+    band = [(first[0], (first[2].value, first[2].value))]
+    for px, place, _ in points[1:]:
+        forward, backward = tests.get((first[1], place)), tests.get((place, first[1]))
+        if forward is not None:
+            low, high = forward.ci_low, forward.ci_high
+        elif backward is not None:
+            low, high = -backward.ci_high, -backward.ci_low
+        else:
+            return []
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return []
+        band.append((px, (first[2].value + low, first[2].value + high)))
+    return band
 
 
 def _grid(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
 
+from evalengine.records.evidence import PAGE
 from evalengine.report.html.comparison_page import listed
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.origin import origin_line
@@ -14,29 +18,46 @@ from evalengine.report.html.plots import interval
 from evalengine.report.leaderboard import sheets
 from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
+from evalengine.report.leaderboard.documents import documents_grid
+from evalengine.report.leaderboard.headline import headline
 from evalengine.report.leaderboard.history import curves, history_plot, is_history
 from evalengine.report.leaderboard.means import Group
+from evalengine.report.leaderboard.tests_matrix import LEAST, tests_matrix
 
 OPEN = 6  # metrics shown in full; further ones are folded
 PARTS = 12  # a group of at most so many parts is shown unfolded
 TILES = 3  # metrics in the first figures
+HISTORY = (
+    "Whiskers: each value's own 95 % interval. Band: the change since the first checkpoint, in pairs on the same "
+    "documents; where it leaves the dashed line, the change is more than chance explains, each by itself."
+)
+MATRIX = (
+    "Row minus column, Holm's p, and how many answers differ, right or wrong; on the diagonal the value. Green: the "
+    "row is better by a significant test; red: it is worse."
+)
+DOCUMENTS = (
+    "Which models answered each document right, by each task's first metric. A row opens what each of them said."
+)
 
 
-def leaderboard_page(board: Board, history: bool = False) -> Page:
-    """The comparison of models as a page. history: show the curves even where the models name no steps."""
-    page = Page(_title(board), eyebrow="Models compared")
-    page.lead(verdict(_word(board), f"{sheets.verdict(board)}.", None), tiles(_figures(board)))
+def leaderboard_page(board: Board, history: bool = False, beside: Path | None = None) -> Page:
+    """The comparison of models as a page. history: show the curves even where the models name no steps. beside: the
+    folder that the page will lie in, for links to the models' runs."""
+    page = Page(_title(board), eyebrow="Models compared", scripts=("models.js",))
+    page.lead(verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), tiles(_figures(board)))
     page.section("metrics", "Metrics", *_metrics(board), note=sheets.ranks_note(board) or None)
     if (history or is_history(board)) and (drawn := curves(board)):
         plots = row_of(*(tag("figure", history_plot(board, contest)) for contest in drawn))
-        page.section("history", "History", plots, note="Bands and whiskers are 95 % intervals over documents.")
+        page.section("history", "History", plots, note=HISTORY)
     if board.groups:
         page.section("groups", "Groups and subjects", *(_group(board, group) for group in board.groups))
     if board.family:
         page.section("tests", "Paired tests", *_tests(board), note=sheets.tests_note(board))
+    if (documents := documents_grid(page, board)) is not None:
+        page.section("documents", "Documents", documents, note=DOCUMENTS)
     if board.notes:
         page.section("notes", "Notes", listed(board.notes))
-    page.section("models", "Models", facts(_models(board)))
+    page.section("models", "Models", facts(_models(board, beside)))
     return page
 
 
@@ -44,17 +65,6 @@ def _title(board: Board) -> str:
     tasks = list(dict.fromkeys(contest.key[0] for contest in board.contests)) + [group.name for group in board.groups]
     tasks_text = ", ".join(tasks) if 0 < len(tasks) <= 3 else counted(len(tasks), "task")
     return f"{len(board.runs)} models on {tasks_text}"
-
-
-def _word(board: Board) -> str:
-    """The headline: what is surely better, if anything is."""
-    sure = [contest for contest in board.tested if contest.leader is not None]
-    if sure:
-        said = sheets.leader(board, sure[0])
-        return said[0].upper() + said[1:] + (f", and {len(sure) - 1} more" if len(sure) > 1 else "")
-    if not board.family:
-        return "No pair of models could be tested"
-    return "Some differences are significant" if board.significant else "All models are tied"
 
 
 def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
@@ -79,7 +89,13 @@ def _contest(board: Board, contest: Contest) -> list[Markup]:
     bounds = _bounds(contest)
     rows = [_score(board, contest, n, score, bounds) for n, score in enumerate(contest.scores)]
     title = tag("h3", f"{sheets.titled(contest)} · {counted(contest.documents, 'document')}")
-    return [title, table(("Model", "Value", "Rank", "95 % interval", ""), rows, numbers=(1, 2, 3))]
+    head = ("Model", "Value", "Rank", "95 % interval", _ends(contest, bounds))
+    return [title, table(head, rows, numbers=(1, 2, 3))]
+
+
+def _ends(contest: Contest, bounds: tuple[float, float], sign: bool = False) -> str:
+    """The axis of a column of intervals: `65.2 to 91.3`."""
+    return " to ".join(sheets.signed(end, contest.share, sign) for end in bounds)
 
 
 def _score(
@@ -124,8 +140,16 @@ def _tests(board: Board) -> Iterator[Markup]:
         ends = [abs(e) for t in contest.tests for e in (t.result.ci_low, t.result.ci_high) if math.isfinite(e)]
         reach = max(ends, default=0.0) or 1.0
         yield tag("h3", f"{sheets.titled(contest)}{'; differences in points' if contest.share else ''}")
-        head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", "", "Won / lost / equal", "Answers changed")
-        yield table(head, [_test(board, contest, test, reach) for test in contest.tests], numbers=(1, 2, 3, 4, 6, 7))
+        axis = _ends(contest, (-reach, reach), sign=True)
+        head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", axis, "Won / lost / equal", "Answers changed")
+        rows = [_test(board, contest, test, reach) for test in contest.tests]
+        pairs = table(head, rows, numbers=(1, 2, 3, 4, 6, 7))
+        if len(board.runs) < LEAST:
+            yield pairs
+        else:
+            yield tests_matrix(board, contest)
+            yield tag("p", MATRIX, class_="note")
+            yield details(f"All {len(rows)} pairs, with intervals", pairs)
 
 
 def _test(board: Board, contest: Contest, test: PairTest, reach: float) -> Sequence[Markup | str | None]:
@@ -140,8 +164,13 @@ def _test(board: Board, contest: Contest, test: PairTest, reach: float) -> Seque
     return [pair, f"{difference}{unit}", p, holm, bounds, drawn, counts, changed]
 
 
-def _models(board: Board) -> Iterator[tuple[str, Child]]:
+def _models(board: Board, beside: Path | None) -> Iterator[tuple[str, Child]]:
     for place, (run, name) in enumerate(zip(board.runs, board.names, strict=True)):
         step = f"step {board.steps[place]:,}, " if board.steps is not None else ""
         digest = tag("code", run.digest or "no digest", class_="under")
-        yield name, join(f"{step}{run.source}", digest, origin_line(run))
+        place_of = run.source if run.source.is_dir() else run.source.parent
+        target = place_of / PAGE
+        link: Child = str(run.source)
+        if beside is not None and target.is_file():
+            link = tag("a", link, href=f"./{quote(os.path.relpath(target, beside))}")
+        yield name, join(step, link, digest, origin_line(run))

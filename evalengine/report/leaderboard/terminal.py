@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from evalengine.report.leaderboard.compose import Board
+from evalengine.report.leaderboard.headline import headline
 from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
 from evalengine.report.terminal.tables import add, bullets, house_table
 
 
 def board_lines(comparison: Board) -> Iterator[Table | str]:
     """Everything to print, in order; a string is one line."""
+    yield f"{headline(comparison)}."
     yield _table(models_sheet(comparison))
     yield from bullets("Notes", comparison.notes)
     for sheet in (scores_sheet(comparison), *(group_sheet(comparison, members) for members in comparison.groups)):

@@ -19,7 +19,7 @@ def write_history(board: Board, name: str, folder: Path) -> list[Path]:
     Raises `EvalEngineError` if the disk refuses.
     """
     page = folder / f"{name}.html"
-    leaderboard_page(board, history=True).write(page)
+    leaderboard_page(board, history=True, beside=folder).write(page)
     content = board_json(board)
     runs = [{**model, "source": os.path.relpath(model["source"], folder)} for model in content.pop("models")]
     listed = {**content, "format": SWEEP_FORMAT, "version": VERSION, "experiment": name, "runs": runs}
