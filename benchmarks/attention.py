@@ -38,6 +38,9 @@ DTYPE = torch.bfloat16
 # (sequences, KV tokens) -> the target, as a share of a large copy's bandwidth
 DECODES: dict[tuple[int, int], float | None] = {(256, 1024): 0.88, (1, 32768): 0.55, (64, 1024): None, (16, 8192): None}
 DECODE_PAGES = (64, 256)
+# (sequences, KV tokens, window): the time beside that of a context as long as the window; one window begins in a block
+WINDOWS = ((16, 32768, 4096), (1, 32500, 4096))
+WINDOW_TARGET = 1.1
 PREFILLS = ((16, 1024), (4, 4096), (1, 16384))
 PREFILL_PAGE = 64
 PREFILL_TARGET = 0.75  # share of the speed of SDPA's quickest kernel
@@ -53,9 +56,13 @@ class Batch:
     k_cache: Tensor
     v_cache: Tensor
     metadata: AttentionMetadata
+    variant: AttentionVariant = PLAIN
 
     @classmethod
-    def random(cls, sequences: int, rows: int, tokens: int, page: int, device: torch.device, seed: int) -> Batch:
+    def random(
+        cls, sequences: int, rows: int, tokens: int, page: int, device: torch.device, seed: int,
+        variant: AttentionVariant = PLAIN,
+    ) -> Batch:  # fmt: skip
         generator = seeded(device, seed)
 
         def normal(*shape: int) -> Tensor:
@@ -66,11 +73,11 @@ class Batch:
         pages = order.view(sequences, per_sequence).tolist()
         metadata = AttentionMetadata.build([rows] * sequences, [tokens] * sequences, pages, page, device)
         pool = (sequences * per_sequence, page, KV_HEADS, HEAD_DIM)
-        return cls(normal(sequences * rows, Q_HEADS, HEAD_DIM), normal(*pool), normal(*pool), metadata)
+        return cls(normal(sequences * rows, Q_HEADS, HEAD_DIM), normal(*pool), normal(*pool), metadata, variant)
 
     def attend(self, function: AttentionFunction = paged_attention) -> Tensor:
         """[T, Hq, D], by default by our kernels."""
-        return function(self.q, self.k_cache, self.v_cache, self.metadata, PLAIN, None)
+        return function(self.q, self.k_cache, self.v_cache, self.metadata, self.variant, None)
 
     def check(self, name: str, output: Tensor) -> None:
         """Raises WrongResult unless the first and last rows of the first and last sequence are close to float64's."""
@@ -93,7 +100,7 @@ class Batch:
         visible = tokens - rows + first + count  # KV tokens that the last of these rows sees
         pages = self.metadata.block_table[s : s + 1, : -(-visible // self.k_cache.shape[1])]
         with torch.device(self.q.device):  # The reference makes its masks on this device.
-            return reference.paged_attention(q, self.k_cache, self.v_cache, pages, [count], [visible], PLAIN)
+            return reference.paged_attention(q, self.k_cache, self.v_cache, pages, [count], [visible], self.variant)
 
     def contiguous_kv(self) -> tuple[Tensor, Tensor]:
         """[S * L, Hkv, D] each, without pages; the dense kernels get them ready-made, untimed."""
@@ -103,13 +110,18 @@ class Batch:
 
 
 def measure(timer: Timer, device: torch.device) -> Iterator[Line]:
-    """Yields decodes, then prefills; a prefill has a line per comparison that runs here."""
+    """Yields decodes, those with a window, then prefills; a prefill has a line per comparison that runs here."""
     for page in DECODE_PAGES:
         for (sequences, tokens), target in DECODES.items():
             case = f"batch {sequences}, context {tokens}, page {page}"
             build = partial(Batch.random, sequences, 1, tokens, page, device, seed=sequences + page)
             yield from guarded("decode attention", case, partial(_decode, case, build, target, timer, device))
             free_memory()
+    for sequences, tokens, window in WINDOWS:
+        case = f"batch {sequences}, context {tokens}, window {window}"
+        run = partial(_windowed_decode, case, sequences, tokens, window, timer, device)
+        yield from guarded("decode attention, window", case, run)
+        free_memory()
     for sequences, tokens in PREFILLS:
         case = f"{sequences} x {tokens}"
         build = partial(Batch.random, sequences, tokens, tokens, PREFILL_PAGE, device, seed=tokens)
@@ -135,6 +147,21 @@ def _decode(
     if "flash-attn" in seconds:
         lines.append(line("flash-attn", seconds["flash-attn"]))
     return lines
+
+
+def _windowed_decode(
+    case: str, sequences: int, tokens: int, window: int, timer: Timer, device: torch.device
+) -> list[Line]:
+    build = partial(Batch.random, sequences, 1, page=DECODE_PAGES[0], device=device, seed=sequences)
+    batch, short = build(tokens=tokens, variant=AttentionVariant(SCALE, window)), build(tokens=window)
+    batch.check(case, run_poisoned(lambda: [batch.attend()])[0])
+    beside = f"context {window}"
+    seconds = timer({"ours": batch.attend, beside: short.attend})
+    work = 2 * sequences * window * KV_HEADS * HEAD_DIM * DTYPE.itemsize
+    return [
+        Timing("decode attention, window", case, seconds["ours"], beside, seconds[beside], "time", WINDOW_TARGET, work,
+               "TB/s")
+    ]  # fmt: skip
 
 
 def _prefill(case: str, build: Callable[[], Batch], timer: Timer) -> list[Line]:

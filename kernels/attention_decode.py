@@ -121,7 +121,7 @@ def decode_kernel(
     m, l, acc = reduce_chunk(
         q, k_ptr, v_ptr, block_table + row * stride_bt, start, length // BLOCK_N * BLOCK_N,
         tl.minimum(start + CHUNK_N, length), q_position, low, length, head, scale, stride_slot, stride_head,
-        M, D, DP, PAGE, BLOCK_N, False, WINDOW, CAPPED, PRECISION, KV,
+        M, D, DP, PAGE, BLOCK_N, False, WINDOW, CAPPED, PRECISION, KV, WINDOW is not None,
     )  # fmt: skip
     place = row * tl.num_programs(0) + head
     _finish(

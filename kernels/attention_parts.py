@@ -158,10 +158,12 @@ def reduce_chunk(
     q, k_src, v_src, pages, start, unmasked_end, end, q_position, low, length, head, scale, stride_slot, stride_head,
     M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, KV: tl.constexpr,
+    MASK_ALL: tl.constexpr = False,
 ):  # fmt: skip
     """Reduces the blocks of [start, end) from a fresh state. Those below `unmasked_end` need no mask for any row of
     the tile, unless they lie before some row's WINDOW. `low`: the lowest position that a row of the tile sees; blocks
-    before it would change nothing, and are skipped."""
+    before it would change nothing, and are skipped. MASK_ALL: one loop, whose blocks are all masked, in the place of
+    three: less code and fewer registers where there is little to compute."""
     m = tl.full((M,), float("-inf"), tl.float32)
     l = tl.zeros((M, 16), tl.float32)
     acc = tl.zeros((M, DP), tl.float32)
@@ -169,7 +171,9 @@ def reduce_chunk(
     if WINDOW is not None:
         start = tl.maximum(start, low // BLOCK_N * BLOCK_N)
     slot = slots(pages, start, length, PAGE, BLOCK_N, TMA)
-    if WINDOW is not None:
+    if MASK_ALL:
+        unmasked_end = 0
+    elif WINDOW is not None:
         # The last row's window begins last: what lies before it is masked for this row, if for no other.
         last_begin = tl.maximum(tl.max(q_position, 0) - WINDOW + 1, 0)
         seen_by_all = tl.minimum(tl.maximum(tl.cdiv(last_begin, BLOCK_N) * BLOCK_N, start), end)
@@ -178,10 +182,12 @@ def reduce_chunk(
             slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, True, WINDOW, CAPPED, PRECISION,
         )  # fmt: skip
         start = seen_by_all
-    m, l, acc, slot = blocks(
-        q, k_src, v_src, pages, start, tl.minimum(unmasked_end, end), q_position, low, length, head, scale, stride_slot,
-        stride_head, slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, False, WINDOW, CAPPED, PRECISION,
-    )  # fmt: skip
+    if not MASK_ALL:
+        m, l, acc, slot = blocks(
+            q, k_src, v_src, pages, start, tl.minimum(unmasked_end, end), q_position, low, length, head, scale,
+            stride_slot, stride_head, slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, False, WINDOW, CAPPED,
+            PRECISION,
+        )  # fmt: skip
     m, l, acc, slot = blocks(
         q, k_src, v_src, pages, tl.maximum(start, unmasked_end), end, q_position, low, length, head, scale, stride_slot,
         stride_head, slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, TMA, True, WINDOW, CAPPED, PRECISION,

@@ -97,6 +97,7 @@ def small_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, name, value)
     monkeypatch.setattr(attention, "DECODES", {(2, 70): 0.5})
     monkeypatch.setattr(attention, "DECODE_PAGES", (64,))
+    monkeypatch.setattr(attention, "WINDOWS", ((2, 150, 40),))
     monkeypatch.setattr(attention, "PREFILLS", ((1, 33),))
 
 
@@ -108,6 +109,15 @@ def test_decode_is_compared_with_the_bytes_it_must_read() -> None:
     assert decode.work == 2 * 2 * 70 * 16 * 2  # k and v have two sequences of 70 tokens, one head of 16, 2 bytes each
     assert decode.ratio == pytest.approx(decode.work / 4e-9 / ((1 << 20) / 1e-6))
     assert (decode.beside, decode.target) == ("copy bandwidth", 0.5)
+
+
+@pytest.mark.usefixtures("small_attention")
+def test_a_windowed_decode_is_compared_with_a_context_as_long_as_the_window() -> None:
+    timer, _ = fake_timer(ours=6e-6, context_40=5e-6)
+    (line,) = (line for line in attention.measure(timer, DEVICE) if line.what == "decode attention, window")
+    assert isinstance(line, Timing), line
+    assert line.beside == "context 40" and line.ratio == pytest.approx(1.2) and line.passed is False
+    assert line.work == 2 * 2 * 40 * 16 * 2  # two sequences' k and v of 40 tokens, one head of 16, 2 bytes each
 
 
 @pytest.mark.usefixtures("small_attention")
