@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_attention
+from evalengine.kernels import exact, exact_attention, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
 
 # The first 16 hex digits of each kernel's SHA-256, for contract version 2. Only a change of arithmetic, which raises
@@ -24,11 +24,17 @@ GOLDEN = {
     "linear": "9d80d345dc882922",
     "bmm": "8561a8f43cb87636",
     "rms_norm": "e676428e32e71db2",
+    "rms_norm with an offset": "980669edf7fe1150",
+    "layer_norm": "0ba00686c597f392",
     "log_softmax": "347f843a4035854d",
     "softmax": "e586461ead0831e2",
     "mean": "ea6f59f4c6cb535d",
     "silu": "f8a48ec0dc2a1ab7",
     "silu_and_mul": "5e1479b5fa0fa758",
+    "gelu": "7d0e864bffeba538",
+    "gelu_tanh": "966a7289371215d9",
+    "scale": "a6ddbd3b59075ab4",
+    "softcap": "721844353e9507c2",
     "rope": "f2c149a979b4d5ef",
     "attention": "7959649c61e64468",
 }
@@ -64,11 +70,18 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
         results["linear"].append(exact.linear(x, exact.quantize_weight(weight), numbers(0, n)))
         results["bmm"].append(exact.bmm(x[None], weight.t()[None]))
         results["rms_norm"].append(exact.rms_norm(x, numbers(k, k), 1e-5))
+        results["rms_norm with an offset"].append(exact.rms_norm(x, weight[0], 1e-5, 1.0))
+        results["layer_norm"] += [exact_rows.layer_norm(x, weight[0], bias, 1e-5) for bias in (weight[-1], None)]
         results["log_softmax"].append(exact.log_softmax(x))
         results["softmax"].append(exact.softmax(x))
         results["mean"].append(exact.mean(x, -1))
         results["silu"].append(exact.silu(x))
         results["silu_and_mul"].append(exact.silu_and_mul(torch.cat((x, x), -1)))
+        for kind in ("gelu", "gelu_tanh"):
+            results[kind].append(exact_rows.activation(x, kind, gated=False))
+            results[kind].append(exact_rows.activation(torch.cat((x, x.flip(1)), -1), kind, gated=True))
+        results["scale"].append(exact_rows.scale(x, 0.22))
+        results["softcap"].append(exact_rows.softcap(x * 8, 30.0))
     results["log_softmax"].append(exact.log_softmax(numbers(9, 3, 70_001)))
     cos, sin = (table.to(device) for table in exact.rope_table(seeded(4, 24).abs() / 4, 2001, 1.0))
     results["rope"] = [cos, sin, exact.apply_rope(numbers(5, 2001, 3, 48), cos, sin)]
