@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.row_variants import LLAMA, RowVariants
 
 
 class LinearShape(NamedTuple):
@@ -31,6 +32,7 @@ class Shapes:
     variants: tuple[AttentionVariant, ...] = ()  # of the layers' attention, each once; none: plain attention
     gated: bool = True  # whether the feed-forward has a gate beside `up_proj`
     mlp_bias: bool = False  # whether its products have biases
+    row_variants: RowVariants = LLAMA
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks

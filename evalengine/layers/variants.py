@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from evalengine.kernels.row_variants import NormVariant
+
 Activation = Literal["silu", "gelu_tanh", "gelu"]  # gelu_tanh is transformers' gelu_pytorch_tanh, gelu the one by erf
 
 
@@ -32,6 +34,11 @@ class Norm:
         rounded_once = self.kind == "rms" and not self.cast_first
         assert not self.offset or rounded_once, "only an RMS norm that is rounded once, at its end, has an offset"
         assert not self.bias or self.kind == "layer", "only a layer norm has a bias"
+
+    @property
+    def variant(self) -> NormVariant:
+        """What its kernel computes."""
+        return NormVariant(self.kind, self.offset, self.kind == "rms" and self.cast_first, self.bias)
 
     @property
     def is_plain(self) -> bool:

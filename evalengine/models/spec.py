@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.row_variants import LLAMA, RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
@@ -114,6 +115,11 @@ class ModelSpec:
     def norms(self) -> Norm:
         """The kind of the model's norms, with their eps."""
         return replace(self.norm, eps=self.rms_norm_eps)
+
+    @property
+    def row_variants(self) -> RowVariants:
+        """What norms and RoPE compute beside Llama's."""
+        return LLAMA
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """How many KV heads each of so many ranks holds. With fewer heads than ranks, several ranks share a head."""

@@ -5,12 +5,16 @@ H hidden, V vocabulary, Hq/Hkv heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from evalengine.kernels import kv_cache, log_softmax, log_softmax_parts, qkv, rms_norm, rope, softmax
+from evalengine.kernels import kv_cache, layer_norm, log_softmax, log_softmax_parts, qkv, rms_norm, rope, softmax
+from evalengine.kernels.row_variants import RowVariants
 from evalengine.verification import operands
 from evalengine.verification.verdict import Verdict
 
@@ -31,16 +35,66 @@ def verify_rows(
 ) -> None:
     """Compares fused kernels with their parts, many rows with one, and the schedules for rows of logits."""
     random = operands.Random(dtype, device)
-    x, residual, weight = random(rows, hidden_size), random(rows, hidden_size), random(hidden_size)
-    normed, total = rms_norm.add_rms_norm(x, residual, weight, EPS)
-    parts = rms_norm.rms_norm(x + residual, weight, EPS)
-    verdict.require_equal(f"add_rms_norm H{hidden_size}: the sum", total, x + residual)
-    verdict.require_equal(f"add_rms_norm H{hidden_size} against rms_norm", normed, parts)
-    single = rms_norm.rms_norm((x + residual)[-1:], weight, EPS)
-    verdict.require_equal(f"rms_norm H{hidden_size}, {rows} rows against 1", parts[-1:], single)
-
+    _verify_norm(verdict, random, hidden_size, rows, "rms_norm", rms_norm.rms_norm, rms_norm.add_rms_norm)
     _verify_log_softmax(verdict, random, vocab_size, most_logits)
     _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows)
+
+
+def verify_row_variants(
+    verdict: Verdict,
+    hidden_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    variants: RowVariants,
+    rows: int = 37,
+) -> None:
+    """`verify_rows` for what row kernels compute beside Llama's: a model's norms, and RoPE's tables in float32."""
+    random = operands.Random(dtype, device)
+    of_heads: list[dict[str, Any]] = [{}] if variants.wide_rope else []
+    for kind, offset, cast_first, with_bias in variants.norms:
+        if kind == "layer":
+            name, bias = f"layer_norm, bias {with_bias},", random(hidden_size) if with_bias else None
+            alone: Callable = partial(_layer_norm, bias=bias)
+            fused: Callable = partial(_add_layer_norm, bias=bias)
+        else:
+            variant: dict[str, Any] = {"offset": offset, "cast_first": cast_first}
+            name = f"rms_norm, offset {offset}, cast first {cast_first},"
+            alone, fused = partial(rms_norm.rms_norm, **variant), partial(rms_norm.add_rms_norm, **variant)
+            of_heads.append(variant)
+        _verify_norm(verdict, random, hidden_size, rows, name, alone, fused)
+    for variant in of_heads:
+        _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows, variant, variants.wide_rope)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+    return layer_norm.layer_norm(x, weight, bias, eps)
+
+
+def _add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return layer_norm.add_layer_norm(x, residual, weight, bias, eps)
+
+
+def _verify_norm(
+    verdict: Verdict,
+    random: operands.Random,
+    hidden_size: int,
+    rows: int,
+    name: str,
+    norm: Callable[[Tensor, Tensor, float], Tensor],
+    add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]],
+) -> None:
+    x, residual, weight = random(rows, hidden_size), random(rows, hidden_size), random(hidden_size)
+    normed, total = add_norm(x, residual, weight, EPS)
+    parts = norm(x + residual, weight, EPS)
+    verdict.require_equal(f"add_{name} H{hidden_size}: the sum", total, x + residual)
+    verdict.require_equal(f"add_{name} H{hidden_size} against {name}", normed, parts)
+    single = norm((x + residual)[-1:], weight, EPS)
+    verdict.require_equal(f"{name} H{hidden_size}, {rows} rows against 1", parts[-1:], single)
 
 
 def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: int, most_logits: int) -> None:
@@ -85,19 +139,34 @@ def verify_parted_read_out(
     verdict.require_equal(f"{name}: the greedy token", greedy_sum.int(), greedy.int())
 
 
-def _verify_qkv(verdict: Verdict, random: operands.Random, heads: int, kv_heads: int, head_dim: int, rows: int) -> None:
+def _verify_qkv(
+    verdict: Verdict,
+    random: operands.Random,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rows: int,
+    variant: Mapping[str, Any] = MappingProxyType({}),
+    wide: bool = False,
+) -> None:
+    """variant: the norms' offset and cast_first; wide: cos and sin in float32."""
     q, k, v = random(rows, heads + 2 * kv_heads, head_dim).split([heads, kv_heads, kv_heads], dim=1)
     q_weight, k_weight = random(head_dim), random(head_dim)
     cos, sin = random(rows, head_dim // 2), random(rows, head_dim // 2)
+    if wide:
+        cos, sin = cos.float(), sin.float()
+    words = "".join(f", {name} {value}" for name, value in variant.items()) + (", RoPE in float32" if wide else "")
     slots = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).to(q.device)
     for what, norms in (("with norms", (q_weight, k_weight)), ("without", (None, None))):
         shape = (2, -(-rows // 16), 16, kv_heads, head_dim)
         fused, parts = (torch.zeros(shape, dtype=q.dtype, device=q.device) for _ in range(2))
-        rotated = qkv.qk_norm_rope_store(q, k, v, norms[0], norms[1], EPS, cos, sin, fused[0], fused[1], slots)
+        own = (q, k, v, *norms, EPS, cos, sin, *fused, slots)
+        rotated = qkv.qk_norm_rope_store(*own, **variant)
         q_normed, k_normed = (
-            x if weight is None else rms_norm.rms_norm(x, weight, EPS) for x, weight in zip((q, k), norms, strict=True)
+            x if weight is None else rms_norm.rms_norm(x, weight, EPS, **variant)
+            for x, weight in zip((q, k), norms, strict=True)
         )
         kv_cache.store_kv(rope.rope(k_normed, cos, sin), v, parts[0], parts[1], slots)
-        name = f"qk_norm_rope_store D{head_dim} {what}"
+        name = f"qk_norm_rope_store D{head_dim} {what}{words}"
         verdict.require_equal(f"{name}: q", rotated, rope.rope(q_normed, cos, sin))
         verdict.require_equal(f"{name}: the KV cache", fused, parts)

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.row_variants import LLAMA
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.verification import verdict_cache
 from evalengine.verification.attention import verify_attention
 from evalengine.verification.products import verify_matmul
-from evalengine.verification.rows import verify_parted_read_out, verify_rows
+from evalengine.verification.rows import verify_parted_read_out, verify_row_variants, verify_rows
 from evalengine.verification.verdict import Verdict, exclude
 
 PAGE_SIZES = (64,)  # the engine's default
@@ -68,6 +69,9 @@ def verify(
 
     def rows(verdict: Verdict) -> None:
         verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
+        if own_rows:
+            sizes = hidden_size, num_heads, num_kv_heads, head_dim
+            verify_row_variants(verdict, *sizes, dtype, device, shapes.row_variants)
         if ranks > 1:
             verify_parted_read_out(verdict, ids, dtype, device)
 
@@ -82,9 +86,10 @@ def verify(
 
     attention_sizes = [num_heads, num_kv_heads, head_dim, *(list(astuple(variant)) for variant in variants)]
     parted = [f"{ranks} ranks"] if ranks > 1 else []
+    own_rows = [shapes.row_variants] if shapes.row_variants != LLAMA else []
     parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
         "products": ([tuple(layer) for layer in (*layers, *lm_head)], products),
-        "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted], rows),
+        "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted, *own_rows], rows),
         **{f"attention, pages of {n}": (attention_sizes, attention_of(n)) for n in page_sizes},
     }
     environment = {**verdict_cache.environment(device, contract_version), "dtype": str(dtype)}

@@ -25,10 +25,10 @@ RESIDENTS = (  # (compute capability, dtype, whether rows are aligned to 16 byte
 )
 
 
-def compiled_elsewhere(which: str) -> list[dict[str, Any]]:
-    """Returns the list that this program prints for `which` in a process without the interpreter."""
+def compiled_elsewhere(which: str, program: str = "compile_gluon") -> list[dict[str, Any]]:
+    """Returns the list that this program (or its neighbour) prints for `which` in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_gluon", which]
+    command = [sys.executable, "-m", f"tests.kernels.{program}", which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return list(json.loads(done.stdout))

@@ -83,15 +83,20 @@ def decode() -> None:
 
 
 def elementwise() -> None:
-    from evalengine.kernels import activation, qkv
+    from evalengine.kernels import activation, qkv, softcap
 
     tokens = 67
     x, tables = (torch.randn(tokens, n, device="cuda", dtype=torch.bfloat16) for n in (6144, 64))
-    activation.silu_and_mul(x)
+    for act in activation.ACTIVATIONS:
+        activation.gated(x, act)
+        activation.activation(x, act)
+    softcap.softcap(x.float(), 30.0)
     q, k, v = torch.randn(tokens, 32, 128, device="cuda", dtype=torch.bfloat16).split([16, 8, 8], dim=1)
     pools = torch.zeros(2, 8, 16, 8, 128, device="cuda", dtype=torch.bfloat16)
     slots, norm = torch.arange(tokens, device="cuda"), torch.ones(128, device="cuda", dtype=torch.bfloat16)
     qkv.qk_norm_rope_store(q, k, v, norm, norm, 1e-6, tables, tables, pools[0], pools[1], slots)
+    wide = tables.float()
+    qkv.qk_norm_rope_store(q, k, v, norm, norm, 1e-6, wide, wide, pools[0], pools[1], slots, offset=1, cast_first=False)
 
 
 def read_out() -> None:
@@ -110,10 +115,12 @@ def matmul() -> None:
 
 
 def rows() -> None:
-    from evalengine.kernels import rms_norm
+    from evalengine.kernels import layer_norm, rms_norm
 
-    x = torch.randn(67, 1024, device="cuda", dtype=torch.bfloat16)
-    rms_norm.rms_norm(x, torch.ones(1024, device="cuda", dtype=torch.bfloat16), 1e-6)
+    x, weight = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((67, 1000), (1000,)))
+    rms_norm.rms_norm(x, weight, 1e-6)
+    rms_norm.add_rms_norm(x, x, weight, 1e-6, offset=1.0, cast_first=False)
+    layer_norm.add_layer_norm(x, x, weight, weight, 1e-6)
 
 
 WORKLOADS: dict[str, Callable[[], None]] = {
@@ -124,9 +131,9 @@ WORKLOADS: dict[str, Callable[[], None]] = {
     "decode": decode,
     "log_softmax": softmax,
     "read_out": read_out,
-    "q/k norm + RoPE + KV write, SiLU": elementwise,
+    "q/k norm + RoPE + KV write, activations, softcap": elementwise,
     "matmul": matmul,
-    "rms_norm": rows,
+    "norms": rows,
 }
 EXPLAINED = """\
 `split` is a kernel of a few lines that splits its warps by `gl.warp_specialize`, stores to global memory and has no

@@ -1,0 +1,24 @@
+"""What a model's row kernels compute beside Llama's. This module imports no kernel and no Triton."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class NormVariant(NamedTuple):
+    """What a norm's kernel computes; the default is Llama's."""
+
+    kind: str = "rms"  # or "layer"
+    offset: float = 0.0  # added to the weight of an RMS norm
+    cast_first: bool = True  # whether an RMS norm is rounded before the weight multiplies
+    bias: bool = False  # whether a layer norm has one
+
+
+class RowVariants(NamedTuple):
+    """A model's norms that are not Llama's, each once, and whether its tables of RoPE are float32."""
+
+    norms: tuple[NormVariant, ...] = ()
+    wide_rope: bool = False
+
+
+LLAMA = RowVariants()

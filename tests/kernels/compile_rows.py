@@ -1,0 +1,78 @@
+"""Compiles the row kernels' variants, which needs no GPU: `python -m tests.kernels.compile_rows norms` (or another of
+`CASES`).
+
+Prints a JSON list with counts of instructions in the PTX, one object per case. Triton's compiler is stricter than the
+interpreter in which the other tests run: it compiles what follows a `return` under a compile-time condition.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+LAYOUT = {"H": 2304, "BLOCK": 4096, "INNER": 1, "ROWS": 1, "ADD": True}
+HEADS = {"Q_HEADS": 8, "KV_HEADS": 4, "HALF": 128, "PAGE": 16, "NORM": True, "ROWS": 4, "COLUMNS": 128}
+KINDS = {"eps": "fp32", "cap": "fp32", "reciprocal": "fp32", "slot_ptr": "*i64"}  # of arguments; else by their names
+
+
+def _counted(kernel: Any, dtype: str, constants: dict[str, Any], table: str | None = None) -> dict[str, Any]:
+    """Compiles the kernel for operands of `dtype`, and cos and sin of `table`: how often the PTX has an instruction."""
+
+    def kind(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        operand = f"*{table or dtype}" if name in ("cos_ptr", "sin_ptr") else f"*{dtype}"
+        return KINDS.get(name, operand if name.endswith("_ptr") else "i32")
+
+    signature = {name: kind(name) for name in kernel.arg_names}
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    ptx = triton.compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", 90, 32), options=options).asm[
+        "ptx"
+    ]
+    words = {"fma": "fma.rn.f32", "tanh": "tanh.approx", "branches": " bra"}
+    about = {"kernel": kernel.__name__, "dtype": dtype, "table": table or dtype, **constants}
+    return {**about, **{name: ptx.count(word) for name, word in words.items()}}
+
+
+def norms() -> Iterator[dict[str, Any]]:
+    from evalengine.kernels import layer_norm, rms_norm
+
+    for dtype in ("bf16", "fp32"):
+        for offset, cast_first in ((0.0, True), (0.0, False), (1.0, False)):
+            variant = {"OFFSET": offset, "CAST_FIRST": cast_first}
+            yield _counted(rms_norm._rms_norm_kernel, dtype, {**LAYOUT, **variant})
+        for bias in (True, False):
+            yield _counted(layer_norm._layer_norm_kernel, dtype, {**LAYOUT, "BIAS": bias})
+
+
+def heads() -> Iterator[dict[str, Any]]:
+    from evalengine.kernels import qkv, rope
+
+    for table in ("bf16", "fp32"):
+        shape = {"HEADS": 8, "HALF": 128, "ROWS": 4, "COLUMNS": 128}
+        yield _counted(rope._rope_kernel, "bf16", shape, table)
+        yield _counted(qkv._qkv_kernel, "bf16", {**HEADS, "OFFSET": 1.0, "CAST_FIRST": False}, table)
+
+
+def elements() -> Iterator[dict[str, Any]]:
+    from evalengine.kernels import activation, softcap
+
+    for dtype in ("bf16", "fp32"):
+        for act in activation.ACTIVATIONS:
+            yield _counted(activation._gated_kernel, dtype, {"WIDTH": 1536, "BLOCK": 1024, "ACT": act})
+            yield _counted(activation._activation_kernel, dtype, {"BLOCK": 1024, "ACT": act})
+    yield _counted(softcap._softcap_kernel, "fp32", {"BLOCK": 1024})
+
+
+CASES = {"norms": norms, "heads": heads, "elements": elements}
+
+
+if __name__ == "__main__":
+    json.dump(list(CASES[sys.argv[1]]()), sys.stdout)
