@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant
-from evalengine.kernels.row_variants import LLAMA, RowVariants
+from evalengine.kernels.row_variants import RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
@@ -119,7 +119,8 @@ class ModelSpec:
     @property
     def row_variants(self) -> RowVariants:
         """What norms and RoPE compute beside Llama's."""
-        return LLAMA
+        norms = () if self.norms.is_plain else (self.norms.variant,)
+        return RowVariants(norms, any(rope.wide for rope in self.ropes))
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """How many KV heads each of so many ranks holds. With fewer heads than ranks, several ranks share a head."""

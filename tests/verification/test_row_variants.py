@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Gemma2Config, LlamaConfig, Olmo2Config
 
 from evalengine.kernels import layer_norm, qkv, rms_norm
 from evalengine.kernels.row_variants import LLAMA, NormVariant, RowVariants
 from evalengine.layers.variants import Norm
+from evalengine.models.hf_config import from_hf
 from evalengine.verification import operands, verify
 from evalengine.verification.operands import Random
 from evalengine.verification.rows import verify_row_variants
@@ -72,6 +74,15 @@ def test_a_models_variants_are_compared_under_a_key_of_their_own(monkeypatch: py
     assert seen == [variants]
     plain, other = (key["shapes"] for key in keys if key["part"] == "rows")
     assert TINY.row_variants == LLAMA and len(plain) == 5 and other == [*plain, variants]
+
+
+def test_a_models_description_says_what_to_compare() -> None:
+    for config, variants in (
+        (LlamaConfig(), LLAMA),
+        (Gemma2Config(), RowVariants((GEMMA,))),
+        (Olmo2Config(), RowVariants((OLMO,), True)),
+    ):
+        assert from_hf(config).shapes.row_variants == variants, type(config)
 
 
 def test_a_layers_norm_says_what_its_kernel_computes() -> None:
