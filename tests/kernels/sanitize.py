@@ -82,6 +82,16 @@ def decode() -> None:
         PagedBatch.random(lens, 16, 8, 128, 64, torch.bfloat16).run()
 
 
+def attention_variants() -> None:
+    """Runs prefill and decode, in chunks and block by block, with windows, softcaps and sinks."""
+    from tests.kernels.paged_batch import PagedBatch
+
+    for lens in ([(1, 1300)] * 40, [(1, 2300)], [(3, 1090), (64, 1025), (130, 130)]):
+        for window in (100, 1025):
+            variant = {"window": window, "softcap": 30.0, "sinks": True}
+            PagedBatch.random(lens, 16, 8, 128, 64, torch.bfloat16, **variant).run()
+
+
 def elementwise() -> None:
     from evalengine.kernels import activation, qkv, softcap
 
@@ -129,6 +139,7 @@ WORKLOADS: dict[str, Callable[[], None]] = {
     "prefill, q by TMA": lambda: prefill(32, 8, 128),
     "prefill, q by pointers": lambda: prefill(9, 3, 64),
     "decode": decode,
+    "attention with windows, softcaps and sinks": attention_variants,
     "log_softmax": softmax,
     "read_out": read_out,
     "q/k norm + RoPE + KV write, activations, softcap": elementwise,
