@@ -14,12 +14,12 @@ from pathlib import Path
 
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import resolve_checkpoint
-from evalengine.util.garbage import few_collections
+from evalengine.util.relaxed_gc import relaxed_gc
 
 
 def main(file: Path, most: int | None = None) -> None:
     """Loads the model that the file names and answers the file's requests, or the first `most` of them."""
-    with few_collections():
+    with relaxed_gc():
         config, requests = pickle.loads(file.read_bytes())
         requests = requests[:most]
         mode = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}

@@ -65,9 +65,9 @@ def program() -> int:
         watch_signals()
     except KeyboardInterrupt as interrupt:  # Python's own handler heard a signal that came before ours was there
         return say(interrupt)
-    from evalengine.util.garbage import few_collections
+    from evalengine.util.relaxed_gc import relaxed_gc
 
-    with few_collections():
+    with relaxed_gc():
         code = main()
     code = ended(code)
     gc.freeze()  # At its end, Python would look for cycles once more: a second, for a run of 14,042 documents.

@@ -59,7 +59,7 @@ def one_line(error: BaseException, most: int = 300) -> str:
     return " ".join(re.sub(r"([*=_-])\1{5,}", "", f"{type(error).__name__}: {error}").split())[:most]
 
 
-class DoubtedAnswersError(EvalEngineError):
+class ReplicaMismatchError(EvalEngineError):
     """Two computations of one request that must be equal differ: a machine computes wrong.
 
     request_id: the request that was computed twice. doubted: all requests that the machines in doubt answered; none of

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launching.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 
-_again: dict[tuple, Again] = {}
+_launches: dict[tuple, Replay] = {}
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 BLOCK = 1024  # elements of a program: with 4 warps a thread moves 8 bf16 values, 16 bytes, of each operand
 WARPS = 4
@@ -92,10 +92,10 @@ def _activation_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, ACT: tl.constexpr
 def gated(gate_up: Tensor, act: str = "silu") -> Tensor:
     """[T, 2 I] (any row stride) -> [T, I], contiguous: act(first half) * second half; act: one of `ACTIVATIONS`."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    key = (kind(gate_up), act)
-    if again := _again.get(key):
+    key = (operand_key(gate_up), act)
+    if replayer := _launches.get(key):
         out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-        again(gate_up, out)
+        replayer(gate_up, out)
         return out
     assert act in ACTIVATIONS, f"{act} is none of the activations {ACTIVATIONS}"
     assert gate_up.shape[1] == 2 * width, f"{act} takes gate and up side by side, not {gate_up.shape[1]} columns"
@@ -107,7 +107,7 @@ def gated(gate_up: Tensor, act: str = "silu") -> Tensor:
         grid, args = (tokens * -(-width // BLOCK), 1, 1), (gate_up, out, gate_up.stride(0))
         launched = launch(_gated_kernel, grid, args, (width, BLOCK, act), WARPS, num_stages=1)
         if launched and as_given:
-            remember(_again, key, launched.again(0, 1))
+            cache_launch(_launches, key, launched.replayer(0, 1))
     return out
 
 

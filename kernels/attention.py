@@ -42,7 +42,7 @@ from evalengine.kernels.attention_decode import decode_kernel, score_kernel, val
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.device_math import GLUON
-from evalengine.kernels.launching.launch import Again, Launch, kind, launch
+from evalengine.kernels.launching.launch import Launch, Replay, launch, operand_key
 from evalengine.kernels.limits import HEAD_DIMS
 
 CHUNK = 1024  # KV positions that are reduced from a fresh state
@@ -181,11 +181,11 @@ def paged_attention(
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A step's layers differ in q and the pools alone: the first one lays the launches out, the others repeat them.
-    key = (__name__, kind(q), kind(k_cache), kind(v_cache), kind(sinks), variant, schedule)
+    key = (__name__, operand_key(q), operand_key(k_cache), operand_key(v_cache), operand_key(sinks), variant, schedule)
     if (plan := batch.plans.get(key)) is not None:
         operands = (q, k_cache, v_cache, out, sinks)
-        for again, places in plan:
-            again(*(operands[place] for place in places))
+        for replayer, places in plan:
+            replayer(*(operands[place] for place in places))
         return out
     _check(q, k_cache, v_cache)
     assert variant.sinks == (sinks is not None)
@@ -232,7 +232,7 @@ class _Call:
             batch.block_table.stride(0),
         )
         # The launches made, to be repeated; each with the places in (q, k_cache, v_cache, out, sinks) of its operands.
-        self.plan: list[tuple[Again, list[int]]] = []
+        self.plan: list[tuple[Replay, list[int]]] = []
 
     def _memory(self, count: int) -> Tensor:
         """float32 [count], memory for the numbers that one kernel hands to the next."""
@@ -246,7 +246,7 @@ class _Call:
         bases = [getattr(arg, "base", arg) for arg in launched.args]  # a tensor descriptor keeps its tensor in `base`
         given = [(place, x) for place, x in enumerate(operands) if x is not None]
         varying = [(i, place) for i, base in enumerate(bases) for place, x in given if base is x]
-        self.plan.append((launched.again(*(i for i, _ in varying)), [place for _, place in varying]))
+        self.plan.append((launched.replayer(*(i for i, _ in varying)), [place for _, place in varying]))
 
     def prefill(self, schedule: AttentionSchedule, tokens: int) -> None:
         batch, first = self.batch, self.batch.num_decodes

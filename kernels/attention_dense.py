@@ -24,13 +24,13 @@ from torch import Tensor
 from evalengine.kernels.attention import BLOCK, CHUNK, LOG2_E, PRECISION
 from evalengine.kernels.attention_parts import merge, normalized, online_softmax
 from evalengine.kernels.device_math import after_previous_kernel
-from evalengine.kernels.launching.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NO_MASK, BOOLEAN, ADDED = 0, 1, 2
 LEAST = tl.constexpr(-(2.0**120))  # of what is added to d: it hides whatever d is, and times a scale it stays finite
 SCALES = (2.0**-64, 2.0**7)  # softmax scales whose inverse, and whose product with LEAST, are float32 numbers
-_again: dict[tuple, Again] = {}
+_launches: dict[tuple, Replay] = {}
 
 
 @triton.jit
@@ -141,9 +141,9 @@ def dense_attention(
     SCALES, head_dim^-0.5 by default.
     """
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
-    key = (kind(q), kind(k), kind(v), kind(mask), is_causal, scale)
-    if again := _again.get(key):
-        again(q, k, v, out, q if mask is None else mask)
+    key = (operand_key(q), operand_key(k), operand_key(v), operand_key(mask), is_causal, scale)
+    if replayer := _launches.get(key):
+        replayer(q, k, v, out, q if mask is None else mask)
         return out
     batch, heads, rows, head_dim = q.shape
     keys = k.shape[2]
@@ -176,7 +176,7 @@ def dense_attention(
     )  # fmt: skip
     as_given = all(given is one for given, one in zip((q, k, v), used, strict=True))
     if launched and as_given:  # Every tensor varies, the one in the mask's place too: others would be kept alive.
-        remember(_again, key, launched.again(0, 1, 2, 4, 3))
+        cache_launch(_launches, key, launched.replayer(0, 1, 2, 4, 3))
     return out
 
 

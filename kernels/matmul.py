@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels.cublaslt import Product
-from evalengine.kernels.launching.launch import Again, kind, remember
+from evalengine.kernels.launching.launch import Replay, cache_launch, operand_key
 from evalengine.kernels.matmul_device import Gpu, gpu_of
 from evalengine.kernels.matmul_pointer import by_pointers
 from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, REFERENCE, TMA, MatmulSchedule, choose
@@ -30,7 +30,7 @@ from evalengine.kernels.matmul_tma import by_descriptors
 __all__ = ["REFERENCE", "MatmulSchedule", "bmm", "choose", "linear", "matmul"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_again: dict[tuple, Again] = {}
+_launches: dict[tuple, Replay] = {}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -94,15 +94,15 @@ def _product(
     A launch for operands of the same kinds is repeated as it was. A layer launches four products one by one at decode:
     on an H200's host a repeated launch takes about as long as torch.mm, where choosing and launching anew took 38 us.
     """
-    key = (kind(a), kind(b), kind(bias), out_dtype, transposed, round_product, schedule)
-    again = _again.get(key)
+    key = (operand_key(a), operand_key(b), operand_key(bias), out_dtype, transposed, round_product, schedule)
+    replayer = _launches.get(key)
     n = b.shape[-2 if transposed else -1]
-    if again is not None:
+    if replayer is not None:
         c = torch.empty((*a.shape[:-1], n), dtype=out_dtype or a.dtype, device=a.device)
         if bias is None:
-            again(a, b, c)
+            replayer(a, b, c)
         else:
-            again(a, b, c, bias)
+            replayer(a, b, c, bias)
         return c
     k = b.shape[-1 if transposed else -2]
     b_strides = (b.stride(0) if b.ndim > 2 else 0, *(b.stride()[::-1] if transposed else b.stride()[-2:]))
@@ -129,13 +129,13 @@ def _product(
         )
     launched = _launch(a, b, bias, c, b_strides, schedule, round_product, gpu)
     if launched and as_given:
-        remember(_again, key, launched)
+        cache_launch(_launches, key, launched)
     return c
 
 
 def forget_launches() -> None:
     """Empties the memory of launches, whose schedules may be excluded by now."""
-    _again.clear()
+    _launches.clear()
 
 
 def _launch(
@@ -147,7 +147,7 @@ def _launch(
     s: MatmulSchedule,
     round_product: bool,
     gpu: Gpu,
-) -> Again | None:
+) -> Replay | None:
     """Runs the product; returns the same launch for other a, b, c (and bias), or None under the interpreter."""
     row_strides = a.stride(-2), b_strides[2]
     if s.form == CUBLASLT:
@@ -160,7 +160,7 @@ def _launch(
     if s.form == TMA:
         return by_descriptors(a, b, bias, c, row_strides, s, round_product, gpu.multiprocessors)
     launched = by_pointers(a, b, bias, c, b_strides, s, round_product)
-    return None if launched is None else launched.again(0, 1, 3, *([2] if bias is not None else []))
+    return None if launched is None else launched.replayer(0, 1, 3, *([2] if bias is not None else []))
 
 
 def _aligned(a: Tensor, b: Tensor, b_column: int, b_k: int, n: int, out_dtype: torch.dtype) -> bool:

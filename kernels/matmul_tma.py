@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels.device_math import after_previous_kernel
-from evalengine.kernels.launching.launch import Again, launch
+from evalengine.kernels.launching.launch import Replay, launch
 from evalengine.kernels.matmul_parts import multiply_add, rounded, tile_position
 from evalengine.kernels.matmul_schedules import MatmulSchedule
 
@@ -91,7 +91,7 @@ def by_descriptors(
     s: MatmulSchedule,
     round_product: bool,
     multiprocessors: int,
-) -> Again | None:
+) -> Replay | None:
     """c [M, N] = a [M, K] b^T + bias, b [N, K]; row_strides: a's and b's; multiprocessors: the GPU's number of SMs.
 
     Returns the same launch for other a, b, c (and bias), or None under the interpreter.
@@ -113,8 +113,8 @@ def by_descriptors(
     launched = launch(_tma_kernel, grid, (*blocks, bias, m, n, k), constants, s.num_warps, s.num_stages)
     if launched is None:
         return None
-    again = launched.again(0, 1, 2, *([3, 4] if rest else []), *([5] if bias is not None else []))
-    return (lambda a, b, c, *bias: again(a, b, c, b, c, *bias)) if rest else again
+    replayer = launched.replayer(0, 1, 2, *([3, 4] if rest else []), *([5] if bias is not None else []))
+    return (lambda a, b, c, *bias: replayer(a, b, c, b, c, *bias)) if rest else replayer
 
 
 def _descriptor(base: Tensor, shape: list[int], row_stride: int, block_shape: list[int]) -> TensorDescriptor:

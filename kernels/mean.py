@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import row_sum
-from evalengine.kernels.launching.launch import Again, Launch, kind, launch, remember
+from evalengine.kernels.launching.launch import Launch, Replay, cache_launch, launch, operand_key
 from evalengine.kernels.limits import MAX_TERMS
 
 # Kinds of operands whose mean is one launch -> the launch, and the result's shape and dtype.
-_again: dict[tuple, tuple[Again, torch.Size, torch.dtype]] = {}
+_launches: dict[tuple, tuple[Replay, torch.Size, torch.dtype]] = {}
 
 
 @triton.jit
@@ -81,11 +81,11 @@ def mean(
     infinity or a NaN. ValueError for other dtypes than float32, bfloat16 and float16, and for a dim that x lacks.
     `_schedule` is (rows a program, warps), for tests and verify: it cannot change a bit.
     """
-    key = (kind(x), dim, keepdim, out_dtype, _schedule)
-    if remembered := _again.get(key):
-        again, shape, dtype = remembered
+    key = (operand_key(x), dim, keepdim, out_dtype, _schedule)
+    if remembered := _launches.get(key):
+        replayer, shape, dtype = remembered
         out = torch.empty(shape, dtype=dtype, device=x.device)
-        again(x, out)
+        replayer(x, out)
         return out
     out_dtype = out_dtype or x.dtype
     for dtype in (x.dtype, out_dtype):
@@ -110,5 +110,5 @@ def mean(
     for axis in axes if keepdim else []:
         out = out.unsqueeze(axis)
     if launched is not None and rows.data_ptr() == x.data_ptr():
-        remember(_again, key, (launched.again(0, 1), out.shape, out_dtype))
+        cache_launch(_launches, key, (launched.replayer(0, 1), out.shape, out_dtype))
     return out

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launching.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 
 WORD = 8  # bytes: data of every type is moved as int64
 MAX_PROGRAMS = 128  # programs of a launch that have a flag each
@@ -46,7 +46,7 @@ class Peers(NamedTuple):
     flags: int  # where its flags begin, in bytes: int64 [MAX_PROGRAMS, size], zeros at first
     counts: Tensor  # int64 [1 + MAX_PROGRAMS], this rank's own: programs that are done, and turns of each flag; zeros
     programs: int  # the most programs that may wait at once: at most MAX_PROGRAMS and the SMs of every rank's GPU
-    again: dict[tuple, Again]  # launches to be repeated
+    launches: dict[tuple, Replay]  # launches to be repeated
 
 
 @triton.jit
@@ -113,9 +113,9 @@ def _push_kernel(
 
 def push_gather(source: Tensor, peers: Peers) -> None:
     """source: int64 [T, n words], any row stride, of this rank -> [T, size x n words] in every rank's slot."""
-    key = (_push_kernel, kind(source))
-    if again := peers.again.get(key):
-        again(source)
+    key = (_push_kernel, operand_key(source))
+    if replayer := peers.launches.get(key):
+        replayer(source)
         return
     rows, columns = source.shape
     words = rows * columns
@@ -129,4 +129,4 @@ def push_gather(source: Tensor, peers: Peers) -> None:
         (peers.rank, peers.size, block, few), 4, 1,
     )  # fmt: skip
     if launched:
-        remember(peers.again, key, launched.again(0))
+        cache_launch(peers.launches, key, launched.replayer(0))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evalengine.kernels import device_math
 from evalengine.kernels.activation import times_activation
-from evalengine.kernels.launching.launch import kind, launch, remember
+from evalengine.kernels.launching.launch import cache_launch, launch, operand_key
 from evalengine.kernels.limits import MAX_TERMS
 from evalengine.kernels.push_gather import Peers, meet, slot_of
 from evalengine.kernels.rms_norm import add, normalize
@@ -87,9 +87,9 @@ def silu_and_mul_push(gate_up: Tensor, peers: Peers) -> bool:
 
     Returns False, with nothing done, where the rows are too many.
     """
-    key = (_silu_and_mul_push_kernel, kind(gate_up))
-    if again := peers.again.get(key):
-        again(gate_up)
+    key = (_silu_and_mul_push_kernel, operand_key(gate_up))
+    if replayer := peers.launches.get(key):
+        replayer(gate_up)
         return True
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     block = _LEAST
@@ -104,7 +104,7 @@ def silu_and_mul_push(gate_up: Tensor, peers: Peers) -> bool:
         (width, block, peers.rank, peers.size), _warps(block), 1,
     )  # fmt: skip
     if launched:
-        remember(peers.again, key, launched.again(0))
+        cache_launch(peers.launches, key, launched.replayer(0))
     return True
 
 
@@ -115,10 +115,10 @@ def push_add_rms_norm(
 
     Returns None, with nothing done, where the rows are too many or too long.
     """
-    key = (_push_add_rms_norm_kernel, kind(part), kind(residual), kind(weight), eps)
+    key = (_push_add_rms_norm_kernel, operand_key(part), operand_key(residual), operand_key(weight), eps)
     out, total = (torch.empty(residual.shape, dtype=part.dtype, device=part.device) for _ in range(2))
-    if again := peers.again.get(key):
-        again(part, residual, weight, out, total)
+    if replayer := peers.launches.get(key):
+        replayer(part, residual, weight, out, total)
         return out, total
     (rows, columns), hidden = part.shape, residual.shape[1]
     assert residual.shape == (rows, peers.size * columns) and weight.shape == (hidden,)
@@ -134,5 +134,5 @@ def push_add_rms_norm(
         (columns, part_block, block, peers.rank, peers.size), _warps(block), 1,
     )  # fmt: skip
     if launched:
-        remember(peers.again, key, launched.again(0, 1, 2, 3, 4))
+        cache_launch(peers.launches, key, launched.replayer(0, 1, 2, 3, 4))
     return out, total

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from evalengine.kernels.device_math import after_previous_kernel
 from evalengine.kernels.kv_cache import slot_offset
-from evalengine.kernels.launching.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 from evalengine.kernels.rms_norm import normalize
 from evalengine.kernels.rope import load_for_rows, rotate, tile_shape
 
-_again: dict[tuple, Again] = {}
+_launches: dict[tuple, Replay] = {}
 
 
 @triton.jit
@@ -162,10 +162,10 @@ def qk_norm_rope_store(
     """
     operands = (q, k, v, q if q_weight is None else q_weight, k if k_weight is None else k_weight, cos, sin)
     pools = (k_cache, v_cache, slot_mapping)
-    key = (*map(kind, (*operands, *pools)), q_weight is None, eps, offset, cast_first)
+    key = (*map(operand_key, (*operands, *pools)), q_weight is None, eps, offset, cast_first)
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if again := _again.get(key):
-        again(*operands, q_out, *pools)
+    if replayer := _launches.get(key):
+        replayer(*operands, q_out, *pools)
         return q_out
     tokens, q_heads, head_dim = q.shape
     kv_heads, half = k.shape[1], head_dim // 2
@@ -190,5 +190,5 @@ def qk_norm_rope_store(
     programs = tokens * (-(-q_heads // rows) + 2 * -(-kv_heads // rows))
     launched = launch(_qkv_kernel, (programs, 1, 1), args, constants, warps, num_stages=1)
     if launched and all(given.data_ptr() == used.data_ptr() for given, used in zip(operands, as_used, strict=True)):
-        remember(_again, key, launched.again(*range(11)))
+        cache_launch(_launches, key, launched.replayer(*range(11)))
     return q_out

@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.launching.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 from evalengine.kernels.limits import MAX_TERMS
 
-_again: dict[tuple, Again] = {}
+_launches: dict[tuple, Replay] = {}
 
 
 @triton.jit
@@ -120,12 +120,12 @@ def norm_rows(
 
     constants: the kernel's constexprs after ADD.
     """
-    key = (kernel, kind(x), kind(residual), *map(kind, vectors), eps, schedule, constants)
+    key = (kernel, operand_key(x), operand_key(residual), *map(operand_key, vectors), eps, schedule, constants)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
     other = x if residual is None else residual
-    if again := _again.get(key):
-        again(x, other, *vectors, out, total)
+    if replayer := _launches.get(key):
+        replayer(x, other, *vectors, out, total)
         return out, total
     _check(kernel.__name__.strip("_").removesuffix("_kernel"), x, residual, vectors)
     if out.numel() == 0:
@@ -146,7 +146,7 @@ def norm_rows(
     )  # fmt: skip
     given = (x, other, *vectors)
     if launched and all(one.data_ptr() == two.data_ptr() for one, two in zip(given, used, strict=True)):
-        remember(_again, key, launched.again(*range(len(given) + 2)))
+        cache_launch(_launches, key, launched.replayer(*range(len(given) + 2)))
     return out, total
 
 

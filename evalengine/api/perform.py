@@ -35,7 +35,7 @@ def perform(
     from evalengine.harness.runner import run
     from evalengine.report.html.leave import leave_list, leave_report
 
-    def leave(folder: Path) -> None:
+    def on_complete(folder: Path) -> None:
         leave_report(folder)
         leave_list(folder)
         if config.log_to is not None:
@@ -50,4 +50,4 @@ def perform(
         from evalengine.report.gate.decider import decider
 
         decided = decider(config.sequential)
-    return run(config, leave, command, llm, decided).folder
+    return run(config, on_complete, command, llm, decided).folder

@@ -18,7 +18,7 @@ from evalengine.engine.answering import Answering, OnStep
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.errors import DoubtedAnswersError, EvalEngineError, listed
+from evalengine.errors import EvalEngineError, ReplicaMismatchError, listed
 from evalengine.plain_text import warn
 
 BATCH, SECONDS = 512, 5.0  # computed answers are written in batches: of this many, or after this many seconds
@@ -163,7 +163,7 @@ class CachedEngine:
                     self._keep(waiting)
                     last = time.monotonic()
                 yield output
-        except DoubtedAnswersError as error:
+        except ReplicaMismatchError as error:
             self._forget({self._looked_up[number][1] for number in error.doubted}, waiting)
             raise
         finally:  # an interrupted run also keeps what it computed

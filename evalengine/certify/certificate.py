@@ -65,7 +65,7 @@ def certificate(
         "axes": {axis.name: {"varies": _about(axis.name), **_axis(axis)} for axis in proof.axes},
         "negative_control": {
             "attention_backend": proof.control.attention_backend,
-            "planted": proof.control.planted,
+            "planted": proof.control.fault_injected,
             **_axis(proof.control),
         },
         "kernels": None if kernels is None else dict(kernels),

@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.certify.fault_injection import FEW_ROWS
 from evalengine.certify.kernels import kernels_summary
-from evalengine.certify.planted import FEW_ROWS
 from evalengine.certify.proof import NONE_FOUND
 
 HEADINGS = ("Axis", "Schedules", "Logprobs", "Differing", "Verdict")
@@ -129,8 +129,8 @@ def _control_verdict(control: Content) -> str:
 
 def _control(control: Content) -> str:
     counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
-    planted = f" and products of up to {FEW_ROWS} rows split over K" if control.get("planted") else ""
-    return f"fast (control) with {control['attention_backend']} attention{planted}: {counts}"
+    fault_injected = f" and products of up to {FEW_ROWS} rows split over K" if control.get("planted") else ""
+    return f"fast (control) with {control['attention_backend']} attention{fault_injected}: {counts}"
 
 
 def _requests(content: Content) -> str:

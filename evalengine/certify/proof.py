@@ -15,7 +15,7 @@ from evalengine.certify.axes import AXES, MIXED, control
 from evalengine.certify.busy import NoNeighbour, busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Answer, Tally
-from evalengine.certify.planted import FEW_ROWS, split_few_rows
+from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
 from evalengine.certify.run import alone, together
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.certify.subject import Subject
@@ -69,7 +69,7 @@ class Control(AxisResult):
     """The negative control. How many bytes of it differ depends on the attention that `fast` has here."""
 
     attention_backend: str = field(kw_only=True)  # flash_attn | triton | sdpa
-    planted: bool = False  # whether its products of few rows were split over K (`planted`)
+    fault_injected: bool = False  # whether its products of few rows were split over K (`fault_injection`)
 
 
 @dataclass
@@ -139,23 +139,23 @@ class Prover:
 
         Our own attention depends on no neighbour in the ordinary mode either, and cuBLAS multiplies a small model's
         rows alike in every batch (the bundled model's on an H200). Then other attentions are tried, until one differs,
-        and at last a planted fault.
+        and at last an injected fault.
         """
         control, others = self._control_with("auto")
         for backend in others:
             if not control.tally.differing_logprobs:
                 control, _ = self._control_with(backend)
         if not control.tally.differing_logprobs:
-            control, _ = self._control_with("auto", planted=True)
+            control, _ = self._control_with("auto", fault_injected=True)
         return control
 
-    def _control_with(self, attention_backend: str, planted: bool = False) -> tuple[Control, list[str]]:
+    def _control_with(self, attention_backend: str, fault_injected: bool = False) -> tuple[Control, list[str]]:
         """The control with that attention, and the other attentions that could serve the model here."""
-        fault = f", products of up to {FEW_ROWS} rows split over K" if planted else ""
+        fault = f", products of up to {FEW_ROWS} rows split over K" if fault_injected else ""
         _say(f"negative control: batch_invariant=false engine.attention_backend={attention_backend}{fault}")
-        changed: dict[str, Any] = {"attention_backend": attention_backend, "enforce_eager": planted}
+        changed: dict[str, Any] = {"attention_backend": attention_backend, "enforce_eager": fault_injected}
         with self.subject.engine(self.checkpoint, self.cases, False, **changed) as llm:
-            if planted:
+            if fault_injected:
                 assert llm.runner is not None and isinstance(llm.runner.ops, FastOps)
                 split_few_rows(llm.runner.ops)
             work = self._workload(llm)
@@ -164,7 +164,7 @@ class Prover:
             served = possible_backends(settings.device, settings.dtype, llm.spec.head_dim, None, llm.spec.variants)
             others = [name for name in served if name != taken]
             control_result = Control(
-                result.name, result.trials, result.skipped, attention_backend=taken, planted=planted
+                result.name, result.trials, result.skipped, attention_backend=taken, fault_injected=fault_injected
             )
             return control_result, others
 

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from evalengine.plain_text import say, warn
-from evalengine.util.beside import Beside, cores
 from evalengine.util.command import Namespace, exit_code
+from evalengine.util.forked import ForkedTask, cores
 from evalengine.version import CONTRACT_VERSION, __version__
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main(arguments: Namespace) -> int:
 
     runs_here = not arguments.cfg and not arguments.multirun
     beside = runs_here and "torch" not in sys.modules and cores() > 1 and _chosen(arguments.settings) >= MANY_TASKS
-    with Beside(lambda: compose_jobs(arguments.settings, arguments.multirun), earns=beside) as composed:
+    with ForkedTask(lambda: compose_jobs(arguments.settings, arguments.multirun), worthwhile=beside) as composed:
         if beside:
             from evalengine.api.perform import preload
 

@@ -178,7 +178,7 @@ class RayEngines:
         """Runs the requests on the replicas and yields each output once it stands, as `LLM.run` does.
 
         Raises:
-            DoubtedAnswersError: an audited request whose answers differ.
+            ReplicaMismatchError: an audited request whose answers differ.
             EvalEngineError: no replica is left, or a request that replicas die of.
             KeyboardInterrupt: Ctrl-C, once the steps that ran are finished and their outputs were yielded.
         """

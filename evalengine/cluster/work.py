@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from evalengine.cluster.audit import is_same, verdict
 from evalengine.cluster.leases import Unleased, in_lease_order
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.errors import DoubtedAnswersError, EvalEngineError
+from evalengine.errors import EvalEngineError, ReplicaMismatchError
 
 MAX_LOSSES = 3  # replicas that may be lost with a request in hand before the run gives it up
 # A request is late, and an idle replica is asked, too, after PATIENCE times the longest that another replica took for
@@ -116,7 +116,8 @@ class Work:
     def answered(self, name: str, output: RequestOutput, now: float) -> RequestOutput | None:
         """Takes a replica's answer; returns the answer that stands, once one does.
 
-        Raises DoubtedAnswersError if two answers differ that must be equal, and no third is left to say which is right.
+        Raises ReplicaMismatchError if two answers differ that must be equal, and no third is left to say which is
+        right.
         """
         holder, number = self.holders[name], output.request_id
         if (since := holder.held.pop(number, None)) is None:
@@ -226,12 +227,12 @@ class Work:
                 holder.held.clear()
                 holder.lease_of.clear()
 
-    def _doubt(self, item: _Item) -> DoubtedAnswersError:
+    def _doubt(self, item: _Item) -> ReplicaMismatchError:
         """The error for two answers that differ, and perhaps a third."""
         words, doubted = verdict(item.answers)
         numbers = [number for number, places in self._answered_by.items() if doubted & {*places}]
         words += f"; {len(numbers)} answers from there are taken back, and the same command resumes"
-        return DoubtedAnswersError(words, item.request.request_id, numbers)
+        return ReplicaMismatchError(words, item.request.request_id, numbers)
 
     def _eligible(self, item: _Item) -> set[str]:
         """Replicas that may be asked: those that have not answered the item, do not hold it, and are not suspect."""

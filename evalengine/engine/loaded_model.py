@@ -79,7 +79,7 @@ class LoadedModel:
             share_memory(ops, slot_size)
             return load_model(self.checkpoint, ops, settings.max_model_len)
 
-        model, *_ = self._ranks.together("load", orders, own)
+        model, *_ = self._ranks.on_all_ranks("load", orders, own)
         self._build(model, ops)
         assert self.runner is not None
         self.runner.capture_graphs()
@@ -92,12 +92,12 @@ class LoadedModel:
         settings = self.settings
         if settings.block_size not in self._kernels_verdicts:
             size = settings.block_size
-            verdicts = self._ranks.together(
+            verdicts = self._ranks.on_all_ranks(
                 "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
             )
             self._kernels_verdicts[size] = verdicts[0]
         if num_kv_blocks is None:
-            fitting = self._ranks.together(
+            fitting = self._ranks.on_all_ranks(
                 "plan", (self.config, settings), lambda: plan_num_kv_blocks(self.config, self.spec, settings)
             )
             num_kv_blocks = min(fitting)
@@ -106,7 +106,7 @@ class LoadedModel:
         self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
         longest = None if self.config.enforce_eager else settings.max_model_len
         pool = self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
-        runners = self._ranks.together(
+        runners = self._ranks.on_all_ranks(
             "build", pool, lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
         )
         self.runner = runners[0]
@@ -154,7 +154,7 @@ class LoadedModel:
         before = self.config, self.settings, self.num_kv_blocks
         model, ops = self.runner.model, self.runner.ops
         self.runner = None  # the old pool goes before the new one is made
-        self._ranks.tell("drop")
+        self._ranks.broadcast("drop")
         try:
             self._restart(model, ops, config, settings)
         except BaseException:  # only now is it known that no such pool fits, or that no kernel serves such pages

@@ -12,7 +12,7 @@ class EngineStats:
     num_steps: int = 0
     num_graph_steps: int = 0  # steps that replayed a CUDA graph
     num_steps_ahead: int = 0  # steps launched before the last one's tokens were known on the host
-    num_computed_tokens: int = 0  # prompt tokens, generated ones, and those computed in vain after an end seen late
+    num_computed_tokens: int = 0  # prompt tokens, generated ones, and speculative ones after an end seen late
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0  # tokens not computed thanks to the prefix cache
     num_preemptions: int = 0

@@ -80,12 +80,12 @@ class ComputationRecorder:
         num_wanted = 0
         own = [chunk for chunk in schedule.chunks if self._is_own(chunk.seq)]
         for chunk in schedule.chunks:
-            heard = self._heard(chunk, chunk in own, schedule, runner.block_size)
-            self._rows.extend(heard)
-            by_position = {row.computation.position: row.computation for row in heard}
+            observed = self._observed(chunk, chunk in own, schedule, runner.block_size)
+            self._rows.extend(observed)
+            by_position = {row.computation.position: row.computation for row in observed}
             positions = chunk.seq.wanted(chunk.start, chunk.end)
             if chunk in own:
-                self._add(row.computation for row in heard)
+                self._add(row.computation for row in observed)
                 self._wanted.extend((num_wanted + number, by_position[p]) for number, p in enumerate(positions))
             num_wanted += len(positions)
             self._batch += chunk.end - chunk.start
@@ -94,7 +94,7 @@ class ComputationRecorder:
             if chunk.start == chunk.seq.num_cached_tokens:  # The sequence was just admitted.
                 self._take_reused(chunk, runner.block_size)
 
-    def _heard(self, chunk: Chunk, own: bool, schedule: SchedulerOutput, block_size: int) -> list[_Row]:
+    def _observed(self, chunk: Chunk, own: bool, schedule: SchedulerOutput, block_size: int) -> list[_Row]:
         end = chunk.end if own else min(chunk.end, self._shared(chunk.seq))
         size = len(schedule.chunks), schedule.num_tokens
         return [
@@ -151,19 +151,19 @@ class ComputationRecorder:
     def _hear(self, name: str, output: Tensor, runner: ModelRunner) -> None:
         if name == LOGITS:
             first, self._read = self._read, self._read + output.shape[0]
-            heard = [(row - first, computation) for row, computation in self._wanted if first <= row < self._read]
+            observed = [(row - first, computation) for row, computation in self._wanted if first <= row < self._read]
         else:
             assert output.shape[0] == self._batch, f"{name}: an output a token"
-            heard = [(row.row, row.computation) for row in self._rows]
-        if not heard:
+            observed = [(row.row, row.computation) for row in self._rows]
+        if not observed:
             return
         op = _named(name)
         if op.endswith(("store_kv.k", "store_kv.v")):  # the pool holds the values rounded to its dtype
             output = _stored(op, runner)
-            heard = [(row.slot, row.computation) for row in self._rows]
+            observed = [(row.slot, row.computation) for row in self._rows]
         self.ops.setdefault(op, str(output.dtype).removeprefix("torch."))
-        index = torch.tensor([row for row, _ in heard], device=output.device)
-        for (_, computation), values in zip(heard, _as_float32(output[index]), strict=True):
+        index = torch.tensor([row for row, _ in observed], device=output.device)
+        for (_, computation), values in zip(observed, _as_float32(output[index]), strict=True):
             keep = computation.position in self.keep or self._kept + values.nbytes <= VALUES_BYTES
             self._kept += values.nbytes if keep else 0
             computation.take(op, values.copy() if keep else values, keep)

@@ -12,7 +12,7 @@ from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.stats import EngineStats
-from evalengine.errors import DoubtedAnswersError, EvalEngineError, first_of
+from evalengine.errors import EvalEngineError, ReplicaMismatchError, first_of
 from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
@@ -88,7 +88,7 @@ def _undoubted(
     requests again."""
     try:
         yield from answers
-    except DoubtedAnswersError as error:
+    except ReplicaMismatchError as error:
         journal.forget({todo[number].key for number in error.doubted})
         task, document, request, _ = todo[error.request_id].key
         raise EvalEngineError(f"{task}, document {document}, request {request}: {error}") from error

@@ -43,7 +43,7 @@ def through_cache(
 
 
 @contextmanager
-def answers_kept(
+def open_answer_cache(
     config: Config, plan: Plan, llm: Answering, identity: Mapping[str, Any]
 ) -> Iterator[CachedEngine | None]:
     """`through_cache` for a run's plan. Kept answers are read at once, and the weights are loaded if one is missing:

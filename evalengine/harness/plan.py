@@ -28,7 +28,7 @@ from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
-from evalengine.util.beside import Beside, shares
+from evalengine.util.forked import ForkedTask, shares
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
@@ -71,7 +71,7 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
     read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     loaded_tasks = [task for task in read if task is not None]
-    with Beside(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks)) as checked:
+    with ForkedTask(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks)) as checked:
         if checkpoint is None and not templated:
             checkpoint = _collect(problems, lambda: resolve_checkpoint(config.model))
         problems_of_rows.extend(checked.result())
@@ -153,7 +153,7 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
         for number, part in enumerate(parts):
             forks = may_share and (loads or number > 0)  # this process loads, or writes the first part
             work = partial(_write_prompts, config, llm, part)
-            written.append(started.enter_context(Beside(work, forks)))
+            written.append(started.enter_context(ForkedTask(work, forks)))
         if loads:
             llm.load()
         problems: list[str] = []
@@ -171,7 +171,7 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
             # all of their token ids again, which takes 0.7 s for MMLU.
             object.__setattr__(item.request, "request_id", number)
     pairs = ((item.key, item.request) for item in requests)
-    with Beside(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
+    with ForkedTask(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
         check_requests([item.request for item in requests], llm.limits, request_names(requests))
         instances = chain.from_iterable(part.instances for part in written)
         plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]

@@ -24,7 +24,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
-from evalengine.harness.kept import answers_kept
+from evalengine.harness.kept import open_answer_cache
 from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
@@ -50,9 +50,9 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
-from evalengine.util.beside import Beside, spread
-from evalengine.util.garbage import few_collections
+from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.libraries import deciding
+from evalengine.util.relaxed_gc import relaxed_gc
 from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
@@ -97,18 +97,19 @@ class _Answers:
     scored: datetime
 
 
-@few_collections()
+@relaxed_gc()
 def run(
     config: Config,
-    leave: Callable[[Path], None] = lambda folder: None,
+    on_complete: Callable[[Path], None] = lambda folder: None,
     command: Sequence[str] | None = None,
     llm: Answering | None = None,
     decided: Decided | None = None,
 ) -> RunResult:
     """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
 
-    leave: writes and shows what stands beside the evidence, such as a page; called with the folder, whose evidence is
-    complete. If a run is killed before `leave` is over, the same command computes nothing again and only calls `leave`.
+    on_complete: writes and shows what stands beside the evidence, such as a page; called with the folder, whose
+    evidence is complete. If a run is killed before it is over, the same command computes nothing again and only calls
+    it.
     command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
     decided: whether the scores so far end a run in steps (`config.sequential`).
@@ -125,7 +126,7 @@ def run(
         before = replace(llm.stats)
         plan = plan_and_load(config, tasks, llm)
         facts = run_facts(config, plan, llm)
-        cached = opened.enter_context(answers_kept(config, plan, llm, facts.identity))
+        cached = opened.enter_context(open_answer_cache(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
         installed = llm.facts().libraries
@@ -137,7 +138,7 @@ def run(
                 folder.write_text(CONFIG, to_yaml(config))
                 this = _ResolvedRun(config, command, started, begin, loaded, plan, llm, facts, cached, folder)
                 digest = _answer(this, decided, before)
-            leave(folder.path)
+            on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
             values = read_results(results_files(folder.path)[-1])["results"]
@@ -158,7 +159,7 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
     # refused does not need it.
     import pyarrow.parquet  # noqa: F401
 
-    with Beside(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
+    with ForkedTask(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
         scored = datetime.now()
         results = _score(plan, scorer(plan, answers, thought, judged), run.folder, scored)
         return _write(run, _Answers(plan, rows, ran, results, programs, stats, executed, scored), written)
@@ -177,7 +178,7 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if "," in name}
 
 
-def _write(run: _ResolvedRun, answers: _Answers, written: Beside[None]) -> str:
+def _write(run: _ResolvedRun, answers: _Answers, written: ForkedTask[None]) -> str:
     """All other files of a finished run: the manifest after those whose hashes it holds, and last the digest, which it
     returns.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import matmul as products
-from evalengine.kernels.launching.launch import MAX_REMEMBERED, kind
+from evalengine.kernels.launching.launch import MAX_CACHED_LAUNCHES, operand_key
 from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification.products import MAX_ROWS
 from evalengine.verification.verdict import Verdict
@@ -38,7 +38,7 @@ def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
     possible at the moment."""
     a, b, *_ = operands
     options = tuple(product.keywords.values())
-    kinds = (*map(kind, operands), *options)
+    kinds = (*map(operand_key, operands), *options)
     if kinds in _known or 0 in a.shape or 0 in b.shape:
         return product(*operands)
     plain = len(operands) == 2 and not product.keywords.get("round_product")
@@ -55,7 +55,7 @@ def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
             _unproved.add(way)
             return product(*operands, schedule=products.REFERENCE)
         _compared.add(way)
-    if len(_known) >= MAX_REMEMBERED:
+    if len(_known) >= MAX_CACHED_LAUNCHES:
         _known.clear()
     _known.add(kinds)
     return product(*operands)

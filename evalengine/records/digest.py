@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.records.schema import RequestRecord, packed_ids
-from evalengine.util.beside import spread
+from evalengine.util.forked import spread
 
 DIGEST_VERSION = 1
 MANY = 10_000  # records that earn a process: some 0.2 s of hashing

@@ -3,7 +3,7 @@
 Triton's own `kernel[grid](...)` works out, on every call, which compiled variant the arguments ask for; with some 25
 parameters that took tens of microseconds (one sequence of 1,024 tokens: 36 us a call, of which the GPU worked 8).
 Here the variant is looked up by the properties on which Triton specialises; and a wrapper that has seen operands of the
-same kinds before (`kind`) repeats its whole launch (`Launch.again`).
+same kinds before (`operand_key`) repeats its whole launch (`Launch.replayer`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupporte
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
 # Launches that one wrapper remembers: one for each operand shape and number of rows, 30 kB each with its tensor maps.
-MAX_REMEMBERED = 1 << 12
-Again = Callable[..., None]
+MAX_CACHED_LAUNCHES = 1 << 12
+Replay = Callable[..., None]
 Repeated = TypeVar("Repeated")
 _variants: dict[tuple, _Variant] = {}
 
@@ -35,7 +35,7 @@ class _Variant:
         except Unsupported:
             self.direct = None
 
-    def again(self, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> Again:
+    def replayer(self, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> Replay:
         if self.direct is not None:
             try:
                 return Repeat(self.direct, grid, args, varying)
@@ -60,10 +60,10 @@ class Launch:
         self.args = args
         self._variant, self._grid = variant, grid
 
-    def again(self, *varying: int) -> Again:
+    def replayer(self, *varying: int) -> Replay:
         """Returns the same launch for other tensors of the same kinds in these places of `args` (in a descriptor's
         place: its base)."""
-        return self._variant.again(self._grid, self.args, varying)
+        return self._variant.replayer(self._grid, self.args, varying)
 
 
 def launch(
@@ -100,16 +100,16 @@ def launch(
     return Launch(variant, grid, args)
 
 
-def kind(x: Tensor | None) -> tuple | None:
+def operand_key(x: Tensor | None) -> tuple | None:
     """The properties of an operand on which a launch depends: equal kinds have equal grids, variants and scalars."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.get_device())
 
 
-def remember(memory: dict[tuple, Repeated], key: tuple, again: Repeated) -> None:
+def cache_launch(memory: dict[tuple, Repeated], key: tuple, replayer: Repeated) -> None:
     """Puts a launch into a wrapper's memory, which is emptied when it is full."""
-    if len(memory) >= MAX_REMEMBERED:
+    if len(memory) >= MAX_CACHED_LAUNCHES:
         memory.clear()
-    memory[key] = again
+    memory[key] = replayer
 
 
 def _device(arg: Any) -> int | None:

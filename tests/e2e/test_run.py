@@ -24,7 +24,7 @@ from evalengine.report.html import run_page as html_run_page
 from evalengine.report.html.run_page import run_page
 from evalengine.report.read import run_folder
 from evalengine.report.read.run_data import load_run_data
-from evalengine.util import beside
+from evalengine.util import forked
 from tests.e2e.command import SHORT, Run, call, check_output, finished, runs, write_tasks
 
 
@@ -102,20 +102,22 @@ def test_the_files_agree(reference: Run) -> None:
 def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A large run's prompts, samples, records and page are written, and its leaves hashed, by several processes."""
     tasks = ",".join(["arithmetic", *write_tasks(tmp_path, "two", "three")])
-    forked: list[bool] = []
-    monkeypatch.setattr(beside, "cores", lambda: 3)
-    monkeypatch.setattr(beside.Beside, "result", lambda self, real=beside.Beside.result: _noted(forked, self, real))
+    in_a_child: list[bool] = []
+    monkeypatch.setattr(forked, "cores", lambda: 3)
+    monkeypatch.setattr(
+        forked.ForkedTask, "result", lambda self, real=forked.ForkedTask.result: _noted(in_a_child, self, real)
+    )
     alone = finished(tmp_path / "alone", f"task=[{tasks}]", "limit=3", SHORT)
-    assert True not in forked
+    assert True not in in_a_child
     whole = _page(alone, monkeypatch)
     for module, name in SIZES:
         monkeypatch.setattr(module, name, 1)
-    forked.clear()
+    in_a_child.clear()
     run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
     rows, prompts, hashed, records, score, leaves = 1, 3, 1, 1, 2, 2
     leaves_read, outcome, plots, blocks = 2, 1, 1, 0  # all of the page's samples are one block here
     written = rows + prompts + hashed + records + score + leaves
-    assert forked.count(True) == written + leaves_read + outcome + plots + blocks
+    assert in_a_child.count(True) == written + leaves_read + outcome + plots + blocks
     for name in ("digest.txt", "records.parquet", "tokens.json"):
         assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes(), name
     assert run.results == alone.results
@@ -139,7 +141,7 @@ def test_a_task_that_fails_to_score_in_another_process_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tasks = ",".join(["arithmetic", *write_tasks(tmp_path, "two", "three")])
-    monkeypatch.setattr(beside, "cores", lambda: 3)
+    monkeypatch.setattr(forked, "cores", lambda: 3)
     monkeypatch.setattr(runner, "MANY_DOCUMENTS", 1)
     write = runner.write_samples
 
@@ -155,8 +157,8 @@ def test_a_task_that_fails_to_score_in_another_process_fails_the_run(
     finished(tmp_path / "out", f"task=[{tasks}]", "limit=2", SHORT)
 
 
-def _noted(forked: list[bool], work: beside.Beside[Any], result: Any) -> Any:
-    forked.append(work._process is not None)
+def _noted(in_a_child: list[bool], work: forked.ForkedTask[Any], result: Any) -> Any:
+    in_a_child.append(work._process is not None)
     return result(work)
 
 

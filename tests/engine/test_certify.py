@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evalengine.certify import again, axes, busy, proof, schedules
 from evalengine.certify.cases import EFFORTS
-from evalengine.certify.planted import FEW_ROWS, split_few_rows
+from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
@@ -206,14 +206,16 @@ def test_a_control_that_stays_silent_is_given_a_planted_fault(
     not run."""
     real = Prover._control_with
 
-    def control_with(self: Prover, attention_backend: str, planted: bool = False) -> tuple[proof.Control, list[str]]:
-        if planted:
-            return real(self, attention_backend, planted)
+    def control_with(
+        self: Prover, attention_backend: str, fault_injected: bool = False
+    ) -> tuple[proof.Control, list[str]]:
+        if fault_injected:
+            return real(self, attention_backend, fault_injected)
         return proof.Control("control", attention_backend="triton"), []
 
     monkeypatch.setattr(Prover, "_control_with", control_with)
     proved = prove("ids")
-    assert proved.verdict == "IDENTICAL" and proved.control.planted
+    assert proved.verdict == "IDENTICAL" and proved.control.fault_injected
     assert proved.control.tally.differing_logprobs > 0
 
 

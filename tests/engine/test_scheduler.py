@@ -187,7 +187,7 @@ def test_every_read_finds_its_own_prefix(
     )
     num_blocks = -(-longest // block_size) + spare
     sequences = as_sequences(requests, caching)
-    everything = sequences + [child for seq in sequences for child in seq.then]
+    everything = sequences + [child for seq in sequences for child in seq.successors]
     wanted_positions = {s.seq_id: list(s.wanted(0, s.num_tokens)) for s in everything if isinstance(s, Scoring)}
     driver = Driver(num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead).run(sequences)
     for seq in everything:
@@ -221,7 +221,7 @@ def test_one_token_choices_cost_one_forward():
     requests = [ScoreRequest(i, [5, 6, 7], [i]) for i in range(4)]
     for caching in (True, False):
         sequences = as_sequences(requests, caching)
-        assert len(sequences) == 1 and not sequences[0].then
+        assert len(sequences) == 1 and not sequences[0].successors
         _, model = drive(sequences, 10, 4, 8, 100, caching)
         assert model.computed == 3
 

@@ -319,7 +319,7 @@ def test_logprobs_of_scores_are_those_of_generation(shared: LLM, expected: dict[
 # The last tests of this file, because they end the ranks that the tests above share.
 @pytest.mark.parametrize("asked", [TWO], indirect=True, ids=str)
 def test_a_rank_that_fails_says_why(shared: LLM) -> None:
-    shared._ranks.tell("compute", "nonsense")
+    shared._ranks.broadcast("compute", "nonsense")
     with pytest.raises(EvalEngineError, match=r"rank 1 of this LLM failed: TypeError: .*argument"):
         shared.generate([[1, 2]], SamplingParams(max_tokens=50, ignore_eos=True))
 

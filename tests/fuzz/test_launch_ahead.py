@@ -79,7 +79,7 @@ class HashModel(torch.nn.Module):
 
 
 class Tokens(NamedTuple):
-    """`Unread` of tokens that are computed already, though nothing has read them."""
+    """`PendingTokens` of tokens that are computed already, though nothing has read them."""
 
     computed: list[tuple[int, float]]
 

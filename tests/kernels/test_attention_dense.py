@@ -142,17 +142,17 @@ def test_a_remembered_launch_keeps_no_operand(monkeypatch: pytest.MonkeyPatch) -
         def __init__(self, args: tuple[Any, ...]) -> None:
             self.args = args
 
-        def again(self, *varying: int) -> Callable[..., None]:
+        def replayer(self, *varying: int) -> Callable[..., None]:
             kept.extend(x.shape for i, x in enumerate(self.args) if isinstance(x, Tensor) and i not in varying)
             return lambda *tensors: None
 
-    monkeypatch.setattr(attention_dense, "_again", {})
+    monkeypatch.setattr(attention_dense, "_launches", {})
     monkeypatch.setattr(attention_dense, "launch", lambda kernel, grid, args, *rest: Launched(args))
     q, k, v = operands(torch.float32, 2, 2, 2, 3, 3, 16)
     for mask in (None, torch.ones(3, 3, dtype=torch.bool, device=DEVICE)):
         dense_attention(q, k, v, mask)
         dense_attention(q, k, v, mask)
-    assert len(attention_dense._again) == 2 and not kept
+    assert len(attention_dense._launches) == 2 and not kept
 
 
 def test_nothing_to_do() -> None:

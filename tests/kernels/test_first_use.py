@@ -34,9 +34,9 @@ def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         monkeypatch.setattr(first_use, memory, set())
     if not GPU:
         monkeypatch.setattr(first_use, "_random_like", integers)
-    matmul._again.clear()
+    matmul._launches.clear()
     yield
-    matmul._again.clear()
+    matmul._launches.clear()
 
 
 @pytest.fixture

@@ -43,19 +43,19 @@ def test_triton_repeats_what_the_driver_cannot(monkeypatch: pytest.MonkeyPatch) 
     assert variant.direct is None
     x, y, new = torch.zeros(2), torch.zeros(2), torch.ones(2)
     descriptor = SimpleNamespace(base=x, shape=[2], strides=[1])
-    again = launch.Launch(variant, GRID, (x, 3, descriptor, None, y)).again(0, 2)
-    again(new, y)
+    replayer = launch.Launch(variant, GRID, (x, 3, descriptor, None, y)).replayer(0, 2)
+    replayer(new, y)
     ((first, number, second, nothing, last, *constants),) = calls
     assert first is new and number == 3 and second.base is y and second.shape == [2] and nothing is None and last is y
     assert constants == [64, True] and descriptor.base is x
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`remember` drops old entries beyond MAX_REMEMBERED, never the newest."""
-    monkeypatch.setattr(launch, "MAX_REMEMBERED", 2)
+    """`cache_launch` drops old entries beyond MAX_CACHED_LAUNCHES, never the newest."""
+    monkeypatch.setattr(launch, "MAX_CACHED_LAUNCHES", 2)
     memory: dict[tuple, Any] = {}
     for i in range(5):
-        launch.remember(memory, (i,), print)
+        launch.cache_launch(memory, (i,), print)
         assert 1 <= len(memory) <= 2 and (i,) in memory
 
 

@@ -42,9 +42,9 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
     """Stands in for the engine: the command line's own behaviour is what is tested here."""
     runner = ModuleType("evalengine.harness.runner")
 
-    def made(config: Config, leave: Callable[[Path], None], *_: Any) -> Any:
+    def made(config: Config, on_complete: Callable[[Path], None], *_: Any) -> Any:
         result = run(config)
-        leave(result.folder)
+        on_complete(result.folder)
         return result
 
     runner.run = made  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from evalengine.cluster.audit import is_same, sample
 from evalengine.cluster.leases import Unleased, in_lease_order, lease_size, most_in_hand
 from evalengine.cluster.work import BLIND_PATIENCE, MAX_LOSSES, Work
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.errors import DoubtedAnswersError, EvalEngineError
+from evalengine.errors import EvalEngineError, ReplicaMismatchError
 
 PAGE = 4
 
@@ -167,12 +167,12 @@ def test_a_difference_names_both_and_asks_a_third(third: str | None) -> None:
     assert work.answered("a", answer(1, bits["a"]), 1.0) is None
     work.take("b", 1, 1.0)
     if third is None:
-        with pytest.raises(DoubtedAnswersError) as caught:
+        with pytest.raises(ReplicaMismatchError) as caught:
             work.answered("b", answer(1, bits["b"]), 2.0)
     else:
         assert work.answered("b", answer(1, bits["b"]), 2.0) is None
         assert numbers(work.take("c", 1, 2.0)) == [1]
-        with pytest.raises(DoubtedAnswersError) as caught:
+        with pytest.raises(ReplicaMismatchError) as caught:
             work.answered("c", answer(1, bits[third]), 3.0)
     message = str(caught.value)
     bits_of_both = "is -2.0 (0xc0000000) on host a and -2.5 (0xc0200000) on host b"

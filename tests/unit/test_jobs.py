@@ -10,7 +10,7 @@ import pytest
 from evalengine.cli import jobs
 from evalengine.config.compose import Job, compose_jobs
 from evalengine.errors import ConfigError
-from evalengine.util import beside
+from evalengine.util import forked
 from evalengine.util.command import Namespace
 
 
@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 def test_many_tasks_are_composed_beside_the_imports(
     cores: int, imported: list[str], started: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (beside, jobs):
+    for module in (forked, jobs):
         monkeypatch.setattr(module, "cores", lambda: cores)
     settings = ["task=mmlu", "limit=3"]
     assert jobs.main(words(*settings)) == 0
@@ -57,7 +57,7 @@ def test_few_tasks_are_composed_here(imported: list[str], started: list[Job]) ->
 
 
 def test_what_is_wrong_is_said_as_ever(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (beside, jobs):
+    for module in (forked, jobs):
         monkeypatch.setattr(module, "cores", lambda: 2)  # It is 1 where an earlier test has imported Ray.
     settings = ["task=mmlu", "limit=0", "seed=-1"]
     told = []

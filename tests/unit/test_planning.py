@@ -17,8 +17,8 @@ from evalengine.harness import plan
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_task import LmEvalTask
-from evalengine.util import beside
-from evalengine.util.beside import Beside
+from evalengine.util import forked
+from evalengine.util.forked import ForkedTask
 from tests.e2e.command import write_tasks
 
 
@@ -27,7 +27,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of the processes that wrote the prompts, in order; two documents earn a process."""
     wrote: list[int] = []
 
-    def result(self: Beside[object], real: Callable[[Beside[object]], object] = Beside.result) -> object:
+    def result(self: ForkedTask[object], real: Callable[[ForkedTask[object]], object] = ForkedTask.result) -> object:
         process = os.getpid() if self._process is None else self._process.pid or 0
         try:
             made = real(self)
@@ -38,8 +38,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             wrote.append(process)
         return made
 
-    monkeypatch.setattr(Beside, "result", result)
-    monkeypatch.setattr(beside, "cores", lambda: 3)
+    monkeypatch.setattr(ForkedTask, "result", result)
+    monkeypatch.setattr(forked, "cores", lambda: 3)
     monkeypatch.setattr(plan, "MANY_DOCUMENTS", 2)
     return wrote
 
@@ -103,7 +103,7 @@ def test_rows_are_checked_by_whoever_is_free(cores: int, tmp_path: Path, monkeyp
         real(self)
 
     monkeypatch.setattr(Task, "check", check)
-    monkeypatch.setattr(beside, "cores", lambda: cores)
+    monkeypatch.setattr(forked, "cores", lambda: cores)
     monkeypatch.setattr(plan, "MANY_DOCUMENTS", 2)
     settings = ["engine.device=cpu", f"task=[{','.join(files)}]", "model.path=/nowhere"]
     (job,) = compose_jobs(settings)

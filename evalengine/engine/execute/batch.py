@@ -114,7 +114,7 @@ class LogitsRequests:
             self._rows, self._columns = np.array(rows, dtype=np.int64), np.concatenate(columns)
 
     @cached_property
-    def wanted(self) -> LogitsIndices:
+    def indices(self) -> LogitsIndices:
         """The same questions in integers, without the sequences."""
         if not self.parts:
             return LogitsIndices()
@@ -141,20 +141,20 @@ class LogitsRequests:
 class Pending:
     """A step's results on their way to the host."""
 
-    asked: LogitsRequests
+    requests: LogitsRequests
     download: Download
     top_rows: list[list[int]]
 
     def results(self) -> list[Result]:
         """The results of the sequences that no token of the step before has finished meanwhile. Waits for the step."""
         fetched = self.download.read()
-        if not self.asked.parts:
+        if not self.requests.parts:
             return []
         greedy, logprobs, tokens, *tops = fetched
         top = self._alternatives(tops)
         next_tokens = iter(tokens.tolist())
         results: list[Result] = []
-        for part in self.asked.parts:
+        for part in self.requests.parts:
             seq, own = part.seq, logprobs[part.columns]
             first = part.rows.start
             if isinstance(seq, Generating):
@@ -170,6 +170,6 @@ class Pending:
         alternatives: dict[int, Top] = {}
         for rows, ids, values in zip(self.top_rows, arrays[::2], arrays[1::2], strict=True):
             for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
-                count = self.asked.wanted.tops[row]
+                count = self.requests.indices.tops[row]
                 alternatives[row] = dict(zip(row_ids[:count], row_values[:count], strict=True))
         return alternatives

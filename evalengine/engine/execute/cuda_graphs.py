@@ -10,7 +10,7 @@ An engine captures the ladder up to `LENGTH_AT_START` tokens when it starts (`ca
 after `reconfigure`, is captured when it is met for the second time: a short run's last steps are not worth a graph.
 
 A step may be launched before the tokens of the last one are known on the host: the new step takes them where the last
-one left them on the device (`LastTokens`), and `Unread` fetches the new step's own tokens while the GPU works.
+one left them on the device (`LastTokens`), and `PendingTokens` fetches the new step's own tokens while the GPU works.
 
 With several ranks, rank 0 decides which steps are replayed and when a graph is captured (`plan`), and all do the same
 (`replay`): the collectives inside need every rank.
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 LARGEST_BATCH = 512  # sequences: a larger step keeps the GPU busy for longer than the host takes to launch it
 KV_STEP = 1024  # tokens: the shortest captured KV length; the kernels' grids grow in chunks of this many tokens
 LENGTH_AT_START = 4096  # KV tokens: longer sequences are rare, and every length costs a graph of each size
-FEWEST_MEETINGS = 2  # steps of a size and length after which its graph is captured, if it was not at the start
+CAPTURE_AFTER = 2  # steps of a size and length after which its graph is captured, if it was not at the start
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Unread:
+class PendingTokens:
     """The greedy tokens of a replayed step on their way to the host; to be read before the step after the next."""
 
     count: int
@@ -77,7 +77,7 @@ class Decoded:
     """The results of a replayed step: a row for each sequence, in the order of the chunks."""
 
     hidden: Tensor  # [n, H], valid until the next step
-    greedy: Unread
+    greedy: PendingTokens
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class DecodeGraphs:
         self._known_pages = KnownPages(self._sizes[-1])
         self._workspace = _Workspace(ops.device)
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._met: Counter[tuple[int, int]] = Counter()
+        self._uses: Counter[tuple[int, int]] = Counter()
         self._full = False  # whether there is no memory for another graph
 
     def keys_at_start(self) -> list[tuple[int, int]]:
@@ -179,8 +179,8 @@ class DecodeGraphs:
         key = self._key(len(chunks), max(c.end for c in chunks))
         capture = key not in self._captured
         if capture:
-            self._met[key] += 1
-            if self._full or self._met[key] < FEWEST_MEETINGS:
+            self._uses[key] += 1
+            if self._full or self._uses[key] < CAPTURE_AFTER:
                 return None
         return Replay(*key, capture, self._known_pages.decodes(chunks))
 
@@ -197,7 +197,7 @@ class DecodeGraphs:
         else:
             return None
         stage.fetch(greedy_ids[:n], logprobs[:n])
-        return Decoded(hidden[:n], Unread(n, stage))
+        return Decoded(hidden[:n], PendingTokens(n, stage))
 
     def forget(self) -> None:
         """Has all pages written anew: a step that was planned has failed, so what the device knows is not certain."""

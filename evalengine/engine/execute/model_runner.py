@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evalengine.engine.execute.batch import Batch, LogitsRequests, NextToken, Pending, Result
 from evalengine.engine.execute.choosing import choose
-from evalengine.engine.execute.cuda_graphs import Decoded, Unread
+from evalengine.engine.execute.cuda_graphs import Decoded, PendingTokens
 from evalengine.engine.execute.parallel.ranks import Ranks
 from evalengine.engine.execute.rank_runner import Culprits, RankRunner
 from evalengine.engine.execute.read_out import DeviceResults
@@ -30,7 +30,7 @@ class Launched:
     """A step that is being computed, or is done."""
 
     chunks: list[Chunk]  # in the order of the batch's rows
-    results: Unread | Pending
+    results: PendingTokens | Pending
 
     @property
     def needs_the_host(self) -> bool:
@@ -62,13 +62,13 @@ class ModelRunner(RankRunner):
         if self.graphs is not None:
             with self._after_the_last_step():
                 for key in self.graphs.keys_at_start():
-                    self._ranks.tell("capture", *key)
+                    self._ranks.broadcast("capture", *key)
                     if not self.capture(*key):
                         return
 
     def fill_pool(self, value: float) -> None:
         """Fills every rank's KV pool with one number, so that a slot which is read before it is written shows."""
-        self._ranks.tell("fill", value)
+        self._ranks.broadcast("fill", value)
         self.kv_pool.fill_(value)
 
     @property
@@ -104,40 +104,40 @@ class ModelRunner(RankRunner):
     def _launch(self, schedule: SchedulerOutput) -> Launched:
         chunks = sorted(schedule.chunks, key=_place)
         copies = schedule.copies
-        heard = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
+        observed = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
         if self.on_batch is not None:
             self.on_batch(SchedulerOutput(chunks, schedule.copies))
-        if self.graphs is not None and not heard and (step := self.graphs.plan(chunks)) is not None:
-            asked = None if all(_wants_argmax(c) for c in chunks) else LogitsRequests(chunks)
-            wanted = None if asked is None else asked.wanted
-            self._ranks.tell("replay", copies, step, wanted)
-            replayed = self.replay(copies, step, wanted, None if asked is None else self._choose(asked))
+        if self.graphs is not None and not observed and (step := self.graphs.plan(chunks)) is not None:
+            requests = None if all(_wants_argmax(c) for c in chunks) else LogitsRequests(chunks)
+            wanted = None if requests is None else requests.indices
+            self._ranks.broadcast("replay", copies, step, wanted)
+            replayed = self.replay(copies, step, wanted, None if requests is None else self._choose(requests))
             if replayed is not None:
                 self.num_graph_steps += 1
-                return self._replayed(chunks, asked, *replayed)
+                return self._replayed(chunks, requests, *replayed)
             copies = []
-        asked, batch = LogitsRequests(chunks), Batch.of(chunks)
-        self._ranks.tell("compute", copies, batch, asked.wanted)
-        return self._pending(chunks, asked, self.compute(copies, batch, asked.wanted, self._choose(asked)))
+        requests, batch = LogitsRequests(chunks), Batch.of(chunks)
+        self._ranks.broadcast("compute", copies, batch, requests.indices)
+        return self._pending(chunks, requests, self.compute(copies, batch, requests.indices, self._choose(requests)))
 
-    def _choose(self, asked: LogitsRequests) -> Callable[[slice, Tensor], Tensor]:
+    def _choose(self, requests: LogitsRequests) -> Callable[[slice, Tensor], Tensor]:
         """The function that chooses some of the step's sampled tokens (`read_out.Choose`)."""
-        return lambda which, scores: choose(self.ops, asked.choosing[which], scores)
+        return lambda which, scores: choose(self.ops, requests.choosing[which], scores)
 
     def _replayed(
-        self, chunks: list[Chunk], asked: LogitsRequests | None, decoded: Decoded, results: DeviceResults | None
+        self, chunks: list[Chunk], requests: LogitsRequests | None, decoded: Decoded, results: DeviceResults | None
     ) -> Launched:
-        if asked is not None:
-            return self._pending(chunks, asked, results)
+        if requests is not None:
+            return self._pending(chunks, requests, results)
         for row, chunk in enumerate(chunks):
             chunk.seq.device_row = row
         return Launched(chunks, decoded.greedy)
 
-    def _pending(self, chunks: list[Chunk], asked: LogitsRequests, results: DeviceResults | None) -> Launched:
-        for row, (_, seq) in enumerate(asked.generating):
+    def _pending(self, chunks: list[Chunk], requests: LogitsRequests, results: DeviceResults | None) -> Launched:
+        for row, (_, seq) in enumerate(requests.generating):
             seq.device_row = row
         tensors, tops = ([], []) if results is None else (results.tensors, results.tops)
-        return Launched(chunks, Pending(asked, Download(tensors, self.ops.device), [top.rows for top in tops]))
+        return Launched(chunks, Pending(requests, Download(tensors, self.ops.device), [top.rows for top in tops]))
 
     @torch.inference_mode()
     def results(self, launched: Launched) -> list[Result]:
@@ -170,7 +170,7 @@ class ModelRunner(RankRunner):
     def _again(self, batch: Batch, rows: list[int]) -> tuple[Culprits, list[bool]]:
         """The step computed again by all ranks: each row's first op that was not finite on any rank, and whether these
         rows' logits are finite."""
-        answers = self._ranks.together("explain", (batch, rows), lambda: explain(self, batch, rows))
+        answers = self._ranks.on_all_ranks("explain", (batch, rows), lambda: explain(self, batch, rows))
         culprits: Culprits = {}
         for row in rows:
             if first_ops := [of_rank[row] for of_rank, _ in answers if row in of_rank]:
@@ -186,7 +186,7 @@ def explain(runner: RankRunner, batch: Batch, rows: list[int]) -> tuple[Culprits
     return culprits, finite
 
 
-def _of_argmax(chunks: list[Chunk], unread: Unread) -> list[Result]:
+def _of_argmax(chunks: list[Chunk], unread: PendingTokens) -> list[Result]:
     """The results of decodes that want no more than their most probable token."""
     results: list[Result] = []
     for chunk, (token, logprob) in zip(chunks, unread.read(), strict=True):

@@ -78,7 +78,8 @@ class Scheduler:
         """The step after one whose tokens are still being computed on the device, where the new step takes them.
 
         None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
-        without the results. A sequence that turns out to have ended (EOS, a stop string) is computed once in vain.
+        without the results. A sequence that turns out to have ended (EOS, a stop string) has one speculative
+        token after its end, which nobody reads.
         """
         free, most = self.block_manager.num_free_blocks, self.block_manager.blocks_for(self.max_num_batched_tokens)
         if free < most + len(self.running) and free < sum(self._missing_blocks(seq) for seq in self.running):
@@ -95,15 +96,15 @@ class Scheduler:
         seq = chunk.seq
         self.block_manager.mark_computed(seq, chunk.start, chunk.end)
         if seq.launched(chunk.end):
-            seq.status = Status.LEAVING
+            seq.status = Status.DRAINING
             self.running.remove(seq)
             self.leaving.add(seq)
             # They go ahead of all waiting sequences: their common prefix is the newest in the pool.
-            self.waiting.extendleft(reversed(seq.then))
+            self.waiting.extendleft(reversed(seq.successors))
 
     def finish(self, seq: Sequence) -> None:
         """Gives back the pages of a sequence whose last result has been taken."""
-        if seq.status is Status.LEAVING:
+        if seq.status is Status.DRAINING:
             self.leaving.remove(seq)
         else:
             self.running.remove(seq)

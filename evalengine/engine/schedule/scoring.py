@@ -73,7 +73,7 @@ class Scoring(Sequence):
         self._first = self._next_wanted
 
     @property
-    def then(self) -> SequenceOf[Sequence]:
+    def successors(self) -> SequenceOf[Sequence]:
         return self.children
 
     @property

@@ -29,7 +29,7 @@ Top = dict[int, float]  # token id -> logprob, best first
 class Status(Enum):
     WAITING = 0
     RUNNING = 1
-    LEAVING = 2  # the last step is launched; the pages and results are still to be taken
+    DRAINING = 2  # the last step is launched; the pages and results are still to be taken
     FINISHED = 3
 
 
@@ -68,7 +68,7 @@ class Sequence(ABC):
         return 0
 
     @property
-    def then(self) -> SequenceOf[Sequence]:
+    def successors(self) -> SequenceOf[Sequence]:
         """The sequences to admit next, once all of this one is computed."""
         return ()
 

@@ -52,23 +52,23 @@ def main() -> None:
         prctl(namespaces.DUMPABLE, 0)  # a program of the same user can neither trace this process nor open what is its
         watcher = os.fork()
     except OSError as error:
-        _say({"error": str(error)})
+        _send({"error": str(error)})
         return
     if watcher:
         os.waitpid(watcher, 0)
         os._exit(0)  # taking the interpreter apart first is a seventh of a short program's time
     try:
         prctl(PDEATHSIG, signal.SIGKILL)
-        _say(_watched(job, lifeline, user))
+        _send(_watched(job, lifeline, user))
     except namespaces.NotShown as error:
-        _say({"error": str(error), "folder": "not shown"})
+        _send({"error": str(error), "folder": "not shown"})
     except OSError as error:
-        _say({"error": str(error)})
+        _send({"error": str(error)})
     finally:
         os._exit(0)
 
 
-def _say(ending: Ending) -> None:
+def _send(ending: Ending) -> None:
     os.write(1, json.dumps(ending).encode() + b"\n")
 
 

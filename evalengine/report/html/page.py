@@ -19,7 +19,7 @@ from evalengine.records.evidence import sealed_page
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.html.markup import Child, Markup, data_script, join, json_text, tag
-from evalengine.util.beside import spread
+from evalengine.util.forked import spread
 from evalengine.version import __version__
 
 Item = TypeVar("Item")

@@ -17,7 +17,7 @@ from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import Run
 from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
-from evalengine.util.beside import Beside
+from evalengine.util.forked import ForkedTask
 
 TASKS = 4  # most tasks that the title names
 MANY = 5_000  # requests that earn a process for their plots: some 0.05 s of drawing
@@ -36,7 +36,7 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
 def run_page(data: RunData, other: Run | None = None) -> Page:
     """The page of one run. other: the run in the other kind of numerics that its noise floor is measured against."""
     page = Page(_title(data), scripts=("samples.js",))
-    with Beside(lambda: _plots(data), len(data.run.items) >= MANY) as plots:
+    with ForkedTask(lambda: _plots(data), len(data.run.items) >= MANY) as plots:
         blocks = sample_blocks(data)
         scored = replace(data, run=with_pass_at_k(data.run))
         summary_lead(page, scored)

@@ -16,7 +16,7 @@ from evalengine.report.read.asked import prompt_of, target_of
 from evalengine.report.read.choices import continuations, target_index
 from evalengine.report.read.run import Item, ScoreKey
 from evalengine.report.read.run_data import RunData
-from evalengine.util.beside import spread
+from evalengine.util.forked import spread
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit
 # Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.

@@ -26,7 +26,7 @@ from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
-from evalengine.util.beside import Beside, spread
+from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.plain_files import read_bytes
 
 MANY_SAMPLES = 4_000  # rows whose outcome earns a process: some 0.1 s of work
@@ -43,8 +43,8 @@ def load_folder(path: Path, page: bool = True) -> Loaded:
     if manifest.identity.get("harness") == "lm-eval":
         raise ConfigError(f"{path}: the records of a run by lm-eval; give the folder of its results: {path.parent}")
     results, samples = newest(path)
-    earns = sum(map(len, samples.values())) >= MANY_SAMPLES
-    with Beside(lambda: outcome_of(results, samples, read_kinds(path / RECORDS)), earns) as judged:
+    worthwhile = sum(map(len, samples.values())) >= MANY_SAMPLES
+    with ForkedTask(lambda: outcome_of(results, samples, read_kinds(path / RECORDS)), worthwhile) as judged:
         evidence = _evidence(path, manifest)
         outcome = judged.result()
     items = evidence.items

@@ -83,7 +83,7 @@ class Ranks:
                 self._start(rank, size, folder, devices[rank])
             threading.Thread(target=_watch, args=(self._children,), name="evalengine ranks", daemon=True).start()
             self.collect()  # the answer shows that every child could import what it needs
-            self.tell("connect", str(folder), devices)
+            self.broadcast("connect", str(folder), devices)
             self.tp = connect(folder, 0, size, devices[0])
             self._children.tp = self.tp
             self.collect()
@@ -110,7 +110,7 @@ class Ranks:
         self._children.connections.append(Connection(own_end.detach()))
         self._children.replies.append(queue.SimpleQueue())
 
-    def tell(self, command: str, *arguments: Any) -> None:
+    def broadcast(self, command: str, *arguments: Any) -> None:
         """Sends a command to every other rank; each does its commands in order."""
         if self.size == 1:
             return
@@ -133,13 +133,13 @@ class Ranks:
                 raise answer
         return answers
 
-    def together(self, command: str, arguments: tuple, own: Callable[[], T]) -> list[T]:
+    def on_all_ranks(self, command: str, arguments: tuple, own: Callable[[], T]) -> list[T]:
         """Sends a command that has an answer, does this rank's part of it (`own`), and returns every rank's answer,
         rank 0's first.
 
         Raises what a rank has raised, rank 0's error first, once all are done, so that the ranks stay in step.
         """
-        self.tell(command, *arguments)
+        self.broadcast(command, *arguments)
         try:
             mine = own()
         except Exception:

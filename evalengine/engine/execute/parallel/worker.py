@@ -112,17 +112,17 @@ def main() -> NoReturn:
     threading.Thread(target=_read, args=(connection, commands, folder), daemon=True).start()
     worker = Worker(rank, size)
     try:
-        _say(connection, "answer", None)
+        _send(connection, "answer", None)
         with torch.inference_mode():
             while True:
-                _obey(worker, connection, *pickle.loads(commands.get()))
+                _dispatch(worker, connection, *pickle.loads(commands.get()))
     except BaseException as error:
         traceback.print_exc()
-        _say(connection, "failed", f"{type(error).__name__}: {error}")
+        _send(connection, "failed", f"{type(error).__name__}: {error}")
         os._exit(1)
 
 
-def _obey(worker: Worker, connection: Connection, command: str, arguments: tuple) -> None:
+def _dispatch(worker: Worker, connection: Connection, command: str, arguments: tuple) -> None:
     if command not in ANSWERED:
         getattr(worker, command)(*arguments)
         return
@@ -130,10 +130,10 @@ def _obey(worker: Worker, connection: Connection, command: str, arguments: tuple
         answer = getattr(worker, command)(*arguments)
     except EvalEngineError as error:
         answer = error
-    _say(connection, "answer", answer)
+    _send(connection, "answer", answer)
 
 
-def _say(connection: Connection, kind: str, content: Any) -> None:
+def _send(connection: Connection, kind: str, content: Any) -> None:
     connection.send_bytes(pickle.dumps((kind, content)))
 
 

@@ -1,7 +1,7 @@
 """The negative control's last resort: products whose sum over K depends on the number of rows.
 
 An ordinary engine's library splits K among thread blocks where a product has few rows, so that a row's bits depend on
-how many others are in its step. For a model whose weights are so small that no library does that, this plants it.
+how many others are in its step. For a model whose weights are so small that no library does that, it is injected here.
 """
 
 from __future__ import annotations

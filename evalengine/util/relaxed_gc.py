@@ -10,7 +10,7 @@ YOUNG = 3_000_000  # new objects, those that are gone not counted, after which t
 
 
 @contextmanager
-def few_collections() -> Iterator[None]:
+def relaxed_gc() -> Iterator[None]:
     """Lets the collector run seldom. A run's lists of token ids are in no cycles; at its defaults the collector walks
     over all of them again and again, for a sixth of a large run's time on the host. With 200,000 new objects in place
     of `YOUNG` it took 1.0 s of a run of 14,042 documents out of the cache, and 20 MB less memory of 1,030."""

@@ -35,18 +35,18 @@ class Elsewhere(Exception):
     """The traceback of another process, as the cause of the error that it ended in."""
 
 
-class Beside(Generic[Result]):
+class ForkedTask(Generic[Result]):
     """A call that runs in a forked process from now on; as a context manager, the process ends with the block.
 
     The call must be one that can be made again: where no process can be forked (no memory, a limit of processes), or it
     is killed, `result` makes the call here.
     """
 
-    def __init__(self, work: Callable[[], Result], earns: bool = True) -> None:
+    def __init__(self, work: Callable[[], Result], worthwhile: bool = True) -> None:
         """earns: whether the call earns a process, which takes some 20 ms to start. Otherwise, and where there is one
         core, `result` makes the call."""
         self._work, self._process = work, None
-        if not earns or cores() < 2:
+        if not worthwhile or cores() < 2:
             return
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
         arguments = (work, sender, os.getpid())
@@ -73,7 +73,7 @@ class Beside(Generic[Result]):
             raise error from (Elsewhere(value) if value else None)
         return value
 
-    def __enter__(self) -> Beside[Result]:
+    def __enter__(self) -> ForkedTask[Result]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,7 +97,7 @@ def spread(
     """
     own, *others = shares(parts, least, sizes)
     with ExitStack() as started:
-        helpers = [started.enter_context(Beside(partial(work, share))) for share in others]
+        helpers = [started.enter_context(ForkedTask(partial(work, share))) for share in others]
         return [*work(own), *chain.from_iterable(helper.result() for helper in helpers)]
 
 

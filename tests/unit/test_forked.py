@@ -16,20 +16,20 @@ from pathlib import Path
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.util import beside
-from evalengine.util.beside import Beside, shares, spread
+from evalengine.util import forked
+from evalengine.util.forked import ForkedTask, shares, spread
 
 ORPHAN = """
 import os, sys, time
-from evalengine.util.beside import Beside
-work = Beside(lambda: (print(os.getpid(), flush=True), time.sleep(60)))
+from evalengine.util.forked import ForkedTask
+work = ForkedTask(lambda: (print(os.getpid(), flush=True), time.sleep(60)))
 time.sleep(60)
 """
 
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "cores", lambda: 4)
+    monkeypatch.setattr(forked, "cores", lambda: 4)
 
 
 def squares(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -64,16 +64,16 @@ def test_the_first_share_may_be_the_larger() -> None:
 
 
 def test_a_result_is_made_in_another_process_where_it_earns_one() -> None:
-    for earns in (True, False):
-        with Beside(os.getpid, earns) as process:
-            assert (process.result() != os.getpid()) is earns
+    for worthwhile in (True, False):
+        with ForkedTask(os.getpid, worthwhile) as process:
+            assert (process.result() != os.getpid()) is worthwhile
 
 
 def test_an_error_is_raised_where_its_result_is_asked_for() -> None:
     def fails() -> None:
         raise ConfigError(["one", "two"])
 
-    with Beside(fails) as failing, pytest.raises(ConfigError, match="- two"):
+    with ForkedTask(fails) as failing, pytest.raises(ConfigError, match="- two"):
         failing.result()
 
 
@@ -85,7 +85,7 @@ def test_what_a_killed_process_did_not_do_is_done_here() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return os.getpid()
 
-    with Beside(dies_elsewhere) as killed:
+    with ForkedTask(dies_elsewhere) as killed:
         assert killed.result() == here
 
 
@@ -111,12 +111,12 @@ def test_a_bug_in_another_process_shows_where_it_is() -> None:
     def odd() -> None:
         raise Odd(1, 2)
 
-    with Beside(bug) as failing, pytest.raises(KeyError, match="a bug") as raised:
+    with ForkedTask(bug) as failing, pytest.raises(KeyError, match="a bug") as raised:
         failing.result()
     assert "in bug" in str(raised.value.__cause__)
-    with Beside(odd) as failing, pytest.raises(RuntimeError, match="1 and 2"):
+    with ForkedTask(odd) as failing, pytest.raises(RuntimeError, match="1 and 2"):
         failing.result()
-    with Beside(lambda: lambda: 0) as unsendable, pytest.raises((AttributeError, pickle.PicklingError)):
+    with ForkedTask(lambda: lambda: 0) as unsendable, pytest.raises((AttributeError, pickle.PicklingError)):
         unsendable.result()
 
 
@@ -125,7 +125,7 @@ def test_no_process_is_left_when_the_block_ends_early(tmp_path: Path) -> None:
         (tmp_path / "process").write_text(str(os.getpid()))
         time.sleep(60)
 
-    with pytest.raises(KeyboardInterrupt), Beside(never):
+    with pytest.raises(KeyboardInterrupt), ForkedTask(never):
         until_written(tmp_path / "process")
         raise KeyboardInterrupt
     with pytest.raises(ProcessLookupError):
@@ -148,9 +148,9 @@ def test_a_daemon_does_everything_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     """A process of a pool may have no children."""
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    assert beside.cores() == len(os.sched_getaffinity(0))
+    assert forked.cores() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
-    assert beside.cores() == 1
+    assert forked.cores() == 1
     assert {process for _, process in spread(squares, range(40), least=1)} == {os.getpid()}
 
 
