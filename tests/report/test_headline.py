@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.table import Table
 
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.headline import asked_for, changed_words, headline
@@ -121,3 +122,27 @@ def test_that_many_documents_find_such_a_difference_four_times_in_five(kind: str
     found = np.mean([paired(*pairs(count)).p_value < 0.05 for _ in range(200 if kind == "mean" else 400)])
     assert 0.72 <= found <= 0.88
     assert documents_to_tell(paired(np.ones(20), np.ones(20))) is None
+
+
+def many(name: str, worse: int) -> Any:
+    """A run of 14 tasks of 8 documents in a group, the first of which lost so many."""
+    values = {f"t{n:02}": ones(8, worse if n == 0 else 0) for n in range(14)}
+    base = model(name, values)
+    mean = (14 * 8 - worse) / (14 * 8)
+    items = {key: replace(item, output_sha256=name, text=name) for key, item in base.items.items()}
+    results = {**base.results, ("all", "acc", "none"): (mean, None)}
+    better = {**base.higher_is_better, ("all", "acc", "none"): True}
+    return replace(base, items=items, results=results, higher_is_better=better, groups={"all": [*values]})
+
+
+def test_the_tasks_of_a_large_group_are_folded_and_those_that_did_not_change_are_left_out() -> None:
+    c = compare(many("a", 0), many("b", 2))
+    page = comparison_page(c).render()
+    assert "<h1>Two runs of all</h1>" in page
+    assert "14 metrics of the groups&#x27; own tasks, outside the family of tests" in page
+    lines = [*report(c)]
+    assert "13 metrics of tasks in groups, whose documents score the same, are left out." in lines
+    (table,) = [line for line in lines if isinstance(line, Table) and str(line.columns[-1].header) == "MDE"]
+    assert [str(cell) for cell in table.columns[0].cells] == ["all", "t00"]
+    (words,) = [line for line in lines if isinstance(line, str) and line.startswith("W/L/T")]
+    assert "there is one test; none for tasks of a group, whose mean is the test." in words

@@ -61,6 +61,20 @@ def test_the_page_shows_them_first(runs: tuple[Path, Path], tmp_path: Path, brow
     tab.close()
 
 
+def test_markdown_has_the_sentence_and_the_regressions(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *map(str, runs), "--table", "md"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("**B is 0.8 points worse, could be ") and lines[0].endswith("would tell.**")
+    assert lines[2] == "3 documents changed: 3 scores." and "### Right to wrong: 2" in lines
+    (row,) = [line for line in lines if line.startswith("| sums doc 113 |")]
+    assert "what number is document 113 of this set? Answer: | \\#\\#\\#\\# 113 | 113 | 1113 | token 8" in row
+    assert any(line.startswith("| sums | exact") for line in lines)  # the results follow
+    assert main(["report", str(runs[0]), "--table", "md"]) == 0
+    assert capsys.readouterr().out.startswith("| Task")  # of one run there is nothing to say
+
+
 @pytest.mark.parametrize("name", ["flips", "outputs"])
 def test_a_panel_has_the_question_and_the_target(
     name: str, runs: tuple[Path, Path], tmp_path: Path, browser: Browser

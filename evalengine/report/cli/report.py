@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
 from evalengine.report.read.places import holds_runs
 from evalengine.util.command import Namespace
+
+if TYPE_CHECKING:
+    from evalengine.report.read.run import Run
 
 
 def main(arguments: Namespace) -> int:
@@ -58,6 +62,8 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
     from evalengine.report.export.results_table import TABLES, results_sheet
 
     text = TABLES[arguments.table](results_sheet(runs)) + "\n"
+    if arguments.table == "md" and len(runs) == 2:
+        text = f"{_in_markdown(runs, arguments.allow)}{text}"
     if target is None:
         sys.stdout.write(text)
         return 0
@@ -80,6 +86,18 @@ def _named_file(name: str, arguments: Namespace) -> int:
     count = write(load_run(name), path)
     say(f"{path}: {count:,} {what}{'' if count == 1 else 's'}")
     return 0
+
+
+def _in_markdown(runs: Sequence[Run], allow: bool) -> str:
+    """What two runs show together, the sentence first; nothing for runs that cannot be compared."""
+    from evalengine.report.compare.two_runs import compared
+    from evalengine.report.export.comparison_markdown import comparison_markdown
+    from evalengine.report.leaderboard.models import are_models
+
+    try:
+        return comparison_markdown(compared(runs[0], runs[1], allow or are_models(runs)))
+    except ConfigError:
+        return ""
 
 
 def _log(names: Sequence[str], tracker: str) -> int:

@@ -9,6 +9,8 @@ from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.test_words import Scale, test_words
 from evalengine.report.read.groups import above
 
+MANY = 10  # tasks of groups that stand in one table with the groups
+
 
 def headline(c: Comparison) -> str:
     """The sentence, without a full stop."""
@@ -43,6 +45,12 @@ def asked_for(c: Comparison) -> list[MetricDelta]:
         if metric.paired is not None and metric.p_holm is not None and not metric.nats:
             first.setdefault(metric.key[0], metric)
     return [metric for task, metric in first.items() if not any(group in first for group in above(c.a.groups, task))]
+
+
+def parts_of_groups(c: Comparison) -> list[MetricDelta]:
+    """The metrics of tasks in tested groups, if there are more than a table shows well."""
+    inside = [metric for metric in c.metrics if metric.paired is not None and metric.p_holm is None]
+    return inside if len(inside) > MANY else []
 
 
 def difference_words(metric: MetricDelta, all_asked: bool = False) -> str:

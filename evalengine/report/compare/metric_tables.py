@@ -66,9 +66,11 @@ def effect(p: PairedResult) -> str:
 
 def p_words(metrics: Sequence[MetricDelta]) -> str:
     """A sentence on what the two p-values are."""
-    tests = sum(metric.paired is not None for metric in metrics)
+    tests = sum(metric.p_holm is not None for metric in metrics)
     family = f"adjusted for the {tests} tests of this comparison" if tests > 1 else "the same, as there is one test"
-    return f"p: two-sided, of each metric by itself; p (Holm): {family}."
+    parts = any(metric.paired is not None and metric.p_holm is None for metric in metrics)
+    of_groups = "; none for tasks of a group, whose mean is the test" if parts else ""
+    return f"p: two-sided, of each metric by itself; p (Holm): {family}{of_groups}."
 
 
 def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.headline import changed_words, headline
+from evalengine.report.compare.headline import changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_table, p_words, pairing_notes, units
 from evalengine.report.compare.regressions import regression_lines
@@ -55,7 +55,12 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
         yield flips_table(c)
         yield from _rest(len(c.flips), "changed answers")
     if c.verdict != "IDENTICAL" and c.metrics:
-        yield metrics_table(c.metrics)
+        inside = parts_of_groups(c)
+        moved = [m for m in inside if m.paired is not None and m.paired.wins + m.paired.losses]
+        yield metrics_table([m for m in c.metrics if m not in inside or m in moved])
+        if len(moved) < len(inside):
+            same = len(inside) - len(moved)
+            yield f"{same} metrics of tasks in groups, whose documents score the same, are left out."
         yield f"W/L/T: {units(c.metrics)} on which B is better, worse and equal. {p_words(c.metrics)} {MDE}"
         yield from pairing_notes(c.metrics)
         yield from cut_notes(c.metrics, c.a, c.b)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.flips import CHANGES, tally
-from evalengine.report.compare.headline import asked_for, changed_words, headline
+from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.metric_tables import (
@@ -30,14 +30,16 @@ from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, table, tiles, verdict
+from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
 from evalengine.report.numbers import shown
+from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import Run
 from evalengine.report.stats.paired import PairedResult
 
 TILES = 3  # metrics shown large
+FOLDED = "of the groups' own tasks, outside the family of tests"
 LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation"}
@@ -65,7 +67,7 @@ def comparison_page(c: Comparison) -> Page:
 
 def title(run: Run, count: str) -> str:
     """A page's title, `Two runs of gsm8k`; the tasks of one run stand for those of all."""
-    tasks = sorted({key[0] for key in run.items})
+    tasks = roots_of(run.groups, [*dict.fromkeys(key[0] for key in run.results)]) or sorted({k[0] for k in run.items})
     return f"{count} runs of {', '.join(tasks) if len(tasks) <= 3 else f'{len(tasks)} tasks'}"
 
 
@@ -185,7 +187,11 @@ def _statistics(c: Comparison) -> Iterator[Markup]:
     pairs = [m.paired for m in c.metrics if m.paired is not None]
     reach = {nats: _reach(m.paired for m in c.metrics if m.paired and m.nats is nats) for nats in (False, True)}
     head = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
-    yield table(head, [_metric(m, reach[m.nats]) for m in c.metrics], numbers=(1, 2, 3, 5, 6, 7, 8, 9))
+    inside = parts_of_groups(c)
+    for name, own in {"": [m for m in c.metrics if m not in inside], FOLDED: inside}.items():
+        drawn = table(head, [_metric(m, reach[m.nats]) for m in own], numbers=(1, 2, 3, 5, 6, 7, 8, 9))
+        if own:
+            yield details(f"{counted(len(own), 'metric')} {name}", drawn) if name else drawn
     tests = sorted({TESTS[p.test] for p in pairs})
     yield tag("p", f"Won, lost, equal: {units(c.metrics)} on which B is better, worse and equal. "
                    f"Tests: {' and '.join(tests) or 'none'}. {p_words(c.metrics)} {MDE}", class_="note")  # fmt: skip

@@ -28,8 +28,8 @@ def metrics_section(page: Page, data: RunData) -> None:
     """Every metric with its interval."""
     keys = [(key, depth) for name, depth in _in_order(data) for key in data.run.results if key[0] == name]
     rows = [(key, _row(data, key, depth)) for key, depth in keys]
-    head = ["Task", "Metric", "Filter", "Value", "95 % interval", "0 to 1", "Stderr", "Documents"]
-    head += ["Cut", "Cut ones", "Finished", "n-shot"]
+    head = ["Task", "Metric", "Value", "95 % interval", "0 to 1", "Stderr", "Documents"]
+    head += ["Cut", "Cut ones", "Finished", "Filter", "n-shot"]
     # One task needs no name; runs of lm-eval may lack some of these columns, and mostly nothing is cut.
     names = {key[0] for key, _ in rows}
     filled = [place for place in range(len(head)) if any(row[place] != "" for _, row in rows)]
@@ -87,12 +87,12 @@ def _row(data: RunData, key: ScoreKey, depth: int) -> list[Child]:
     return [
         tag("span", key[0], class_=f"depth{min(inner, 3)}") if inner else key[0],
         tag("span", key[1], class_=arrow),
-        key[2],
         f"{value:,.4f}",
         tag("span", f"{bounds[0]:.4f} to {bounds[1]:.4f}", class_="whole") if bounds else "",
         drawn,
         "" if error is None else f"{error:.4f}",
         f"{documents:,}",
         *shortened,
+        key[2],
         str(data.results.get("n-shot", {}).get(key[0], "")),
     ]

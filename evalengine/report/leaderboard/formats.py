@@ -38,14 +38,14 @@ _TEX = {
 
 def markdown(board: Board) -> str:
     """Tables that GitHub shows; the best value of each metric is bold."""
-    parts = [f"**{_escaped(headline(board))}.**", f"{_escaped(verdict(board))}."]
+    parts = [f"**{escaped(headline(board))}.**", f"{escaped(verdict(board))}."]
     for sheet in _sheets(board):
-        parts.append(f"### {_escaped(sheet.title)}")
+        parts.append(f"### {escaped(sheet.title)}")
         parts.append(markdown_table(sheet))
     models = models_sheet(board)
     parts += ["### Models", "\n".join(_markdown_rows(models))]
     if board.notes:
-        parts += ["### Notes", "\n".join(f"- {_escaped(note)}" for note in board.notes)]
+        parts += ["### Notes", "\n".join(f"- {escaped(note)}" for note in board.notes)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -72,7 +72,7 @@ def latex_table(sheet: Sheet) -> str:
 
 def markdown_table(sheet: Sheet) -> str:
     """One table as GitHub shows it, its note below."""
-    note = f"\n\n{_escaped(sheet.note)}" if sheet.note else ""
+    note = f"\n\n{escaped(sheet.note)}" if sheet.note else ""
     return "\n".join(_markdown_rows(sheet)) + note
 
 
@@ -93,14 +93,14 @@ def _ranks(board: Board) -> Sheet:
 
 
 def _markdown_rows(sheet: Sheet) -> Iterator[str]:
-    yield f"| {' | '.join(map(_escaped, sheet.head))} |"
+    yield f"| {' | '.join(map(escaped, sheet.head))} |"
     yield f"|{'|'.join(' :-- ' if n in sheet.words else ' --: ' for n in range(len(sheet.head)))}|"
     for place, row in enumerate(sheet.rows):
-        cells = (f"**{_escaped(cell)}**" if (place, n) in sheet.best else _escaped(cell) for n, cell in enumerate(row))
+        cells = (f"**{escaped(cell)}**" if (place, n) in sheet.best else escaped(cell) for n, cell in enumerate(row))
         yield f"| {' | '.join(cells)} |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """A text from outside as Markdown that shows it as it is."""
     text = printable(" ".join(text.split()))
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in text)

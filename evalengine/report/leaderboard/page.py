@@ -75,7 +75,11 @@ def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
             names = board.names[top] + (f", tied with {tied} more" if tied and contest.leader is None else "")
             yield contest.name, sheets.value_with_unit(contest, contest.scores[top]), names
     yield "Models", f"{len(board.runs)}", None
-    yield "Significant differences", f"{board.significant:,}", f"of {board.family:,} tests, at {sheets.PERCENT}"
+    yield (
+        "Significant differences",
+        f"{board.significant:,}",
+        f"of {counted(board.family, 'test')}, at {sheets.PERCENT}",
+    )
 
 
 def _metrics(board: Board) -> Iterator[Markup]:
