@@ -114,7 +114,7 @@ def test_gelu_of_every_input(dtype: torch.dtype, act: str) -> None:
     truth = reference.activation(finite, act)
     bound = torch.finfo(dtype).eps / 2 * 1.01 * truth.abs() + 4 * 2.0**-24 * finite.double().abs() + TINY[dtype]
     assert ((out[out.isfinite()] - truth).abs() <= bound).all()
-    assert count_differing(out, activation.silu(x)) > 10_000
+    assert count_differing(out, activation.silu(x)) > 1_000  # in most of bfloat16, far or near 0, they agree
 
 
 @pytest.mark.parametrize("act", GELUS)
