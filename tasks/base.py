@@ -85,7 +85,9 @@ class Task(ABC):
 
     def problems(self) -> list[str]:
         """What this task cannot honour, each starting with the setting; ranges are checked before."""
-        problems = []
+        problems = self.not_set("output_type", "metrics", "columns")
+        if problems:
+            return problems  # what follows reads them
         if not self.config.split:
             problems.append("split: is not set")
         if self.num_fewshot and not self.takes_fewshot:
@@ -115,6 +117,11 @@ class Task(ABC):
         if self.output_type != "generate_until" and any(v is not None for v in vars(self.config.generation).values()):
             problems.append("generation: is for tasks that generate text; this one scores given texts")
         return problems
+
+    def not_set(self, *names: str) -> list[str]:
+        """A problem that names those of the class's attributes which it does not set; none if it sets them all."""
+        missing = [name for name in names if not hasattr(self, name)]
+        return [f"cls={self.config.cls}: the class does not set {', '.join(missing)}"] if missing else []
 
     @property
     def can_fork(self) -> bool:

@@ -58,8 +58,11 @@ class GenerationTask(Task):
         return tuple(self.extract)
 
     def problems(self) -> list[str]:
+        kind = type(self)
+        reads, compares = kind.filtered is GenerationTask.filtered, kind.score is GenerationTask.score
         return [
             *super().problems(),
+            *self.not_set(*["extract"] * reads, *["match"] * compares),
             *repeat_problems(self.config),
             *generation_problems(self.config.generation),
         ]

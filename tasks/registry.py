@@ -20,12 +20,15 @@ def available_tasks() -> list[str]:
 def load_task(name: str, config: TaskConfig, **arguments: Any) -> Task:
     """The task `name`, not yet loaded; `arguments` are Task's.
 
-    Raises ConfigError: a name without configuration, a class that does not exist or is no Task, or settings that the
-    task cannot honour.
+    Raises ConfigError: a name without configuration, a class that does not exist, is no Task or leaves something out,
+    or settings that the task cannot honour.
     """
     if not config.cls:
         raise ConfigError(f"task={name}: there is no such task; available are {', '.join(available_tasks())}")
-    return task_class(config.cls, f"tasks.{name}.cls")(name, config, **arguments)
+    cls = task_class(config.cls, f"tasks.{name}.cls")
+    if missing := sorted(cls.__abstractmethods__):
+        raise ConfigError(f"tasks.{name}.cls={config.cls}: the class does not write {', '.join(missing)}")
+    return cls(name, config, **arguments)
 
 
 def task_class(named: str, setting: str) -> type[Task]:

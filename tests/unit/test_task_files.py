@@ -86,6 +86,77 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         compose_jobs([f"task=[{file},gsm8k]"])
 
 
+OWN = """
+from evalengine.tasks.filters import ExactMatch, RegexFilter
+from evalengine.tasks.generation import GenerationTask
+from evalengine.tasks.instance import Instance
+from evalengine.tasks.metric import Metric
+from evalengine.tasks.base import Task
+from evalengine.tasks.multiple_choice import MultipleChoiceTask
+
+class Nothing(MultipleChoiceTask):
+    pass
+
+class Choices(MultipleChoiceTask):
+    def question(self, doc): return doc["question"]
+    def choices(self, doc): return ["Yes.", "So."]
+    def gold(self, doc): return 1
+
+class Answers(GenerationTask):
+    columns = ("question", "answer")
+    def question(self, doc): return doc["question"]
+    def target(self, doc): return doc["answer"]
+
+class WholeChoices(Choices):
+    columns = ("question",)
+
+class WholeAnswers(Answers):
+    extract = {"all": RegexFilter("(.*)")}
+    match = ExactMatch()
+
+class ByItself(Answers):
+    filters = ("length",)
+    def filtered(self, doc, responses): return {"length": [str(len(response.text)) for response in responses]}
+    def score(self, doc, answers): return {"exact_match": float(answers[0] == "3")}
+
+class OfTask(Task):
+    columns = ("question",)
+    def question(self, doc): return doc["question"]
+    def target(self, doc): return "So."
+    def requests(self, doc_id, doc, prompts): return []
+    def filtered(self, doc, responses): return {}
+    def score(self, doc, answers): return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "lacks"),
+    [
+        ("Nothing", "cls=own_tasks:Nothing: the class does not write choices, gold, question"),
+        ("Choices", "cls=own_tasks:Choices: the class does not set columns"),
+        ("Answers", "cls=own_tasks:Answers: the class does not set extract, match"),
+        ("OfTask", "cls=own_tasks:OfTask: the class does not set output_type, metrics"),
+        ("WholeChoices", None),
+        ("WholeAnswers", None),
+        ("ByItself", None),
+    ],
+)
+def test_what_a_class_of_ones_own_leaves_out_is_named(
+    cls: str, lacks: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_tasks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    name, config = only(written(tmp_path, cls=f"own_tasks:{cls}", doc_to_text=None, doc_to_target=None))
+    if lacks is not None:
+        with pytest.raises(ConfigError) as error:
+            load_task(name, config)
+        assert [problem.removeprefix("tasks.mine.") for problem in error.value.problems] == [lacks]
+        return
+    task = load_task(name, config)
+    task.load()
+    assert [len(requests) for requests in task.instances()] == [2 if cls == "WholeChoices" else 1]
+
+
 OTHERS = {"multiple_choice:ARC": 2, "arithmetic:Arithmetic": 1, "wikitext:WikiText": 1}  # class -> requests
 
 
