@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
+from evalengine.report.leaderboard.compose import board
+from evalengine.report.leaderboard.terminal import board_lines
+from evalengine.report.read.load import load_run
 from tests.browser import Browser
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import Doc, write_generations
@@ -124,6 +127,24 @@ def test_two_models_have_one_sentence_first(made: Made, tmp_path: Path, capsys: 
     assert sentence in first and first.endswith("no other of the 2 tests shows a difference.")
     head = file.read_text().splitlines()[0]
     assert head.startswith("**On sums exact") and "6.2 points better than first" in head
+
+
+def test_two_models_show_what_went_from_right_to_wrong(
+    made: Made, tmp_path: Path, browser: Browser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = made("first", right=range(8)), made("second", right=range(1, 9))
+    page = tmp_path / "c.html"
+    main(["compare", a, b, "--html", str(page)])
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("Right to wrong, from first (A) to second (B): 1 (and 1 from wrong to right)")
+    assert lines[at + 1 : at + 4] == ["  sums doc 0", "    question Question 0 Answer:", "    target   #### 4"]
+    tab = browser.open(page)
+    assert tab.evaluate("document.querySelector('main section h2').textContent") == "Right to wrong"
+    text = tab.evaluate("document.querySelector('.card').innerText")
+    assert "Question 0" in text and "first" in text and "second" in text
+    quiet(tab)
+    tab.close()
+    assert "Right to wrong" not in "".join(map(str, board_lines(board([load_run(run) for run in (a, b, b)]))))
 
 
 def test_the_page_has_documents_links_churn_and_a_matrix(made: Made, tmp_path: Path, browser: Browser) -> None:

@@ -39,13 +39,14 @@ def regressions(c: Comparison) -> list[Regression]:
     return [Regression(flip, c.asked.get(place), parting.get(place)) for flip, place in places]
 
 
-def regression_lines(c: Comparison) -> Iterator[str]:
-    """The first of them for the terminal, a block of lines each; nothing if there are none."""
+def regression_lines(c: Comparison, names: tuple[str, str] | None = None) -> Iterator[str]:
+    """The first of them for the terminal, a block of lines each; nothing if there are none. names: of A and B."""
     found = regressions(c)
     if not found:
         return
     better = c.answers.get("wrong to right", 0)
-    yield f"Right to wrong: {len(found):,}{f' (and {better:,} from wrong to right)' if better else ''}"
+    who = "" if names is None else f", from {names[0]} (A) to {names[1]} (B)"
+    yield f"Right to wrong{who}: {len(found):,}{f' (and {better:,} from wrong to right)' if better else ''}"
     for one in found[:FEW]:
         yield f"  {one.name}"
         for label, text in facts(one, LONGEST):

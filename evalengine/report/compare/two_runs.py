@@ -23,9 +23,13 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
         raise _refusal(a, b, why, "They have no request in common.")
     if why and not allow:
         raise _refusal(a, b, why, "--allow compares them on the requests that they share.")
-    c = compare(a, b)
+    return replace(with_questions(compare(a, b)), tensors=differing_weights(a, b))
+
+
+def with_questions(c: Comparison) -> Comparison:
+    """The comparison, with what the documents asked whose output or answer differs."""
     changed = {(flip.task, flip.doc_id) for flip in c.flips} | {d.key[:2] for d in c.differences if "output" in d.kinds}
-    return replace(c, tensors=differing_weights(a, b), asked=asked_of((a, b), changed))
+    return replace(c, asked=asked_of((c.a, c.b), changed))
 
 
 def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> ConfigError:

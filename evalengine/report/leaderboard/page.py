@@ -15,6 +15,7 @@ from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, row_of, table, tiles, verdict
 from evalengine.report.html.plots import interval
+from evalengine.report.html.regressions import regressions_section
 from evalengine.report.leaderboard import sheets
 from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
@@ -22,6 +23,7 @@ from evalengine.report.leaderboard.documents import documents_grid
 from evalengine.report.leaderboard.headline import headline
 from evalengine.report.leaderboard.history import curves, history_plot, is_history
 from evalengine.report.leaderboard.means import Group
+from evalengine.report.leaderboard.regressed import both_names, regressed
 from evalengine.report.leaderboard.tests_matrix import LEAST, tests_matrix
 
 OPEN = 6  # metrics shown in full; further ones are folded
@@ -45,6 +47,8 @@ def leaderboard_page(board: Board, history: bool = False, beside: Path | None = 
     folder that the page will lie in, for links to the models' runs."""
     page = Page(_title(board), eyebrow="Models compared", scripts=("models.js",))
     page.lead(verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), tiles(_figures(board)))
+    if (pair := regressed(board)) is not None:
+        regressions_section(page, pair, both_names(board))
     page.section("metrics", "Metrics", *_metrics(board), note=sheets.ranks_note(board) or None)
     if (history or is_history(board)) and (drawn := curves(board)):
         plots = row_of(*(tag("figure", history_plot(board, contest)) for contest in drawn))
