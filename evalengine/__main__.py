@@ -49,11 +49,11 @@ def _command(words: list[str]) -> int:
         return complete(words)
     if words[:1] in (["help"], ["-h"], ["--help"]):
         words = [*words[1:], "--help"]  # `help compare` and `--help compare` ask for the help of compare
-    from evalengine.cli.commands import MODULES
+    from evalengine.cli.commands import MODULES, command_of
 
     code: int
     if words and words[0] in MODULES:
-        code = import_module(MODULES[words[0]]).main(words[1:])
+        code = command_of(words[0])(words[1:])
     else:
         code = import_module("evalengine.cli.commands.run").main(words)
     return code

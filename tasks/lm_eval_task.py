@@ -21,11 +21,13 @@ from evalengine.tasks.lm_eval_build import build, settings_sha256
 from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, generation_of
 from evalengine.tasks.lm_eval_index import leaf_of, lm_eval_version, metric_names
 from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
-from evalengine.tasks.lm_eval_results import aggregations
 from evalengine.tasks.lm_eval_rows import evaluated_split, exemplar_split, local_rows
 from evalengine.tasks.lm_eval_settings import overridden, problems, settings_of, with_dataset
 from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
+
+FEW = ("bleu", "chrf", "chrf++", "ter")  # lm-eval resamples these a hundred times at most
+SAME = ("mean", "perplexity", "weighted_perplexity", "bits_per_byte")  # those of harness.metrics, which sum exactly
 
 
 class LmEvalTask(Task):
@@ -215,3 +217,28 @@ def _as_theirs(kind: str, response: Response) -> Any:
     if kind == "generate_until":
         return response.text
     return (response.loglikelihood, response.is_greedy) if kind == "loglikelihood" else response.loglikelihood
+
+
+def aggregations(functions: Mapping[str, Any]) -> dict[str, str | Aggregation]:
+    """Metric -> the name of the harness's own aggregation if it is the same, else lm-eval's function."""
+    from lm_eval.api import metrics
+
+    own = {getattr(metrics, name): name for name in SAME}
+    return {metric: own.get(function) or _theirs(metric, function) for metric, function in functions.items()}
+
+
+def _theirs(metric: str, function: Callable[[list[Any]], Any]) -> Aggregation:
+    def value(items: list[Any]) -> Any:
+        with quiet():
+            total = function(items)
+        return total.item() if hasattr(total, "item") else total
+
+    def stderr(items: list[Any], iterations: int) -> float | None:
+        from lm_eval.api.metrics import stderr_for_metric
+
+        count = min(iterations, 100) if metric in FEW else iterations
+        with quiet():
+            error = stderr_for_metric(metric=function, bootstrap_iters=count)
+            return None if error is None else float(error(items))
+
+    return Aggregation(value, stderr)

@@ -6,6 +6,7 @@ silence would give other prompts or other scores under the same name.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,6 @@ from evalengine.errors import ConfigError
 from evalengine.tasks.filters import Unbuilt, filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
 from evalengine.tasks.lm_eval_index import CLS, OWN, lm_eval_version
-from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.scores import metric_problems
 from evalengine.util.plain_files import Tagged, read_yaml
@@ -307,3 +307,25 @@ def _generation(content: dict[str, Any]) -> dict[str, Any]:
         "top_p": kwargs.get("top_p"),
     }
     return {key: value for key, value in settings.items() if value is not None}
+
+
+def returned(named: Tagged, folder: Path) -> Any:
+    """The value of `!function module.name`. folder: the YAML file's.
+
+    Raises ValueError for a function that does anything but return a literal, and for a function that is not there.
+    """
+    module, _, name = named.value.rpartition(".")
+    file = folder / f"{module}.py"
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"{named}: {file} cannot be read ({error})") from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name and len(node.body) == 1:
+            only = node.body[0]
+            if isinstance(only, ast.Return) and only.value is not None:
+                try:
+                    return ast.literal_eval(only.value)
+                except ValueError:
+                    break
+    raise ValueError(f"{named}: it is no function that only returns a value, and none is run")

@@ -24,8 +24,7 @@ from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.schedule.block_manager import BlockManager
-from evalengine.engine.schedule.prefix_order import in_prefix_order
-from evalengine.engine.schedule.scheduler import SchedulerOutput
+from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
 from evalengine.engine.settings import engine_config
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests, generating_sequence, to_sequences

@@ -12,17 +12,21 @@ from evalengine.explain.align import Explanation, check_prompts, explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.explain.table import as_json, report
 from evalengine.explain.trace import Trace
-from evalengine.explain.weights import differing_weights
 from evalengine.plain_text import say, warn
 from evalengine.records.schema import RecordKey
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
+from evalengine.report.compare.weight_tensors import in_words, weights_difference
+from evalengine.report.read.identities import short
 from evalengine.report.read.items import item_name, named_item
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.terminal.printing import print_findings
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.command import Namespace
+
+if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
+    from evalengine.explain.rerun import Side
 
 if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
     from evalengine.explain.rerun import Side
@@ -179,3 +183,25 @@ def _nothing_found(explanation: Explanation, sources: Sequence[_Source], key: Re
     )
     if not comparison.findings and not comparison.surroundings:
         yield "Their manifests do not differ: `verify engine` says whether that machine repeats its own arithmetic."
+
+
+def differing_weights(explanation: Explanation, sides: Sequence[Side | None]) -> list[str]:
+    """A sentence for each difference, without its full stop; none if the weights are equal, or a file does not tell.
+
+    sides: what was run again; None for a digest file. Raises `ConfigError` for weights that cannot be read.
+    """
+    hashes = [trace.settings.get("weights") for trace in (explanation.a, explanation.b)]
+    if None in hashes or hashes[0] == hashes[1]:
+        return []
+    runs = [side for side in sides if side is not None]
+    if len(runs) < 2:
+        return [f"their hashes are {short(hashes[0])} in A and {short(hashes[1])} in B; the tensors are not in a file"]
+    from evalengine.explain.rerun import weight_files_of
+
+    files = [weight_files_of(side) for side in runs]
+    if not all(files):
+        return [f"{'A' if not files[0] else 'B'}'s are made up (dummy), and lie in no file"]
+    try:
+        return in_words(weights_difference(*files))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"explain: the weights cannot be compared ({error}); copy the checkpoint again") from error

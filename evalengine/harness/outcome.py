@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from evalengine.errors import EvalEngineError, one_line
-from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
@@ -18,6 +21,7 @@ from evalengine.programs.limits import ProgramVerdict
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
 from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.metric import MetricKey, MetricValue
 
@@ -191,3 +195,37 @@ def _arguments(instance: Instance) -> tuple[Any, ...]:
             {**settings, "until": list(settings["until"]), "do_sample": settings["temperature"] > 0},
         )
     return (instance.context, instance.continuation) if instance.kind == "loglikelihood" else (instance.context,)
+
+
+@dataclass(frozen=True)
+class SampleHashes:
+    """lm-eval's SHA-256 hex digests of one document, of its first request's context and of its target: two harnesses
+    with equal hashes sent the same prompts about the same rows. They do not cover generation settings, filters or the
+    model (lm-eval 0.4.13, evaluator.py and evaluation_tracker.py)."""
+
+    doc: str
+    prompt: str
+    target: str
+
+
+def hash_string(text: str) -> str:
+    """SHA-256 hex of the text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _plain_json(value: object) -> object:
+    """A JSON value for what json cannot write, as lm-eval writes it."""
+    if isinstance(value, (np.int32, np.int64)):
+        return int(value)
+    return list(value) if isinstance(value, set) else str(value)
+
+
+def sample_hashes(doc: Doc, instances: Sequence[Instance], target: Any) -> SampleHashes:
+    """The three hashes of a document (as the task processed it, columns in their order)."""
+    text = json.dumps(doc, indent=2, default=_plain_json, ensure_ascii=False)
+    return SampleHashes(hash_string(text), hash_string(instances[0].context), hash_string(str(target)))
+
+
+def task_hash(samples: Sequence[SampleHashes], filters: int = 1) -> str:
+    """Hash over all samples in document order; lm-eval logs every document once per filter, filter by filter."""
+    return hash_string("".join(s.doc + s.prompt + s.target for s in samples) * filters)

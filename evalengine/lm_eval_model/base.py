@@ -14,20 +14,25 @@ from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.settings import settings_problems
-from evalengine.engine.text.chat_template import ChatTemplate
+from evalengine.engine.text.chat_template import ChatTemplate, Wording
 from evalengine.engine.text.encode import prefix_token_id
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import ModelArguments, ignored_batch_size, read_arguments, with_device
-from evalengine.lm_eval_model.chat import OF_LM_EVAL, rendered
 from evalengine.lm_eval_model.place import find_place
 from evalengine.lm_eval_model.recorder import Recorder
 from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
 from evalengine.models.decoder import num_parameters
 
 logger = logging.getLogger(LOGGER)
+OF_LM_EVAL = Wording(
+    where="--apply_chat_template",
+    without_template="leave --apply_chat_template out",
+    without_system="leave --system_instruction out",
+    as_one_message="--fewshot_as_multiturn=false sends one user message",
+)
 
 
 class EngineBackedModel(TemplateLM):
@@ -180,3 +185,19 @@ def _resolved(given: dict[str, Any]) -> tuple[ModelArguments, Checkpoint]:
         raise ConfigError(list(dict.fromkeys(problems)))
     assert checkpoint is not None, "without one there is a problem"
     return arguments, checkpoint
+
+
+def rendered(template: ChatTemplate, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    """The prompt; without a generation prompt the last message is left open. If a template refuses the messages,
+    it is given them once more without the system message, as lm-eval's hf model does it.
+
+    Raises: ConfigError with what the template said.
+    """
+    try:
+        return template(messages) if add_generation_prompt else template.continued(messages)
+    except ConfigError:
+        others = [message for message in messages if message["role"] != "system"]
+        if len(others) in (0, len(messages)):
+            raise
+        logger.warning("the chat template refuses the messages: tried again without the system message")
+        return rendered(template, others, add_generation_prompt)

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.schedule.block_manager import BlockManager
-from evalengine.engine.schedule.prefix_order import in_prefix_order
-from evalengine.engine.schedule.scheduler import Scheduler, SchedulerOutput
+from evalengine.engine.schedule.scheduler import Scheduler, SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.scoring import Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence, Status
 from evalengine.engine.submission import to_sequences

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.harness.hashes import sample_hashes, task_hash
 from evalengine.harness.metrics import summarize
+from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
 from tests.parity.local_tasks import task_manager

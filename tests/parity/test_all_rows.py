@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.task_outline import outline
-from evalengine.harness.hashes import sample_hashes, task_hash
+from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
 from tests.parity.all_rows import CHOSEN, HASHES, local_rows, tasks

@@ -234,8 +234,7 @@ LIGHT = [
     "benchmarks.cached",
     "evalengine.bench.throughput_cli",
     "evalengine.cache.cli",
-    "evalengine.receipts.prove_cli",
-    "evalengine.receipts.check_cli",
+    "evalengine.receipts.cli",
     "evalengine.lm_eval_model.cli",
     "evalengine.lm_eval_model.arguments",
 ]

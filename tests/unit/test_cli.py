@@ -18,7 +18,7 @@ import pytest
 
 from evalengine import __version__
 from evalengine.__main__ import main
-from evalengine.cli.commands import MODULES, explain, verify
+from evalengine.cli.commands import MODULES, command_of, explain, verify
 from evalengine.cli.commands.run import command as run_command
 from evalengine.cli.commands.words import Command
 from evalengine.config.schema import Config
@@ -166,7 +166,7 @@ def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFi
 
 ALL = [
     run_command(),
-    *(importlib.import_module(module).main for module in MODULES.values()),
+    *map(command_of, MODULES),
 ]
 DECLARED = [command for command in ALL if isinstance(command, Command)]
 

@@ -11,7 +11,7 @@ import pytest
 from evalengine.config.compose import compose_jobs
 from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
+from evalengine.harness.outcome import SampleHashes, sample_hashes, task_hash
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import load_task

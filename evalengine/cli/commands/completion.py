@@ -12,7 +12,7 @@ from typer.completion import get_completion_script, install
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evalengine.cli.commands import MODULES
+from evalengine.cli.commands import MODULES, command_of
 from evalengine.cli.commands.run import SETTING_NAME
 from evalengine.cli.commands.words import SETTING, Command
 from evalengine.errors import ConfigError
@@ -34,8 +34,8 @@ class _Commands(TyperGroup):
             return import_module("evalengine.cli.commands.run").command().typer_command
         if cmd_name not in MODULES:
             return None
-        module = import_module(MODULES[cmd_name])
-        return module.main.typer_command if isinstance(module.main, Command) else None
+        command = command_of(cmd_name)
+        return command.typer_command if isinstance(command, Command) else None
 
 
 def complete(words: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The arguments and options of `report`."""
+"""The arguments and options of `report` and `baseline`, which write what is kept of runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from evalengine.cli.commands.words import Command
+from evalengine.cli.commands.words import BadUsage, Command
 from evalengine.util.command import Namespace
 
 
-def _words(
+def _report(
     runs: Annotated[list[str], Argument(metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
                     "lm-eval output folder, or the folder that holds runs; of several also baselines")],
     output: Annotated[str | None, Option("-o", "--output", metavar="FILE", help="the file (one run: report.html in its "
@@ -31,5 +31,22 @@ def _words(
     return Namespace(**locals())
 
 
-EPILOG = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
-main = Command("report", _words, "evalengine.report.cli.report:main", EPILOG)
+REPORT = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
+report = Command("report", _report, "evalengine.report.cli.report:main", REPORT)
+
+
+def _baseline(
+    run: Annotated[str | None, Argument(metavar="RUN", help="a finished run's folder, or an lm-eval output folder "
+                                        "(scores only: it has no digests)")] = None,
+    output: Annotated[str | None, Option("-o", "--output", metavar="FILE.json", help="the file to write")] = None,
+    force: Annotated[bool, Option("--force", help="replace that file if it exists")] = False,
+) -> Namespace:  # fmt: skip
+    """Writes the run's digests, scores and manifest as one small file (0.2 MB for gsm8k) that lives in git, for
+    `compare FILE RUN` and `gate FILE RUN`."""
+    if not run or not output:
+        raise BadUsage("give a run and -o FILE.json")
+    return Namespace(run=run, output=output, force=force)
+
+
+BASELINE = "Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."
+baseline = Command("baseline", _baseline, "evalengine.report.cli.baseline:main", BASELINE)
