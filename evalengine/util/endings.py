@@ -44,6 +44,13 @@ def watch_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`, and what a script's shell starts with `&`
             signal.signal(number, _take)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hold_back`
+
+
+def hold_back() -> None:
+    """Holds the signals back from this process until it watches them: for a command of ours that another starts (as
+    `preexec_fn`). Ctrl-C reaches all processes of the terminal, and while Python starts it would print a traceback."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def hear() -> None:

@@ -15,6 +15,7 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.cli.commands import MODULES
 from evalengine.cli.commands.words import Words
+from evalengine.report.gate.made_run import made_run
 from evalengine.util.endings import Terminated
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +99,28 @@ def test_an_error_of_what_a_signal_came_amid_is_not_the_reason(tmp_path: Path, n
     done = ran(tmp_path, number, REPLACES)
     assert (done.returncode, done.stdout) == (CODES[number], "")
     assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_that_was_held_back_is_heard_once_it_is_watched(tmp_path: Path, number: signal.Signals) -> None:
+    """`gate` starts its run so: Python's start, at which Ctrl-C is a traceback, is over by then."""
+    way = f"(signal.pthread_sigmask(signal.SIG_BLOCK, [{number.value}]), press(), m.program())[2]"
+    done = ran(tmp_path, number, SWALLOWS, way=way)
+    assert (done.returncode, done.stdout) == (CODES[number], "")
+    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
+
+
+def test_a_gate_holds_signals_back_from_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    said = "(line,) = (line for line in open('/proc/self/status') if line.startswith('SigBlk'))"
+    python.write_text(f"#!{sys.executable}\n{said}\nopen('{tmp_path}/blocked', 'w').write(line)\n")
+    python.chmod(0o755)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(sys, "executable", str(python))
+    with made_run([], None):
+        blocked = int((tmp_path / "blocked").read_text().split()[1], 16)
+    assert all(blocked >> (number - 1) & 1 for number in CODES)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 def test_a_signal_before_the_handlers_are_there_is_no_traceback(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.util.endings import hold_back
 
 OURS = ("output_dir", "resume", "sequential")  # settings that the gate makes itself
 
@@ -51,7 +52,9 @@ def _quoted(text: str) -> str:
 
 def _run(settings: Sequence[str], folder: Path) -> Path:
     command = ["-m", "evalengine", *settings]
-    done = subprocess.run([sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False)  # 2 is stderr
+    done = subprocess.run(  # 2 is stderr
+        [sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False, preexec_fn=hold_back
+    )
     if done.returncode != 0:
         shown = shlex.join(["python", *command])
         raise EvalEngineError(f"{shown}: the run failed with exit code {done.returncode}; what it printed says why")
