@@ -24,33 +24,44 @@ from torch import Tensor
 
 from evalengine.kernels import exact_math as em
 from evalengine.kernels.exact_product import LEFT_BITS, RIGHT_BITS, SEGMENT, left_limbs, product
+from evalengine.kernels.exact_wide import lower_limb, wide_product, wide_rows
+from evalengine.kernels.limits import MAX_VOCABULARY
 
-MAX_VOCABULARY = 2**19  # a sum of that many numbers of 44 bits just fits int64
 _ROW_BLOCK = 128  # rows of one matrix product, two limbs stacked
 _PRODUCT_ELEMENTS = 1 << 19  # elements of one matrix product's result
 
 
 @dataclass(frozen=True)
 class ExactWeight:
-    """A weight matrix on a grid of its own per output row: `limb[n] * scale[n]`."""
+    """A weight matrix on a grid of its own per output row: `limb[n] * scale[n]`, and W wide rows in two limbs."""
 
     limb: Tensor  # float64 [N, K], integers of at most RIGHT_BITS bits
     scale: Tensor  # float64 [N], powers of two
+    wide: Tensor  # int64 [W], ascending: the rows that are wide (`exact_wide`)
+    pair: Tensor  # float64 [2, W, K]: their limbs, and their second limbs in units of 2^-27
 
 
 def quantize_weight(weight: Tensor) -> ExactWeight:
-    """[N, K] -> one limb per element; each output row is scaled by the exponent of its largest magnitude."""
+    """[N, K] -> one limb per element, two in wide rows; each row is scaled by the exponent of its largest magnitude."""
     rows, columns = weight.shape
     limb = torch.empty(rows, columns, dtype=torch.float64, device=weight.device)
     scale = torch.empty(rows, dtype=torch.float64, device=weight.device)
+    wide, lower = [], []
     for tile in em.tiles(rows, columns):
-        absmax = em.row_absmax(weight[tile])
+        part = weight[tile]
+        size = em.magnitude(part)
+        absmax = em.largest(size)
         unit_exponent = em.exponent(absmax) - RIGHT_BITS
-        c = em.grid(absmax, RIGHT_BITS)
-        torch.add(em.widen(weight[tile]), c, out=limb[tile])
-        limb[tile].sub_(c).mul_(em.pow2(-unit_exponent))
+        inverse, c = em.pow2(-unit_exponent), em.grid(absmax, RIGHT_BITS)
+        torch.add(em.widen(part), c, out=limb[tile])
+        limb[tile].sub_(c)
+        index = wide_rows(part, size, absmax)
+        wide.append(index + tile.start)
+        lower.append(lower_limb(em.widen(part[index]), limb[tile][index], absmax[index]).mul_(inverse[index]))
+        limb[tile].mul_(inverse)
         scale[tile] = em.pow2(unit_exponent).squeeze(-1)
-    return ExactWeight(limb, scale)
+    every = torch.cat(wide)
+    return ExactWeight(limb, scale, every, torch.stack((limb[every], torch.cat(lower))))
 
 
 def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor:
@@ -58,24 +69,39 @@ def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor
 
     Per row of x: e the exponent of its largest magnitude, hi = rint(x * 2^(17-e)), lo = rint((x * 2^(17-e) - hi) *
     2^18); y = (hi.W + (lo.W) * 2^-18) * 2^(e-17) * scale + bias. The row's power of two is left in the limbs
-    (multiplying by it is exact, before the sums or after).
+    (multiplying by it is exact, before the sums or after). The columns of wide rows of W are `wide_product`s.
     """
     n, k = weight.limb.shape
     rows = x.reshape(-1, k)
     wide_bias = None if bias is None else em.widen(bias)
     out = torch.empty(rows.shape[0], n, dtype=torch.float32, device=x.device)
     for start in range(0, rows.shape[0], _ROW_BLOCK):
-        block = rows[start : start + _ROW_BLOCK]
+        block, target = rows[start : start + _ROW_BLOCK], out[start : start + _ROW_BLOCK]
         absmax = em.row_absmax(block)
-        limbs = left_limbs(em.widen(block), absmax)
+        limbs = left_limbs(em.widen(block), absmax, 3 if len(weight.wide) else 2)
         step = max(1024, _PRODUCT_ELEMENTS // (2 * block.shape[0]))
         for column in range(0, n, step):
             cut = slice(column, column + step)
-            y = product(limbs, absmax, weight.limb[cut].t()).mul_(weight.scale[cut])
+            y = product(limbs[:2], absmax, weight.limb[cut].t()).mul_(weight.scale[cut])
             if wide_bias is not None:
                 y.add_(wide_bias[cut])
-            em.store_float32(y, out[start : start + _ROW_BLOCK, cut])
+            em.store_float32(y, target[:, cut])
+        if len(weight.wide):
+            _wide_columns(limbs, absmax, weight, wide_bias, target)
     return out.view(*x.shape[:-1], n)
+
+
+def _wide_columns(limbs: Tensor, absmax: Tensor, weight: ExactWeight, bias: Tensor | None, out: Tensor) -> None:
+    """Writes the columns of wide rows of the weight into out [M, N]; limbs [3, M, K], absmax [M, 1], bias float64."""
+    step = max(512, _PRODUCT_ELEMENTS // (6 * limbs.shape[1]))
+    for start in range(0, len(weight.wide), step):
+        cut = slice(start, start + step)
+        index = weight.wide[cut]
+        scale = weight.scale[index]
+        y = wide_product(limbs, absmax, weight.pair[:, cut], torch.ones_like(scale).unsqueeze(0)).mul_(scale)
+        if bias is not None:
+            y.add_(bias[index])
+        out[:, index] = em.round_float32(y)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
@@ -83,17 +109,9 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 
     A row's bits depend on its own a[i, m] and b[i], not on B or M; zeros that pad K change nothing, wherever they are.
     """
-    batch, m, k = a.shape
-    n = b.shape[-1]
-    out = torch.empty(batch, m, n, dtype=torch.float32, device=a.device)
-    step = max(1, _PRODUCT_ELEMENTS // max(1, 2 * m * max(n, k), k * n))
-    for start in range(0, batch, step):
-        left, right = a[start : start + step], b[start : start + step]
-        absmax, columns = em.row_absmax(left), em.row_absmax(right, 1)
-        c = em.grid(columns, RIGHT_BITS)
-        unit = em.pow2(em.exponent(columns) - RIGHT_BITS)
-        y = product(left_limbs(em.widen(left), absmax), absmax, em.widen(right).add_(c).sub_(c), unit)
-        em.store_float32(y, out[start : start + step])
+    out = torch.empty(*a.shape[:-1], b.shape[-1], dtype=torch.float32, device=a.device)
+    for left, right, target in zip(a, b, out, strict=True):
+        target.copy_(linear(left, quantize_weight(right.t())))
     return out
 
 

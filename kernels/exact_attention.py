@@ -5,10 +5,12 @@
 
 Arithmetic, per query row and head, over the positions j it sees (j ascending, from the sequence's first):
 
-    s_j = q.k_j in float64, q in two limbs, k_j in one (`exact_product`), each scaled by its own magnitude over D
+    s_j = q.k_j in float64, q in two limbs, k_j in one (`exact_product`), each scaled by its own magnitude over D;
+          in three and two if k_j is wide (`exact_wide`)
     z_j = s_j * float32(scale), m = max z_j, p_j = exp(z_j - m), l = sum of rint(p_j * 2^44) as int64
     w_j = p_j * 2^(e_j), e_j the exponent of v_j's magnitude over D; in two limbs on the grid of the largest w_j
-    o = float32((sum_j hi_j v_j + sum_j lo_j v_j) / l), v_j in one limb
+    o = float32((sum_j hi_j v_j + sum_j lo_j v_j) / l), v_j in one limb; plus, before the division, that of the second
+        limbs of those v_j that are wide, if the row sees any
 
 Each of the inner sums is exact and rounded once: chunks of 1024 KV positions are schedule. Positions a row does not see
 enter as exact zeros, so neither padding nor the page size, the query tile or prefill against decode changes a bit.
@@ -20,6 +22,7 @@ and a quarter bringing K and V to their grids.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,16 +34,60 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.exact_product import (
     RIGHT_BITS,
     SEGMENT,
-    both_limbs,
     exact_sum,
     left_limbs,
     product,
     product_part,
+    sum_limbs,
 )
+from evalengine.kernels.exact_wide import LOWER_UNIT, lower_limb, pick_rows, wide_product, wide_rows
 
 CHUNK = SEGMENT  # schedule: KV positions of one product
 _TILE = 131072  # scores of one chunk of a query tile: 1 MB of float64
 _GROUP_ELEMENTS = 1 << 20  # padded K elements of one group of sequences: 8 MB of float64
+
+
+@dataclass(frozen=True)
+class _WideRows:
+    """The wide rows of a chunk of keys or values (`exact_wide`), up to P a head: row i is `slot[i]` of its head's."""
+
+    head: Tensor  # int64 [W]
+    position: Tensor  # int64 [W], ascending, counted from the chunk's start
+    slot: Tensor  # int64 [W]
+    lower: Tensor  # float64 [n * Hkv, P, D]: second limbs, multiples of 2^(e-53), and zeros
+    positions: list[int]  # `position`, and
+    most: list[int]  # how many slots the first i + 1 rows take, on the host
+
+    def before(self, width: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """head, position and slot of the rows among the chunk's first `width`, and the slots that they take."""
+        rows = bisect_left(self.positions, width)
+        return self.head[:rows], self.position[:rows], self.slot[:rows], self.most[rows - 1] if rows else 0
+
+
+def _wide_chunks(x: Tensor, upper: Tensor, size: Tensor, absmax: Tensor) -> list[_WideRows | None]:
+    """x [n, Hkv, L, D], its limb of 26 bits, its magnitudes and its rows' largest -> its wide rows, chunk by chunk; []
+    if it has none."""
+    rows = wide_rows(x, size, absmax)
+    if not len(rows):
+        return []
+    picked, above, magnitudes = (pick_rows(of, rows) for of in (x, upper, absmax))
+    limb = lower_limb(em.widen(picked), above, magnitudes)
+    heads, length = x.shape[0] * x.shape[1], x.shape[2]
+    head, position = rows.div(length, rounding_mode="floor"), rows % length
+    order = position.sort(stable=True).indices
+    chunks: list[_WideRows | None] = []
+    for start in range(0, length, CHUNK):
+        here = order[(position[order] >= start) & (position[order] < start + CHUNK)]
+        chunks.append(_chunk_of(head[here], position[here] - start, limb[here], heads) if len(here) else None)
+    return chunks
+
+
+def _chunk_of(head: Tensor, position: Tensor, limb: Tensor, heads: int) -> _WideRows:
+    earlier = (head.unsqueeze(1) == torch.arange(heads, device=head.device)).cumsum(0)
+    slot = earlier.gather(1, head.unsqueeze(1)).squeeze(1) - 1
+    lower = torch.zeros(heads, int(slot.max()) + 1, limb.shape[1], dtype=torch.float64, device=head.device)
+    lower[head, slot] = limb
+    return _WideRows(head, position, slot, lower, position.tolist(), (slot.cummax(0).values + 1).tolist())
 
 
 @dataclass(frozen=True)
@@ -49,7 +96,9 @@ class _KeyValues:
 
     keys: Tensor  # float64 [n * Hkv, L, D], multiples of 2^(e-26)
     key_unit: Tensor  # float64 [n * Hkv, 1, L]: 2^(e-26)
+    wide_keys: list[_WideRows | None]
     values: Tensor  # float64 [n * Hkv, L, D], as the keys
+    wide_values: list[_WideRows | None]
     fold: Tensor  # float64 [n * Hkv, 1, L]: 2^(e_j), NaN where v_j is not finite
     unfold: Tensor  # float64 [n * Hkv, 1, L]: 2^(-e_j)
 
@@ -82,18 +131,20 @@ def _gather(cache: Tensor, pages: Tensor, lens: list[int]) -> Tensor:
     return gathered
 
 
-def _on_grid(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, L, Hkv, D] -> float64 [n * Hkv, L, D] on each (token, head)'s grid, and their magnitudes [n * Hkv, 1, L].
+def _on_grid(x: Tensor) -> tuple[Tensor, Tensor, list[_WideRows | None]]:
+    """[n, L, Hkv, D] -> float64 [n * Hkv, L, D] on each (token, head)'s grid, their magnitudes [n * Hkv, 1, L], and
+    `_wide_chunks`.
 
     Caches are written from flushed float32 numbers, so there are no float32 subnormals to flush here.
     """
     n, length, heads, _ = x.shape
     x = x.transpose(1, 2)
     out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
-    absmax = em.row_absmax(x)
+    size = em.magnitude(x)
+    absmax = em.largest(size)
     c = em.grid(absmax, RIGHT_BITS)
     out.copy_(x).add_(c).sub_(c)
-    return out.flatten(0, 1), absmax.reshape(n * heads, 1, length)
+    return out.flatten(0, 1), absmax.reshape(n * heads, 1, length), _wide_chunks(x, out, size, absmax)
 
 
 def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
@@ -101,16 +152,16 @@ def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
 
     A value that is not finite becomes 0, and its `fold` NaN.
     """
-    keys, key_absmax = _on_grid(k)
+    keys, key_absmax, wide_keys = _on_grid(k)
     key_unit = em.pow2(em.exponent(key_absmax) - RIGHT_BITS)
-    values, absmax = _on_grid(v)
+    values, absmax, wide_values = _on_grid(v)
     exponent = em.exponent(absmax)
     fold, unfold = em.pow2(exponent), em.pow2(-exponent)
     bad = ~(absmax < torch.inf)
     if bool(bad.any()):  # 0 * NaN would reach rows that do not see this position
         values.masked_fill_(bad.transpose(1, 2), 0.0)
         fold.masked_fill_(bad, torch.nan)
-    return _KeyValues(keys, key_unit, values, fold, unfold)
+    return _KeyValues(keys, key_unit, wide_keys, values, wide_values, fold, unfold)
 
 
 def _hide(x: Tensor, first: int, visible: Tensor, always: int, value: float) -> None:
@@ -130,38 +181,69 @@ def _scores(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, chunks: lis
     Every row sees the first `always` positions.
     """
     absmax = em.row_absmax(q)
-    limbs = left_limbs(em.widen(q), absmax)
+    all_limbs = left_limbs(em.widen(q), absmax, 3 if kv.wide_keys else 2)
+    limbs = all_limbs[:, :2].contiguous()
     scores = []
     for cut in chunks:
-        z = product(limbs, absmax, kv.keys[:, cut].transpose(1, 2), kv.key_unit[..., cut]).mul_(scale)
-        _hide(z, cut.start, visible, always, -torch.inf)
+        z = product(limbs, absmax, kv.keys[:, cut].transpose(1, 2), kv.key_unit[..., cut])
+        if kv.wide_keys and (wide := kv.wide_keys[cut.start // CHUNK]) is not None:
+            _take_wide_keys(z, all_limbs, absmax, kv, cut, wide)
+        _hide(z.mul_(scale), cut.start, visible, always, -torch.inf)
         scores.append(z)
     return scores
+
+
+def _take_wide_keys(z: Tensor, limbs: Tensor, absmax: Tensor, kv: _KeyValues, cut: slice, wide: _WideRows) -> None:
+    """Takes the products of z [n * Hkv, R, columns] with wide keys again, in place, in all their limbs."""
+    head, position, slot, most = wide.before(z.shape[-1])
+    if most == 0:
+        return
+    pair = torch.zeros(len(z), 2, most, limbs.shape[-1], dtype=torch.float64, device=z.device)
+    pair[head, 0, slot] = kv.keys[:, cut][head, position]
+    pair[:, 1] = wide.lower[:, :most]
+    unit = torch.ones(len(z), 1, most, dtype=torch.float64, device=z.device)
+    unit[head, 0, slot] = kv.key_unit[..., cut][head, 0, position]
+    better = wide_product(limbs, absmax, pair, unit)
+    z[head, :, position] = better[head, :, slot]
+
+
+def _weights(scores: list[Tensor], kv: _KeyValues, visible: Tensor, always: int, chunks: list[slice]) -> Tensor:
+    """Turns the scores into weights w, in place, chunk by chunk; returns their row sums l, float64 [n * Hkv, R, 1]."""
+    top = torch.cat([z.amax(-1, keepdim=True) for z in scores], -1).amax(-1, keepdim=True)
+    top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
+    total = em.UnitSum(visible.shape[:2], visible.device)
+    for at, cut in enumerate(chunks):
+        w = em.exp(scores[at].sub_(top))
+        _hide(w, cut.start, visible, always, 0.0)  # exp clamps its argument, so hidden positions are not zero yet.
+        total.add(w)
+        w.mul_(kv.fold[..., cut])
+        _hide(w, cut.start, visible, always, 0.0)  # A later token's fold may be NaN.
+        scores[at] = w
+    return total.total().unsqueeze(-1)
 
 
 def _attend(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int, scale: float) -> Tensor:
     """One query tile: q [n * Hkv, R, D] over the first `length` positions -> float32 [n * Hkv, R, D]."""
     chunks = [slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
-    scores = _scores(q, kv, visible, always, chunks, scale)
-    top = torch.cat([z.amax(-1, keepdim=True) for z in scores], -1).amax(-1, keepdim=True)
-    top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
-    total = torch.zeros(q.shape[:2], dtype=torch.int64, device=q.device)
-    weights, largest = [], []
-    for cut, z in zip(chunks, scores, strict=True):
-        w = em.exp(z.sub_(top))
-        _hide(w, cut.start, visible, always, 0.0)  # exp clamps its argument, so hidden positions are not zero yet.
-        total.add_(em.unit_sum(w))
-        w.mul_(kv.fold[..., cut])
-        _hide(w, cut.start, visible, always, 0.0)  # A later token's fold may be NaN.
-        weights.append(w)
-        largest.append(w.amax(-1, keepdim=True))
-    grid_of = torch.cat(largest, -1).amax(-1, keepdim=True)
-    out = exact_sum(grid_of, 2.0**-RIGHT_BITS)
+    weights = _scores(q, kv, visible, always, chunks, scale)
+    total = _weights(weights, kv, visible, always, chunks)
+    largest = torch.cat([w.amax(-1, keepdim=True) for w in weights], -1).amax(-1, keepdim=True)
+    out = exact_sum(largest, 2.0**-RIGHT_BITS)
+    lower_out: em.ExactSum | None = None
     for cut, w in zip(chunks, weights, strict=True):
-        limbs = left_limbs(w, grid_of).mul_(kv.unfold[:, None, :, cut])
+        limbs = left_limbs(w, largest).mul_(kv.unfold[:, None, :, cut])
         out.add(product_part(limbs, kv.values[:, cut]))
-    o = both_limbs(out.total())
-    return em.round_float32(o.mul_(em.reciprocal(em.unit_total(total)).unsqueeze(-1)))
+        wide = kv.wide_values[cut.start // CHUNK] if kv.wide_values else None
+        if wide is not None and (rows := wide.before(w.shape[-1]))[-1]:
+            head, position, slot, most = rows
+            seen = torch.zeros(*limbs.shape[:-1], most, dtype=torch.float64, device=w.device)
+            seen[head, :, :, slot] = limbs[head, :, :, position]
+            lower_out = lower_out or exact_sum(largest, 2.0**-RIGHT_BITS * LOWER_UNIT)
+            lower_out.add(product_part(seen, wide.lower[:, :most]))
+    o = sum_limbs(out.total())
+    if lower_out is not None:
+        o.add_(sum_limbs(lower_out.total()))
+    return em.round_float32(o.mul_(em.reciprocal(total)))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, kv_lens: list[int], scale: float) -> Tensor:

@@ -11,7 +11,7 @@ is spaced by u, so it rounds to a multiple of u, ties to even, as rint(x / u) * 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ SUM_BITS = 44  # A row's sum keeps this many bits of each number, counted from t
 _SUM_UNIT = 2.0**-SUM_BITS
 _SUM_MAGIC = 1.5 * 2.0**52 * _SUM_UNIT
 _SUM_PIECE = 512  # at most 512 numbers in [0, 1] on a grid of 2^-44 add exactly in float64
+_LOW_BITS = 30
 _INTEGER_OF = {
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
@@ -90,14 +91,23 @@ def pow2(exponent: Tensor) -> Tensor:
     return (exponent + 1023).bitwise_left_shift_(52).view(torch.float64)
 
 
-def row_absmax(x: Tensor, dim: int = -1) -> Tensor:
-    """max |x| along `dim` (kept, size 1), float64; NaN if the row holds a NaN.
+def magnitude(x: Tensor) -> Tensor:
+    """|x| as a new tensor, from bits: NaN stays NaN."""
+    integer = _INTEGER_OF[x.dtype]
+    return x.view(integer).bitwise_and(torch.iinfo(integer).max).view(x.dtype)
+
+
+def largest(size: Tensor, dim: int = -1) -> Tensor:
+    """max of `magnitude(x)` along `dim` (kept, size 1), float64; NaN if the row holds a NaN.
 
     Taken on the bits as integers: 163 us against 1126 us for abs().amax() on a bf16 [14400, 64] (one thread).
     """
-    integer = _INTEGER_OF[x.dtype]
-    bits = x.view(integer).bitwise_and(torch.iinfo(integer).max).amax(dim, keepdim=True)
-    return bits.view(x.dtype).to(torch.float64)
+    return size.view(_INTEGER_OF[size.dtype]).amax(dim, keepdim=True).view(size.dtype).to(torch.float64)
+
+
+def row_absmax(x: Tensor, dim: int = -1) -> Tensor:
+    """max |x| along `dim` (kept, size 1), float64; NaN if the row holds a NaN."""
+    return largest(magnitude(x), dim)
 
 
 def exponent(absmax: Tensor) -> Tensor:
@@ -205,6 +215,27 @@ def unit_sum(p: Tensor) -> Tensor:
 def unit_total(total: Tensor) -> Tensor:
     """The sum of some `unit_sum`s, added up as int64, as float64."""
     return total.to(torch.float64).abs_().mul_(_SUM_UNIT)
+
+
+class UnitSum:
+    """The sum of `unit_sum`s, rounded once to float64: `unit_total` of them, where int64 holds that.
+
+    Upper and lower bits are added apart, in int64: it takes 2^39 numbers to wrap.
+    """
+
+    def __init__(self, shape: Sequence[int], device: torch.device) -> None:
+        self._high, self._low = (torch.zeros(*shape, dtype=torch.int64, device=device) for _ in range(2))
+
+    def add(self, p: Tensor) -> None:
+        """Adds the numbers in [0, 1] of p [*shape, n], n below 2^19."""
+        part = unit_sum(p)
+        self._high.add_(part.bitwise_right_shift(_LOW_BITS))
+        self._low.add_(part.bitwise_and_((1 << _LOW_BITS) - 1))
+
+    def total(self) -> Tensor:
+        """The sum, float64 [*shape]."""
+        high = self._high.to(torch.float64).mul_(float(1 << _LOW_BITS))
+        return high.add_(self._low.to(torch.float64)).mul_(_SUM_UNIT)
 
 
 def exp(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ _MASK32 = 0xFFFFFFFF
 _ROUNDS = 10
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # Philox4x32's multipliers
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85  # Philox4x32's key increments
-_FIXED_POINT_BITS = 44  # 2^44 * 2^19 tokens < 2^63
+_FIXED_POINT_BITS = 44  # 2^44 times `limits.MAX_VOCABULARY` is 2^63
 
 
 def argmax_lowest(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from evalengine.kernels import exact, exact_attention, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
 
-# The first 16 hex digits of each kernel's SHA-256, for contract version 2. Only a change of arithmetic, which raises
+# The first 16 hex digits of each kernel's SHA-256, for contract version 3. Only a change of arithmetic, which raises
 # the contract's version, may replace them.
 GOLDEN = {
     "linear": "9d80d345dc882922",
@@ -37,6 +37,8 @@ GOLDEN = {
     "softcap": "721844353e9507c2",
     "rope": "f2c149a979b4d5ef",
     "attention": "7959649c61e64468",
+    "wide_linear": "37261a5e71d00dc5",
+    "wide_attention": "173d2c36cabeb387",
 }
 PRODUCTS = [(1, 1, 1), (3, 65, 31), (37, 300, 577), (5, 33, 8193)]  # M, N, K
 
@@ -68,6 +70,8 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
     for m, n, k in PRODUCTS:
         x, weight = numbers(m, m, k), numbers(n, n, k).bfloat16()
         results["linear"].append(exact.linear(x, exact.quantize_weight(weight), numbers(0, n)))
+        up, down = (_powers(k, sign).to(device) for sign in (1, -1))
+        results["wide_linear"].append(exact.linear(x * up, exact.quantize_weight(numbers(n, n, k) * down)))
         results["bmm"].append(exact.bmm(x[None], weight.t()[None]))
         results["rms_norm"].append(exact.rms_norm(x, numbers(k, k), 1e-5))
         results["rms_norm with an offset"].append(exact.rms_norm(x, weight[0], 1e-5, 1.0))
@@ -89,7 +93,14 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
     pages, q = torch.arange(40, dtype=torch.int32, device=device).view(2, 20), numbers(8, 102, 6, 48)
     batch = pages, [101, 1], [101, 1234], AttentionVariant(48**-0.5)
     results["attention"] = [exact_attention.paged_attention(q, keys, values, *batch)]
+    up, down = (_powers(48, sign).to(device) for sign in (1, -1))
+    results["wide_attention"] = [exact_attention.paged_attention(q * up, keys * down, values * down, *batch)]
     return results
+
+
+def _powers(columns: int, sign: int) -> Tensor:
+    """2^0 to 2^(16 sign), in turn: numbers times these are a row that spreads too widely for one limb."""
+    return torch.tensor([2.0 ** (sign * (column % 17)) for column in range(columns)])
 
 
 def seeded(seed: int, *shape: int) -> Tensor:

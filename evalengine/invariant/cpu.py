@@ -10,6 +10,7 @@ from evalengine.invariant import cpu_elementwise, cpu_rows
 from evalengine.invariant.overrides import Kernel, Overrides, refused
 from evalengine.invariant.prepared import PreparedWeights
 from evalengine.kernels import exact, exact_aten
+from evalengine.kernels.limits import MAX_VOCABULARY
 
 
 class CPUOverrides(Overrides):
@@ -31,11 +32,11 @@ class CPUOverrides(Overrides):
         return exact_aten.batched_product(a, b).to(dtype)
 
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-        _refuse_beyond(exact.MAX_VOCABULARY, x.shape[dim] if x.ndim else 1, "a softmax over {} numbers")
+        _refuse_beyond(MAX_VOCABULARY, x.shape[dim] if x.ndim else 1, "a softmax over {} numbers")
         return exact.softmax(x, dim).to(dtype)
 
     def log_softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-        _refuse_beyond(exact.MAX_VOCABULARY, x.shape[dim] if x.ndim else 1, "a log_softmax over {} numbers")
+        _refuse_beyond(MAX_VOCABULARY, x.shape[dim] if x.ndim else 1, "a log_softmax over {} numbers")
         return exact.log_softmax(x, dim).to(dtype)
 
     def mean(self, x: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,7 @@ from evalengine.models.config_fields import (
 from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.registry import Family, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
-from evalengine.models.spec_checks import LARGEST, spec_problems
+from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
 
 # What a model of several parts says for all of them, where its text part does not.
 _OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
@@ -126,9 +126,10 @@ def _configuration(raw: Mapping[str, Any], family: Family | None) -> Any:
 def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
     """A sentence for each wrong value that transformers' classes would use without a check, or before it."""
     nullable = ("num_key_value_heads", "head_dim")
-    for name, largest in ((_JSON_NAMES.get(name, name), largest) for name, largest in LARGEST.items()):
+    for field, largest in LARGEST.items():
+        name = _JSON_NAMES.get(field, field)
         if name in raw and not (raw[name] is None and name in nullable) and not is_integer(raw[name], 1, largest):
-            yield f"{name}={shown(raw[name])}: must be an integer from 1 to {largest}"
+            yield f"{name}={shown(raw[name])}: {size_demanded(field)}"
     for name in ("dtype", "torch_dtype"):
         value = raw.get(name)
         if value is not None and not (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)):

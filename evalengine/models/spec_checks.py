@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
+from evalengine.kernels.limits import MAX_VOCABULARY
 from evalengine.models.file_values import is_integer, is_number, shown
 from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
 
 # The largest sizes that are accepted, several times those of any model known. A larger one comes from a damaged or
 # hostile file, and would take memory before a missing tensor shows the damage.
 LARGEST = {
-    "vocab_size": 1 << 22,
+    "vocab_size": MAX_VOCABULARY,  # log-softmax and sampling add up no more numbers
     "hidden_size": 1 << 17,
     "intermediate_size": 1 << 20,
     "num_layers": 1024,
@@ -21,14 +22,20 @@ LARGEST = {
     "head_dim": 1024,
     "max_position_embeddings": 1 << 24,  # RoPE's angles are float32, which holds no odd position beyond
 }
+_WHY = {"vocab_size": ", the most probabilities that log-softmax and sampling can add up exactly"}
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def size_demanded(name: str) -> str:
+    """What a field of `LARGEST` must be: the end of a sentence."""
+    return f"must be an integer from 1 to {LARGEST[name]}{_WHY.get(name, '')}"
 
 
 def spec_problems(spec: ModelSpec) -> list[str]:
     """A sentence, which begins with the field's name, for each value of a spec that has another type, is out of range
     or contradicts another one. Only a spec without problems may reach the layers."""
     problems = [
-        f"{name}={shown(getattr(spec, name))}: must be an integer from 1 to {largest}"
+        f"{name}={shown(getattr(spec, name))}: {size_demanded(name)}"
         for name, largest in LARGEST.items()
         if not is_integer(getattr(spec, name), 1, largest)
     ]

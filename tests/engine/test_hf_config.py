@@ -115,7 +115,7 @@ def test_a_dtype_that_nothing_is_computed_in_is_a_sentence(folder: Path, dtype: 
 
 
 def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_allocated(folder: Path) -> None:
-    edit(folder, hidden_size=1 << 17, intermediate_size=1 << 20, num_hidden_layers=1024, vocab_size=1 << 22)
+    edit(folder, hidden_size=1 << 17, intermediate_size=1 << 20, num_hidden_layers=1024, vocab_size=1 << 19)
     with pytest.raises(EvalEngineError, match=r"missing: model.layers.10.* and 9190 more; wrong shape or type"):
         engine_logits(folder)
 
@@ -141,6 +141,7 @@ def test_a_model_larger_than_the_memory_is_a_sentence(folder: Path) -> None:
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor=inf"),
         ({"rope_parameters": 5}, "config.json: rope_parameters=5: must be an object"),
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers=1000000000: must be an integer from 1 to 1024"),
+        ({"vocab_size": 2**19 + 1}, "vocab_size=524289: must be an integer from 1 to 524288, the most"),
         ({"max_position_embeddings": 10**9}, "config.json: max_position_embeddings=1000000000"),
         ({"num_attention_heads": 0}, "config.json: num_attention_heads=0"),
         ({"num_labels": 10**9}, "num_labels=1000000000 cannot be meant"),

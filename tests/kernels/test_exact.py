@@ -11,6 +11,7 @@ from torch import Tensor
 from evalengine.kernels import exact, exact_math, exact_product, reference
 from evalengine.kernels import exact_math as em
 from tests.bitwise import assert_bitwise_equal
+from tests.kernels import exact_contract
 
 SHAPES = [(1, 1, 1), (1, 7, 5), (3, 17, 31), (5, 70, 576), (129, 33, 100), (2, 5, 8192), (3, 4, 8193), (2, 3, 17000)]
 
@@ -26,24 +27,10 @@ def outlier_activations(rows: int, columns: int) -> Tensor:
     return x
 
 
-def contract_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Computes NUMERICS.md's linear literally: frexp, rint and int64 sums (below 2^63, so exact for any K here)."""
-    _, e = torch.frexp(x.double().abs().amax(1, keepdim=True))
-    _, ew = torch.frexp(weight.double().abs().amax(1, keepdim=True))
-    scaled = torch.ldexp(x.double(), 17 - e)
-    hi = scaled.round()
-    lo = torch.ldexp(scaled - hi, torch.tensor(18)).round()
-    w = torch.ldexp(weight.double(), 26 - ew).round()
-    assert hi.abs().max() <= 2**17 and lo.abs().max() <= 2**17 and w.abs().max() <= 2**26
-    high, low = ((v[:, None].long() * w[None].long()).sum(-1).double() for v in (hi, lo))
-    total = high + torch.ldexp(low, torch.tensor(-18))
-    return torch.ldexp(torch.ldexp(total, e - 17), ew.t() - 26).float() + 0.0
-
-
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_linear_is_the_contracts_integer_product(m: int, n: int, k: int) -> None:
     x, weight = outlier_activations(m, max(k, 4))[:, :k], randn(n, k, seed=1)
-    assert_bitwise_equal(exact.linear(x, exact.quantize_weight(weight)), contract_linear(x, weight))
+    assert_bitwise_equal(exact.linear(x, exact.quantize_weight(weight)), exact_contract.linear(x, weight))
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)

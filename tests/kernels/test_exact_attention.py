@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact_attention, reference
-from evalengine.kernels import exact_math as em
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.kernels import exact_contract
 
 KV_LENS = [1, 70, 64, 65, 33, 1300, 1025, 2051]
 QUERY_LENS = [1, 1, 64, 3, 0, 1, 40, 1]
@@ -100,32 +100,6 @@ def test_tiles_groups_and_chunks_change_nothing(tile: int, group: int, monkeypat
     assert_bitwise_equal(attend(q, k, v, QUERY_LENS), before)
 
 
-def contract_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Computes one query row of one head literally, q [D], k and v [L, D]: frexp, rint and int64 sums."""
-
-    def limb(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        _, e = torch.frexp(x.double().abs().amax(-1, keepdim=True))
-        return torch.ldexp(x.double(), bits - e), e
-
-    def two(x: Tensor) -> tuple[Tensor, Tensor]:
-        hi = x.round()
-        return hi, torch.ldexp(x - hi, torch.tensor(18)).round()
-
-    scaled_q, eq = limb(q, 17)
-    scaled_k, ek = limb(k, 26)
-    hi, lo = ((part.long() * scaled_k.round().long()).sum(-1).double() for part in two(scaled_q))
-    s = torch.ldexp(hi + torch.ldexp(lo, torch.tensor(-18)), eq - 17 + ek.squeeze(-1) - 26)
-    z = s * torch.tensor(scale).item()
-    p = em.exp(z - z.max())
-    total = (p * 2.0**44).round().long().sum()
-    scaled_v, ev = limb(v, 26)
-    w, ew = limb(torch.ldexp(p, ev.squeeze(-1)), 17)
-    values = scaled_v.round().long()
-    hi, lo = ((part[:, None].long() * values).sum(0).double() for part in two(w))
-    out = torch.ldexp(hi + torch.ldexp(lo, torch.tensor(-18)), ew - 17 - 26)
-    return (out * em.reciprocal(total.double() * 2.0**-44)).float()
-
-
 @pytest.mark.parametrize("length", [1, 2, 63, 1024, 1025, 2500])
 def test_attention_is_the_contracts_arithmetic(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
@@ -133,7 +107,7 @@ def test_attention_is_the_contracts_arithmetic(length: int) -> None:
     k, v = (torch.randn(length, 1, 24, generator=generator) for _ in range(2))
     v *= torch.exp2(torch.randint(-9, 9, (length, 1, 1), generator=generator))
     result = attend(q, [k], [v], [1])
-    assert_bitwise_equal(result[0, 0], contract_row(q[0, 0], k[:, 0], v[:, 0], 24**-0.5))
+    assert_bitwise_equal(result[0, 0], exact_contract.attention_row(q[0, 0], k[:, 0], v[:, 0], 24**-0.5))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -170,3 +144,12 @@ def test_torch_attention_does_depend_on_the_query_tile() -> None:
         alone = torch.nn.functional.scaled_dot_product_attention(q[:, :, row : row + 1], k[:, :, seen], v[:, :, seen])
         differing += count_differing(alone[0, :, 0], whole[0, :, row])
     assert differing
+
+
+def test_more_than_2_to_the_19_keys() -> None:
+    """786,432 equal keys give the value that each has: a sum of so many 2^44 does not fit int64."""
+    length = 3 << 18
+    keys, values = torch.zeros(length, 1, 2), torch.full((length, 1, 2), 2.0)
+    values[::2] = torch.tensor([1.0, 3.0])
+    result = attend(torch.ones(1, 1, 2), [keys], [values], [1], 4096)
+    assert_bitwise_equal(result, torch.tensor([[[1.5, 2.5]]]))

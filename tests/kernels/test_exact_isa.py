@@ -28,7 +28,7 @@ VARIATIONS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
 }
 
-AN_OVERRIDE = {"aten": "f2c0cfdefd6117fc"}  # the contract's version is 2, as for GOLDEN
+AN_OVERRIDE = {"aten": "f2c0cfdefd6117fc"}  # as it has been since contract 2
 
 
 # Each variation is a process of five seconds. The last one combines the others but for a second thread; it stays quick.

@@ -134,6 +134,20 @@ def test_unit_sum_is_the_integer_sum(length: int) -> None:
     assert_bitwise_equal(em.unit_sum(p.flip(1)), em.unit_sum(p))
 
 
+@pytest.mark.parametrize("parts", [1, 3, 4, 70])
+def test_a_sum_of_unit_sums_is_pythons_integer_sum_rounded_once(parts: int) -> None:
+    """It does not wrap where int64 would (2^19 numbers), and has `unit_total`'s bits where it would not."""
+    p = torch.rand(2, 2**17, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    p[0] = 1.0
+    total, wrapping = em.UnitSum([2], p.device), torch.zeros(2, dtype=torch.int64)
+    for _ in range(parts):
+        total.add(p)
+        wrapping += em.unit_sum(p)
+    row_sums = [sum(row) for row in (p * 2.0**44).round().to(torch.int64).tolist()]
+    assert total.total().tolist() == [float(parts * row_sum) / 2**44 for row_sum in row_sums]
+    assert torch.equal(em.unit_total(wrapping), total.total()) == (parts <= 4)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 40])
 def test_an_exact_sum_is_pythons_integer_sum_rounded_once(parts: int) -> None:
     rng = random.Random(parts)

@@ -57,6 +57,12 @@ def test_sizes_are_integers_that_can_be_meant(name: str, value: Any) -> None:
     assert any(p.startswith(f"{name}=") for p in problems)
 
 
+def test_a_vocabulary_is_as_large_as_probabilities_add_up() -> None:
+    assert spec_problems(replace(SPEC, vocab_size=2**19)) == []
+    (problem,) = spec_problems(replace(SPEC, vocab_size=2**19 + 1))
+    assert problem.startswith("vocab_size=524289: ") and "1 to 524288, the most probabilities that" in problem
+
+
 @pytest.mark.parametrize("eps", [0.0, -1e-5, math.inf, math.nan, 2.0, 1e-40, None, "1e-5", True])
 def test_an_eps_is_a_small_positive_number(eps: Any) -> None:
     (problem,) = spec_problems(replace(SPEC, rms_norm_eps=eps))
