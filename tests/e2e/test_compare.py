@@ -60,12 +60,14 @@ def test_the_page_says_the_same(cells: dict[str, Run], tmp_path: Path) -> None:
     done = compared(cells["batch"].folder, cells["fast"].folder, "--html", page)
     text = page.read_text(encoding="utf-8")
     verdict = done.out.splitlines()[-1].removeprefix("verdict: ").partition(" (")[0]
-    assert done.code == 1 and f'<p class="word">{verdict}</p>' in text
+    sentence = done.out.splitlines()[0]
+    assert done.code == 1 and f'<p class="word">{sentence}</p><p class="sentence">{verdict}: ' in text
     assert all(cells[name].digest in text for name in ("batch", "fast"))
     assert text.count("<div data-map>") == 1  # The map of logprobs is drawn, because some differ.
     assert compared(cells["alone"].folder, cells["batch"].folder, "--html", page).code == 0
     text = page.read_text(encoding="utf-8")
-    assert '<p class="word">IDENTICAL</p>' in text and "<div data-map>" not in text
+    assert "A and B are the same, bit for bit." in text and '<p class="sentence">IDENTICAL: ' in text
+    assert "<div data-map>" not in text
 
 
 def test_a_matrix_groups_the_invariant_cells(cells: dict[str, Run]) -> None:
