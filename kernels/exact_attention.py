@@ -7,13 +7,15 @@ Arithmetic, per query row and head, over the positions j it sees (j ascending, f
 
     s_j = q.k_j in float64, q in two limbs, k_j in one (`exact_product`), each scaled by its own magnitude over D;
           in three and two if k_j is wide (`exact_wide`)
-    z_j = s_j * float32(scale), m = max z_j, p_j = exp(z_j - m), l = sum of rint(p_j * 2^44) as int64
+    z_j = s_j * float32(scale), with a softcap c then c * tanh(z_j * (1 / c)); with a sink its logit t is one more z
+    m = max z_j, p_j = exp(z_j - m), l = sum of rint(p_j * 2^44) as int64
     w_j = p_j * 2^(e_j), e_j the exponent of v_j's magnitude over D; in two limbs on the grid of the largest w_j
     o = float32((sum_j hi_j v_j + sum_j lo_j v_j) / l), v_j in one limb; plus, before the division, that of the second
         limbs of those v_j that are wide, if the row sees any
 
 Each of the inner sums is exact and rounded once: chunks of 1024 KV positions are schedule. Positions a row does not see
-enter as exact zeros, so neither padding nor the page size, the query tile or prefill against decode changes a bit.
+enter as exact zeros, so neither padding nor the page size, the query tile or prefill against decode changes a bit. The
+sink has no w. Pages before a window are left out, and positions counted from the first one left (`attention_window`).
 
 Measured on one Zen 3 core at 2.4 GHz (9 query and 3 KV heads of 64, bf16 cache, best of 12): prefill of 1024 tokens
 199 ms (float32 SDPA 25 ms), of 100 tokens 4.4 ms; decode of 16 sequences at context 1200 33 ms, two fifths of it `bmm`
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from evalengine.kernels import exact_math as em
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.attention_window import Reached
 from evalengine.kernels.exact_product import (
     RIGHT_BITS,
     SEGMENT,
@@ -118,16 +121,18 @@ def _groups(query_lens: list[int], kv_lens: list[int], elements_per_token: int) 
         yield group
 
 
-def _gather(cache: Tensor, pages: Tensor, lens: list[int]) -> Tensor:
-    """[B, block, Hkv, D] pool, [n, P] pages -> [n, L, Hkv, D], zeros past each length (the pool may hold NaN there)."""
+def _gather(cache: Tensor, pages: Tensor, firsts: list[int], lens: list[int]) -> Tensor:
+    """[B, block, Hkv, D] pool, [n, P] pages -> [n, L, Hkv, D], zeros before each sequence's first position and past its
+    length (the pool may hold NaN there)."""
     longest, block = max(lens), cache.shape[1]
     pages = pages[:, : -(-longest // block)]
     picked = cache.index_select(0, pages.flatten())  # 0.06 ms where cache[pages] took 0.35 (76 pages of 64)
     gathered = picked.view(pages.shape[0], -1, *cache.shape[2:])[:, :longest]
-    shortest = min(lens)
-    if shortest < longest:
-        beyond = torch.arange(shortest, longest) >= torch.tensor(lens)[:, None]
-        gathered[:, shortest:].masked_fill_(beyond.to(cache.device)[:, :, None, None], 0)
+    for begin, end in ((0, max(firsts)), (min(lens), longest)):
+        if begin < end:
+            positions = torch.arange(begin, end)
+            unused = (positions < torch.tensor(firsts)[:, None]) | (positions >= torch.tensor(lens)[:, None])
+            gathered[:, begin:end].masked_fill_(unused.to(cache.device)[:, :, None, None], 0)
     return gathered
 
 
@@ -164,22 +169,34 @@ def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
     return _KeyValues(keys, key_unit, wide_keys, values, wide_values, fold, unfold)
 
 
-def _hide(x: Tensor, first: int, visible: Tensor, always: int, value: float) -> None:
-    """Fills x [n * Hkv, R, columns], over the positions from `first` on, where a row does not see the position.
+@dataclass(frozen=True)
+class _Seen:
+    """What the rows of a query tile see: the positions below `end`, with a window the last `window` of them."""
 
-    Every row sees the first `always` positions.
-    """
-    begin = max(always - first, 0)
-    if begin < x.shape[-1]:
-        positions = torch.arange(first + begin, first + x.shape[-1], device=x.device)
-        x[..., begin:].masked_fill_(positions >= visible, value)
+    end: Tensor  # int64 [n * Hkv, R, 1]
+    least: int  # the least of `end`
+    most: int  # the largest
+    window: int | None
+
+    def chunks(self) -> list[slice]:
+        """Those that hold a position that some row sees."""
+        begin = 0 if self.window is None else max(0, self.least - self.window) // CHUNK * CHUNK
+        return [slice(start, min(start + CHUNK, self.most)) for start in range(begin, self.most, CHUNK)]
+
+    def hide(self, x: Tensor, first: int, value: float) -> None:
+        """Fills x [n * Hkv, R, columns], over the positions from `first` on, where a row does not see the position."""
+        begin, columns = max(self.least - first, 0), x.shape[-1]
+        if begin < columns:
+            positions = torch.arange(first + begin, first + columns, device=x.device)
+            x[..., begin:].masked_fill_(positions >= self.end, value)
+        if self.window is not None and (before := min(self.most - self.window - first, columns)) > 0:
+            positions = torch.arange(first, first + before, device=x.device)
+            x[..., :before].masked_fill_(positions < self.end - self.window, value)
 
 
-def _scores(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, chunks: list[slice], scale: float) -> list[Tensor]:
-    """q [n * Hkv, R, D], visible int64 [n * Hkv, R, 1] -> float64 [n * Hkv, R, <= 1024] a chunk, -inf where not seen.
-
-    Every row sees the first `always` positions.
-    """
+def _scores(q: Tensor, kv: _KeyValues, seen: _Seen, chunks: list[slice], variant: AttentionVariant) -> list[Tensor]:
+    """q [n * Hkv, R, D] -> float64 [n * Hkv, R, <= 1024] a chunk, -inf where not seen."""
+    scale = torch.tensor(variant.scale, dtype=torch.float32).item()
     absmax = em.row_absmax(q)
     all_limbs = left_limbs(em.widen(q), absmax, 3 if kv.wide_keys else 2)
     limbs = all_limbs[:, :2].contiguous()
@@ -188,7 +205,10 @@ def _scores(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, chunks: lis
         z = product(limbs, absmax, kv.keys[:, cut].transpose(1, 2), kv.key_unit[..., cut])
         if kv.wide_keys and (wide := kv.wide_keys[cut.start // CHUNK]) is not None:
             _take_wide_keys(z, all_limbs, absmax, kv, cut, wide)
-        _hide(z.mul_(scale), cut.start, visible, always, -torch.inf)
+        z.mul_(scale)
+        if variant.softcap is not None:
+            z = em.tanh(z.mul_(1.0 / variant.softcap)).mul_(variant.softcap)
+        seen.hide(z, cut.start, -torch.inf)
         scores.append(z)
     return scores
 
@@ -207,26 +227,32 @@ def _take_wide_keys(z: Tensor, limbs: Tensor, absmax: Tensor, kv: _KeyValues, cu
     z[head, :, position] = better[head, :, slot]
 
 
-def _weights(scores: list[Tensor], kv: _KeyValues, visible: Tensor, always: int, chunks: list[slice]) -> Tensor:
-    """Turns the scores into weights w, in place, chunk by chunk; returns their row sums l, float64 [n * Hkv, R, 1]."""
-    top = torch.cat([z.amax(-1, keepdim=True) for z in scores], -1).amax(-1, keepdim=True)
+def _weights(scores: list[Tensor], kv: _KeyValues, seen: _Seen, chunks: list[slice], sinks: Tensor | None) -> Tensor:
+    """Turns the scores into weights w, in place, chunk by chunk; returns their row sums l, float64 [n * Hkv, R, 1].
+
+    sinks: float64 [n * Hkv, R, 1], logits without a weight that join the sums.
+    """
+    more = [] if sinks is None else [sinks]
+    top = torch.cat([z.amax(-1, keepdim=True) for z in (*scores, *more)], -1).amax(-1, keepdim=True)
     top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
-    total = em.UnitSum(visible.shape[:2], visible.device)
+    total = em.UnitSum(seen.end.shape[:2], seen.end.device)
     for at, cut in enumerate(chunks):
         w = em.exp(scores[at].sub_(top))
-        _hide(w, cut.start, visible, always, 0.0)  # exp clamps its argument, so hidden positions are not zero yet.
+        seen.hide(w, cut.start, 0.0)  # exp clamps its argument, so hidden positions are not zero yet.
         total.add(w)
         w.mul_(kv.fold[..., cut])
-        _hide(w, cut.start, visible, always, 0.0)  # A later token's fold may be NaN.
+        seen.hide(w, cut.start, 0.0)  # A later token's fold may be NaN.
         scores[at] = w
+    if sinks is not None:
+        total.add(em.exp(sinks - top))
     return total.total().unsqueeze(-1)
 
 
-def _attend(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int, scale: float) -> Tensor:
-    """One query tile: q [n * Hkv, R, D] over the first `length` positions -> float32 [n * Hkv, R, D]."""
-    chunks = [slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
-    weights = _scores(q, kv, visible, always, chunks, scale)
-    total = _weights(weights, kv, visible, always, chunks)
+def _attend(q: Tensor, kv: _KeyValues, seen: _Seen, variant: AttentionVariant, sinks: Tensor | None) -> Tensor:
+    """One query tile: q [n * Hkv, R, D] over the positions that its rows see -> float32 [n * Hkv, R, D]."""
+    chunks = seen.chunks()
+    weights = _scores(q, kv, seen, chunks, variant)
+    total = _weights(weights, kv, seen, chunks, sinks)
     largest = torch.cat([w.amax(-1, keepdim=True) for w in weights], -1).amax(-1, keepdim=True)
     out = exact_sum(largest, 2.0**-RIGHT_BITS)
     lower_out: em.ExactSum | None = None
@@ -236,35 +262,40 @@ def _attend(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int
         wide = kv.wide_values[cut.start // CHUNK] if kv.wide_values else None
         if wide is not None and (rows := wide.before(w.shape[-1]))[-1]:
             head, position, slot, most = rows
-            seen = torch.zeros(*limbs.shape[:-1], most, dtype=torch.float64, device=w.device)
-            seen[head, :, :, slot] = limbs[head, :, :, position]
+            weighed = torch.zeros(*limbs.shape[:-1], most, dtype=torch.float64, device=w.device)
+            weighed[head, :, :, slot] = limbs[head, :, :, position]
             lower_out = lower_out or exact_sum(largest, 2.0**-RIGHT_BITS * LOWER_UNIT)
-            lower_out.add(product_part(seen, wide.lower[:, :most]))
+            lower_out.add(product_part(weighed, wide.lower[:, :most]))
     o = sum_limbs(out.total())
     if lower_out is not None:
         o.add_(sum_limbs(lower_out.total()))
     return em.round_float32(o.mul_(em.reciprocal(total)))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, kv_lens: list[int], scale: float) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, kv_lens: list[int], variant: AttentionVariant, sinks: Tensor | None = None
+) -> Tensor:
     """Causal attention: q [n, Lq, Hq, D], k and v [n, L, Hkv, D], zeros from kv_lens[i] on -> float32 [n, Lq, Hq, D].
 
-    Sequence i's queries are the last Lq of its kv_lens[i] tokens. `scale` is rounded to float32 first.
+    Sequence i's queries are the last Lq of its kv_lens[i] tokens. sinks: [Hq] if the variant has them.
     """
+    assert variant.sinks == (sinks is not None)
     n, queries, heads, dim = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
     kv = _key_values(k, v)
-    scale = torch.tensor(scale, dtype=torch.float32).item()
-    seen = torch.tensor(kv_lens, device=q.device)[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
+    ends = torch.tensor(kv_lens, device=q.device)[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     step = max(1, _TILE // (n * heads * min(k.shape[1], CHUNK)))
     for start in range(0, queries, step):
         end = min(start + step, queries)
         tile = q[:, start:end].unflatten(2, (kv_heads, group)).transpose(1, 2).reshape(n * kv_heads, -1, dim)
-        visible = seen[:, start:end].repeat_interleave(group, 1).repeat_interleave(kv_heads, 0).unsqueeze(-1)
-        always = min(kv_lens) - queries + start + 1
-        o = _attend(tile, kv, visible, always, max(kv_lens) - queries + end, scale)
+        own = ends[:, start:end].repeat_interleave(group, 1).repeat_interleave(kv_heads, 0).unsqueeze(-1)
+        least, most = min(kv_lens) - queries + start + 1, max(kv_lens) - queries + end
+        logits = None
+        if sinks is not None:  # a tile's rows are (token, head of the group)
+            logits = em.widen(sinks).view(kv_heads, group).repeat(n, end - start).unsqueeze(-1)
+        o = _attend(tile, kv, _Seen(own, least, most, variant.window), variant, logits)
         out[:, start:end] = o.view(n, kv_heads, end - start, group, dim).transpose(1, 2).flatten(2, 3)
     return out
 
@@ -282,16 +313,18 @@ def paged_attention(
     """[T, Hq, D] against [B, block, Hkv, D] pools -> float32 [T, Hq, D], causal, GQA by Hq // Hkv.
 
     Sequence s owns the next `query_lens[s]` rows of q, the last of its `kv_lens[s]` tokens; its pages are
-    block_table[s] (int32 [S, P]). Slots past a sequence's length are never read into arithmetic.
+    block_table[s] (int32 [S, P]). Slots past a sequence's length, and before the windows of all its rows, are never
+    read into arithmetic. sinks: [Hq] if the variant has them.
     """
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     first_row = torch.tensor([0, *query_lens]).cumsum(0)
     kv_heads, dim = k_cache.shape[2:]
-    for group in _groups(query_lens, kv_lens, kv_heads * dim):
-        queries, lens = query_lens[group[0]], [kv_lens[s] for s in group]
+    reached = Reached.of(block_table, query_lens, kv_lens, k_cache.shape[1], variant.window)
+    for group in _groups(query_lens, reached.kv_lens, kv_heads * dim):
+        queries = query_lens[group[0]]
+        firsts, lens = ([of[s] for s in group] for of in (reached.firsts, reached.kv_lens))
         rows = (first_row[group][:, None] + torch.arange(queries)).flatten().to(q.device)
-        pages = block_table[group]
-        k, v = _gather(k_cache, pages, lens), _gather(v_cache, pages, lens)
-        o = attention(q[rows].view(len(group), queries, *q.shape[1:]), k, v, lens, variant.scale)
+        k, v = (_gather(cache, reached.block_table[group], firsts, lens) for cache in (k_cache, v_cache))
+        o = attention(q[rows].view(len(group), queries, *q.shape[1:]), k, v, lens, variant, sinks)
         out[rows] = o.flatten(0, 1)
     return out

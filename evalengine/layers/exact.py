@@ -32,9 +32,6 @@ class ExactOps(Ops):
                 "or batch_invariant=false"
             ) from error
 
-    def problems(self, variant: AttentionVariant) -> list[str]:
-        return [] if variant.is_plain else [f"numerics=exact does not compute attention with {variant} yet"]
-
     @property
     def activation_dtype(self) -> torch.dtype:
         return torch.float32

@@ -63,11 +63,17 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return product(x, weight).float() + 0.0
 
 
-def attention_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query row of one head, q [D], k and v [L, D] -> float32 [D]."""
+def attention_row(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None = None, sink: float = -float("inf")
+) -> Tensor:
+    """One query row of one head, q [D], over the keys that it sees, k and v [L, D] -> float32 [D]."""
     z = product(q[None], k)[0] * torch.tensor(scale).item()
-    p = em.exp(z - z.max())
-    total = (p * 2.0**44).round().long().sum()
+    if softcap is not None:
+        z = em.tanh(z * (1.0 / softcap)) * softcap
+    logit = torch.tensor(sink, dtype=torch.float64)
+    top = torch.maximum(z.max(), logit)
+    p = em.exp(z - top)
+    total = (torch.cat([p, em.exp(logit - top)[None]]) * 2.0**44).round().long().sum()
     values, ev = scaled(v, 26)
     w, ew = scaled(torch.ldexp(p, ev.squeeze(-1)), 17)
     hi, lo = (part[:, None] for part in limbs(w, 17, [18]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,14 +40,24 @@ def paged(sequences: list[Tensor], block: int, seed: int) -> tuple[Tensor, Tenso
     return pool, table
 
 
-def attend(q: Tensor, k: list[Tensor], v: list[Tensor], queries: list[int], block: int = 16) -> Tensor:
-    """Returns exact attention of the queries over sequences that are scattered over pages of `block` slots."""
+def attend(
+    q: Tensor,
+    k: list[Tensor],
+    v: list[Tensor],
+    queries: list[int],
+    block: int = 16,
+    sinks: Tensor | None = None,
+    **variant: Any,
+) -> Tensor:
+    """Returns exact attention of the queries over sequences that are scattered over pages of `block` slots.
+
+    variant: the fields of an `AttentionVariant` beside its scale and sinks.
+    """
     k_pool, table = paged(k, block, seed=1)
     v_pool, _ = paged(v, block, seed=1)
     lens = [len(s) for s in k]
-    return exact_attention.paged_attention(
-        q, k_pool, v_pool, table, queries, lens, AttentionVariant(q.shape[-1] ** -0.5)
-    )
+    form = AttentionVariant(q.shape[-1] ** -0.5, **variant, sinks=sinks is not None)
+    return exact_attention.paged_attention(q, k_pool, v_pool, table, queries, lens, form, sinks)
 
 
 SHAPES = [(9, 3, 64, torch.bfloat16), (4, 4, 48, torch.float32), (8, 1, 128, torch.float16)]
