@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evalengine.config.arguments import integer, number, shown
 from evalengine.config.engine import engine_problems, numerics_problems
-from evalengine.config.schema import GENERATION_CONFIGS, TEMPLATE_DATE, Config
+from evalengine.config.schema import GENERATION_CONFIGS, IMPLEMENTATIONS, TEMPLATE_DATE, Config
 from evalengine.config.tasks import group_problems, task_problems
 from evalengine.config.values import (
     as_typed,
@@ -64,6 +64,7 @@ def run_problems(config: Config) -> Iterator[str]:
     if not 0 <= config.seed < 2**63:
         yield f"seed={config.seed}: must lie in 0 .. 2^63 - 1"
     yield from choice_problems("model.load_format", config.model.load_format, LOAD_FORMATS)
+    yield from choice_problems("model.implementation", config.model.implementation, IMPLEMENTATIONS)
     yield from choice_problems("model.generation_config", config.model.generation_config, GENERATION_CONFIGS)
     if not config.model.name.isprintable() or len(config.model.name) > MAX_MODEL_NAME:
         yield (

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 Numerics = Literal["fast", "exact", "native"]
 GENERATION_CONFIGS = ("auto", "none")
+IMPLEMENTATIONS = ("auto", "native", "transformers")
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock
 MAX_RANKS = 64  # ranks of one model: more GPUs than any machine has
 SCHEDULE_FIELDS = (
@@ -43,6 +44,7 @@ class ModelConfig:
     revision: str | None = None  # Hub revision (a commit)
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
     load_format: str = "auto"  # auto | safetensors | gguf | dummy (seeded random weights from a config)
+    implementation: str = "auto"  # auto: native where there is a family, else transformers | native | transformers
     generation_config: str = "auto"  # auto: apply the logits processors of generation_config.json | none: ignore them
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
     think_end_token: Any = None  # text or token id that ends a thinking; the answer follows the last one

@@ -27,7 +27,7 @@ from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
-from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.causal_lm import CausalLM
 
 FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
 RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes
@@ -75,7 +75,7 @@ class LoadedModel:
         slot_size = slot_bytes(self.config, self.spec, ops)
         orders = replace(self.checkpoint, tokenizer=None), settings, slot_size
 
-        def own() -> DecoderForCausalLM:
+        def own() -> CausalLM:
             share_memory(ops, slot_size)
             return load_model(self.checkpoint, ops, settings.max_model_len)
 
@@ -84,7 +84,7 @@ class LoadedModel:
         assert self.runner is not None
         self.runner.capture_graphs()
 
-    def _build(self, model: DecoderForCausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
+    def _build(self, model: CausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
         """Makes the KV pool, the scheduler and the runner, once the kernels of this block size are verified.
 
         num_kv_blocks: pages of the pool; None plans them from the free memory.
@@ -163,7 +163,7 @@ class LoadedModel:
 
     def _restart(
         self,
-        model: DecoderForCausalLM,
+        model: CausalLM,
         ops: Ops,
         config: EngineConfig,
         settings: Settings,
@@ -186,7 +186,12 @@ def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
     if isinstance(model, str):
         return ModelConfig(**(shipped_model(model) or {"name": model, "path": model}))
     if isinstance(model, Checkpoint):
-        return ModelConfig(path=model.source, revision=model.revision, load_format=model.format)
+        return ModelConfig(
+            path=model.source,
+            revision=model.revision,
+            load_format=model.format,
+            implementation=model.spec.implementation,
+        )
     if not isinstance(model, ModelConfig):
         raise ConfigError(no_model(model, "a path, a Hub id, a name of conf/model/, a ModelConfig or a Checkpoint"))
     return model

@@ -249,7 +249,7 @@ def run_context(
         source=llm.checkpoint.source,
         revision=llm.checkpoint.revision,
         format=llm.checkpoint.format,
-        architecture=llm.spec.architecture,
+        architecture=llm.spec.described,
         num_parameters=num_parameters(llm.spec),
         weights_sha256=identity["weights"],
         eos_token_ids=list(llm.spec.eos_token_ids),

@@ -67,8 +67,11 @@ _installed: ExitStack | None = None  # the overrides in place; closing it puts t
 _weights = PreparedWeights()  # the CPU side's weights; empty while the mode is off
 
 
-def _install(enabled: bool) -> None:
-    """Puts the overrides in place, or torch's own kernels back. Idempotent."""
+def _install(enabled: bool, keep_weights: bool = False) -> None:
+    """Puts the overrides in place, or torch's own kernels back. Idempotent.
+
+    keep_weights: whether prepared weights outlive the overrides.
+    """
     global _installed
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break()  # without it some versions trace the error, give up, and run this again uncompiled
@@ -79,13 +82,14 @@ def _install(enabled: bool) -> None:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             library = Library("aten", "IMPL")
             stack.callback(library._destroy)
-            stack.callback(_weights.clear)
             for overrides in _devices():
                 _register(library, overrides)
             _installed = stack.pop_all()
     elif not enabled and _installed is not None:
         installed, _installed = _installed, None
         installed.close()
+        if not keep_weights:
+            _weights.clear()
 
 
 def _devices() -> list[Overrides]:
@@ -122,16 +126,20 @@ class set_batch_invariant_mode:
     `weight_cache_bytes` bounds the memory for weights that the CPU side has prepared (2 GiB by default; 0 keeps none):
     12 bytes a float32 weight, 10 a bf16 or fp16 one. Weights beyond it are prepared at every call, to the same bits.
     None leaves the bound as it is, and leaving the context puts back the former one. Raises `ConfigError` if it is no
-    number of bytes.
+    number of bytes. With `keep_weights` they outlive the context, for a caller that enters it again and again; each
+    goes when its weight does, and all of them when the mode is next left without it.
     """
 
-    def __init__(self, enabled: bool = True, *, weight_cache_bytes: int | None = None) -> None:
+    def __init__(
+        self, enabled: bool = True, *, weight_cache_bytes: int | None = None, keep_weights: bool = False
+    ) -> None:
         if weight_cache_bytes is not None and (type(weight_cache_bytes) is not int or weight_cache_bytes < 0):
             raise ConfigError(
                 f"set_batch_invariant_mode(weight_cache_bytes={weight_cache_bytes!r:.60}): "
                 "give a number of bytes, 0 or more"
             )
         self._previous, self._previous_limit = is_batch_invariant_mode(), _weights.limit
+        self._keep_weights = keep_weights
         _install(enabled)
         if weight_cache_bytes is not None:
             _weights.limit = weight_cache_bytes
@@ -142,5 +150,5 @@ class set_batch_invariant_mode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _install(self._previous)
+        _install(self._previous, self._keep_weights)
         _weights.limit = self._previous_limit

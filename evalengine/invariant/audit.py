@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from math import inf
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf, prod
 from types import TracebackType
 from typing import Any
 
@@ -115,6 +117,12 @@ class CoverageAudit:
         if error is None and self.uncovered:
             raise UncoveredOpError(self.uncovered)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Does not watch what runs in it: ops whose promise is another one's to keep."""
+        with _disable_current_modes():
+            yield
+
     def _look_for_padding(self, module: nn.Module, args: object, kwargs: dict[str, Any], result: object) -> None:
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2:
@@ -182,7 +190,20 @@ def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
         return False  # without `accumulate`, index_put and its like only move numbers
     if base == "linalg_vector_norm" and abs(arguments.get("ord", 2)) == inf:
         return False  # such a norm is a maximum or a minimum
+    if base == "sum" and _adds_two_at_most(arguments):
+        return False
     return base in REDUCTIONS and arguments.get("reduction") != 0  # a loss with reduction="none" adds nothing up
+
+
+def _adds_two_at_most(arguments: dict[str, Any]) -> bool:
+    """Whether a sum over axes has two terms or fewer, which have one order."""
+    x, axes = arguments.get("self"), arguments.get("dim")
+    return (
+        isinstance(x, Tensor)
+        and isinstance(axes, list | tuple)
+        and bool(axes)
+        and prod(x.shape[axis] for axis in axes) <= 2
+    )
 
 
 def _is_uneven(base: str, arguments: dict[str, Any]) -> bool:

@@ -32,6 +32,7 @@ from evalengine.layers.rows import (
     Softcap,
     Table,
 )
+from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import Block, ModelSpec
 
 
@@ -212,11 +213,17 @@ class _Shapes(FastOps):
 @lru_cache(maxsize=16)
 def num_parameters(spec: ModelSpec) -> int:
     """The number of a model's weights; a tied table counts once."""
-    model = DecoderForCausalLM(spec, _Shapes(spec.dtype, torch.device("meta")))
+    model: nn.Module
+    if spec.module is not None:
+        from evalengine.models.hf_module.source import without_weights  # only such models need transformers' code here
+
+        model = without_weights(spec.module)
+    else:
+        model = DecoderForCausalLM(spec, _Shapes(spec.dtype, torch.device("meta")))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-class DecoderForCausalLM(nn.Module):
+class DecoderForCausalLM(CausalLM):
     """The decoder and its vocabulary projection.
 
     Its parameters, read through `Layer.checkpoint_shards`, have the names of a Hugging Face checkpoint of a Llama.
@@ -238,26 +245,18 @@ class DecoderForCausalLM(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
     ) -> Tensor:
-        """Normed hidden states [T, H] of token ids and positions, int64 [T] each.
-
-        kv_caches: a (k, v) pair of pools [B, block_size, Hkv, D] for each layer. With fewer pairs than layers, only the
-        first so many layers are computed.
-        """
         return self.model(input_ids, positions, kv_caches, metadata)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> float32 logits [n, V]; with several ranks, of this rank's part of the vocabulary."""
         logits: Tensor = self.lm_head(hidden)
         for step in self.after_head:
             logits = step(logits)
         return logits
 
     def whole_logits(self, logits: Tensor) -> Tensor:
-        """Every rank's logits from `compute_logits` -> those of the whole vocabulary, [n, V]."""
         return self.lm_head.whole(logits)
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """`Ops.read_out` of logits from `compute_logits`."""
         return self.lm_head.read_out(logits, rows, columns)
 
     def finalize(self, max_model_len: int) -> None:

@@ -51,8 +51,14 @@ def get_family(architecture: str) -> Family:
 def family_of_type(model_type: str) -> Family:
     """The family of a config's `model_type`. Raises ConfigError for another."""
     if (family := find_family_of_type(model_type)) is None:
-        raise ConfigError(f"model type {plain(model_type)} is not supported; supported: {_supported()}")
+        raise ConfigError(no_family(model_type))
     return family
+
+
+def no_family(model_type: str, why: str = "") -> str:
+    """A sentence that a model type has no family. why: what keeps transformers' own module from serving it."""
+    other = f" (by transformers' own module: {why})" if why else ""
+    return f"model type {plain(model_type)} is not supported{other}; supported: {_supported()}"
 
 
 def find_family_of_type(model_type: str) -> Family | None:

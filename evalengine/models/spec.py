@@ -6,6 +6,7 @@ result. Layers and engine read no Hugging Face config and no GGUF metadata.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ class Block:
     window: int | None = None  # keys that a query sees, its own among them; None: all before it
     softcap: float | None = None  # scores become cap * tanh(score / cap)
     scale: float | None = None  # of q . k; None: head_dim ** -0.5
+    sinks: bool = field(default=False, metadata=LATER)  # whether each head has a logit without a value
     qk_norm_of: Literal["head", "vector"] = "head"  # whether q and k norms span a head, or all heads
     qk_norm_last: bool = False  # whether they come after RoPE
     norm_before: bool = True  # whether a branch's input is normed
@@ -70,6 +72,8 @@ class ModelSpec:
     embedding_scale: float = field(default=1.0, metadata=LATER)  # of the embedding's rows
     logits_scale: float = field(default=1.0, metadata=LATER)
     logits_softcap: float | None = field(default=None, metadata=LATER)  # logits become cap * tanh(logit / cap)
+    # The class and configuration of transformers' module that computes it (`hf_module.source`); None: `models.decoder`.
+    module: str | None = field(default=None, repr=False, metadata=LATER)
 
     @property
     def shapes(self) -> Shapes:
@@ -104,7 +108,7 @@ class ModelSpec:
     def attention_of(self, block: Block) -> AttentionVariant:
         """What a layer's attention computes."""
         scale = self.attention_scale if block.scale is None else block.scale
-        return AttentionVariant(scale, window=block.window, softcap=block.softcap)
+        return AttentionVariant(scale, window=block.window, softcap=block.softcap, sinks=block.sinks)
 
     @property
     def variants(self) -> tuple[AttentionVariant, ...]:
@@ -127,6 +131,18 @@ class ModelSpec:
         return self.shapes.heads_of_rank(ranks)[1]
 
     @property
+    def implementation(self) -> str:
+        """Whose code computes the layers: a value of `model.implementation`."""
+        return "native" if self.module is None else "transformers"
+
+    @property
+    def described(self) -> str:
+        """The architecture, and whose code computes it if that is not ours."""
+        if self.module is None:
+            return self.architecture
+        return f"{self.architecture} by transformers {json.loads(self.module)['transformers']}"
+
+    @property
     def plain(self) -> dict[str, Any]:
         """The spec as a dictionary; a field that came later is left out while it has its default."""
         return _plain(self)
@@ -141,8 +157,7 @@ def _plain(spec: Any) -> dict[str, Any]:
         elif isinstance(value, RopeSpec):
             values[item.name] = _plain(value)
         elif item.name == "blocks":
-            ropes = [{"rope": _plain(block.rope)} if block.rope else {} for block in value]
-            values[item.name] = [{**asdict(block), **rope} for block, rope in zip(value, ropes, strict=True)]
+            values[item.name] = [_plain(block) for block in value]
     return values
 
 

@@ -103,10 +103,10 @@ PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, 
     ("changes", "unknown"),
     [
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "model architecture Qwen3ForSequenceClassification is"),
-        ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, "model type falcon is"),
+        ({"model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}, "model type baichuan is"),
         ({"model_type": "not-in-transformers", "auto_map": {"AutoConfig": "m.C"}}, "model type not-in-transformers is"),
         ({"model_type": "openelm", "num_attention_heads": [2, 3], "architectures": None}, "model type openelm is"),
-        ({"model_type": "falcon"}, "model type falcon is"),  # Its class name is a known one.
+        ({"model_type": "baichuan"}, "model type baichuan is"),  # Its class name is a known one.
     ],
 )
 def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, Any], unknown: str) -> None:

@@ -76,6 +76,8 @@ def test_the_audit_passes_what_has_no_order() -> None:
     with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit() as audit:
         ids.sum(), ids.cumsum(-1), x.amax(-1), x.argmax(-1), torch.zeros(0, 3).sum()
         x.norm(torch.inf, dim=-1), x.pow(2), x.sqrt(), torch.add(x, x, alpha=0.3), x.bfloat16() + x.bfloat16()
+        wide = x.double()  # of which no sum is covered
+        wide[:, :2].sum(-1), wide[:1].sum((0,)), wide[:2, :1].sum((0, 1))  # Two terms or fewer have one order.
         F.mse_loss(x, x, reduction="none"), x.clone().index_put_((torch.tensor([0, 1]),), x[:2])
     assert {"sum", "cumsum", "amax", "argmax", "mse_loss", "index_put_"} <= set(audit.met)
 

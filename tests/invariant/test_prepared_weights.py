@@ -126,6 +126,25 @@ def test_what_is_kept_goes_with_the_weight_and_with_the_mode() -> None:
         assert (kept(), invariant._weights.size) == (0, 0)
 
 
+def test_a_caller_that_comes_again_may_keep_them() -> None:
+    """A step of the engine enters the mode and leaves it; the next one finds the weights prepared."""
+    x, weight = torch.randn(2, 8), torch.randn(4, 8)
+    for _ in range(2):
+        with set_batch_invariant_mode(keep_weights=True):
+            F.linear(x, weight)
+    assert kept() == 1 and not invariant.is_batch_invariant_mode()
+    with set_batch_invariant_mode(keep_weights=True):
+        del weight
+        gc.collect()
+        assert kept() == 0
+        again = torch.randn(4, 8)
+        F.linear(x, again), F.linear(x, again)
+    assert kept() == 1
+    with set_batch_invariant_mode():
+        assert kept() == 1
+    assert kept() == 0
+
+
 def test_operands_met_once_are_not_kept() -> None:
     with torch.no_grad(), set_batch_invariant_mode():
         for seed in range(9):

@@ -75,12 +75,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, folder: Path) -> PreTrainedModel:
-    """The random model of a case, in float32, with random biases and norm weights, too; it is saved in the folder."""
+    """The random model of a case, saved in the folder."""
     model_type, more = CASES[name]
-    sizes = {**SIZES, **more}
-    if model_type == "gpt_neox":
-        del sizes["head_dim"]
-    config = CONFIG_MAPPING[model_type](**sizes)
+    return random_model(model_type, {"head_dim": None, **more} if model_type == "gpt_neox" else more, folder)
+
+
+def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrainedModel:
+    """A random model in float32, with random biases and norm weights, too.
+
+    more: its configuration beside SIZES, of which those that are None here are left out.
+    """
+    left_out = {name for name in SIZES if name in more and more[name] is None}
+    config = CONFIG_MAPPING[model_type](**{n: v for n, v in {**SIZES, **more}.items() if n not in left_out})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

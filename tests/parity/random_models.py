@@ -113,7 +113,9 @@ def save(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def without_tokenizer(folder: Path) -> Checkpoint:
+def without_tokenizer(folder: Path, implementation: str = "auto") -> Checkpoint:
     """A saved model that has no tokenizer: its spec is resolved as a dummy's, its weights are those of the file."""
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
+    checkpoint = resolve_checkpoint(
+        ModelConfig(name="t", path=str(folder), load_format="dummy", implementation=implementation)
+    )
     return dataclasses.replace(checkpoint, format="safetensors", stamp=file_stamp(folder, "safetensors"))

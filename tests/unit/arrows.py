@@ -14,7 +14,7 @@ ARROWS: dict[str, set[str]] = {
     "kernels": set(),
     "verification": {"kernels"},
     "layers": {"kernels", "verification", "errors", "version"},
-    "models": {"kernels", "layers", "config", "util", "errors"},
+    "models": {"invariant", "kernels", "layers", "config", "util", "errors"},
     "engine": {"models", "layers", "kernels", "config", "util", "errors"},
     "invariant": {"layers", "kernels", "verification", "errors"},
     "programs": {"errors"},

@@ -56,7 +56,7 @@ def test_every_field_of_the_spec_counts(checkpoint: Checkpoint, name: str) -> No
 def test_what_came_later_leaves_plain_models_their_identity(checkpoint: Checkpoint) -> None:
     """Receipts, caches and baselines name a Llama as before."""
     values = plain_spec(checkpoint.spec)
-    assert not values.keys() & {"blocks", "norm", "embedding_scale", "logits_scale", "logits_softcap"}
+    assert not values.keys() & {"blocks", "norm", "embedding_scale", "logits_scale", "logits_softcap", "module"}
     assert not values["rope"].keys() & {f.name for f in fields(RopeSpec) if f.metadata}
 
 

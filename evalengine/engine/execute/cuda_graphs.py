@@ -37,7 +37,7 @@ from evalengine.engine.settings import Settings
 from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: DecoderForCausalLM,
+        model: CausalLM,
         ops: Ops,
         kv_caches: list[KVCache],
         last_tokens: LastTokens,
@@ -247,11 +247,11 @@ class DecodeGraphs:
         return None
 
     def _warm(self, size: int, metadata: AttentionMetadata) -> None:
-        """Runs one layer of the step over the inputs as they are, so that every kernel is compiled and laid out: the
-        other layers' kernels are the same."""
+        """Runs the step over the inputs as they are, so that every kernel is compiled and laid out: one layer of it,
+        where the other layers' kernels are the same."""
         tokens = self._last_tokens.tokens.clone()
         try:
-            self._step(size, metadata, num_layers=1)
+            self._step(size, metadata, num_layers=1 if self._model.layers_alike else None)
         finally:  # The captured step reads the last step's tokens later, so they are restored.
             self._last_tokens.tokens.copy_(tokens)
 

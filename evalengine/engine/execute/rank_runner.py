@@ -16,7 +16,7 @@ from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
 from evalengine.layers.ops import Ops
-from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 
 Culprits = dict[int, tuple[int, str]]  # row -> number and name of the first op that was not finite there
@@ -27,7 +27,7 @@ class RankRunner:
 
     def __init__(
         self,
-        model: DecoderForCausalLM,
+        model: CausalLM,
         spec: ModelSpec,
         ops: Ops,
         num_blocks: int,
@@ -47,7 +47,7 @@ class RankRunner:
         self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
         self.graphs: DecodeGraphs | None = None
-        if graphs_up_to is not None and ops.capturable:
+        if graphs_up_to is not None and ops.capturable and model.capturable:
             seqs = min(max_num_seqs, self.read_out.rows_per_slice)  # one slice, verified at the start
             sizes = {"block_size": block_size, "max_num_seqs": seqs, "max_model_len": graphs_up_to}
             self.graphs = DecodeGraphs(model, ops, self.kv_caches, self.last_tokens, **sizes)

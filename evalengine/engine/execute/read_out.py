@@ -24,7 +24,7 @@ from evalengine.kernels import sampling
 from evalengine.layers.kernel_support import kernel_problems
 from evalengine.layers.metadata import upload
 from evalengine.layers.ops import GREEDY, Ops
-from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.causal_lm import CausalLM
 
 
 class LastTokens:
@@ -86,7 +86,7 @@ class DeviceResults:
 class ReadOut:
     """One model's lm_head and the reading of its logits."""
 
-    def __init__(self, model: DecoderForCausalLM, ops: Ops, rows_per_slice: int, last: LastTokens) -> None:
+    def __init__(self, model: CausalLM, ops: Ops, rows_per_slice: int, last: LastTokens) -> None:
         self.model, self.ops, self.rows_per_slice, self._last = model, ops, rows_per_slice, last
 
     @property

@@ -17,7 +17,7 @@ from evalengine.models.config_fields import unknown_fields
 from evalengine.models.describe import token_ids
 from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_config import spec_from_json
-from evalengine.models.registry import get_family
+from evalengine.models.registry import find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
 from evalengine.util.plain_files import read_json
@@ -30,11 +30,11 @@ ADAPTER = "adapter_config.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
+def folder_spec(path: Path, setting: str, with_weights: bool, implementation: str = "auto") -> ModelSpec:
     """The spec of a folder, or of one config .json file.
 
     with_weights: the folder's weights will be loaded, so they tell the dtype, if the configuration leaves it out, and
-    whether the head is the embedding table.
+    whether the head is the embedding table. implementation: `model.implementation`.
 
     Raises `ConfigError` for what is missing, not supported or cannot be meant, `EvalEngineError` for a damaged file.
     """
@@ -47,17 +47,39 @@ def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
             "into the model (PEFT's merge_and_unload) and save that, or remove the file to do without the adapter"
         )
     try:
-        spec = spec_from_json({**raw, "eos_token_id": None})
+        spec = _spec({**raw, "eos_token_id": None}, implementation)
     except ConfigError as error:
         raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
     _warn(unknown_fields(raw), setting, spec)
     source, generation = generation_config(path)
     spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
     if with_weights:
-        spec = _as_stored(spec, _renamed(stored_tensors(path), spec), has_dtype=_names_dtype(raw))
+        stored = stored_tensors(path)
+        if spec.module is None:
+            stored = _renamed(stored, spec)
+        spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
     if problems := spec_problems(spec):
         raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
     return spec
+
+
+def _spec(raw: dict[str, Any], implementation: str) -> ModelSpec:
+    """The spec of config.json's content: a native family's where there is one, else of transformers' own module."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = raw.get("model_type")
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING and find_family_of_type(model_type) is None
+    if implementation == "native" or (implementation == "auto" and not known):
+        return spec_from_json(raw)
+    # Imported here: transformers' modelling code takes seconds, and most models do not need it.
+    from evalengine.models.hf_module.describe import spec_of_module
+
+    try:
+        return spec_of_module(raw)
+    except ConfigError as error:
+        if implementation == "transformers":
+            raise
+        raise ConfigError(no_family(str(model_type), "; ".join(error.problems))) from error
 
 
 def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -147,7 +169,7 @@ def _as_stored(spec: ModelSpec, stored: dict[str, StoredTensor], has_dtype: bool
     """
     if not has_dtype:
         spec = dataclasses.replace(spec, dtype=stored_dtype(stored))
-    if spec.tie_word_embeddings and {EMBEDDING, HEAD} <= stored.keys():
+    if spec.module is None and spec.tie_word_embeddings and {EMBEDDING, HEAD} <= stored.keys():
         tied = equal_tensors(stored[EMBEDDING], stored[HEAD])
         spec = dataclasses.replace(spec, tie_word_embeddings=tied)
     return spec

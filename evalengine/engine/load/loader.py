@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from evalengine.config.schema import ModelConfig
+from evalengine.config.schema import IMPLEMENTATIONS, ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile
@@ -27,6 +27,7 @@ from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
+from evalengine.models.causal_lm import CausalLM
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.file_values import plain
 from evalengine.models.registry import get_family
@@ -102,13 +103,19 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
     path, kind = _weights_of(located.path, model.load_format)
     setting = f"model.path={located.source}"
     tokenizer = _named_tokenizer(model.tokenizer) if model.tokenizer else None
+    if model.implementation not in IMPLEMENTATIONS:
+        raise ConfigError(f"model.implementation={model.implementation}: must be auto, native or transformers")
+    if model.implementation == "transformers" and kind == "gguf":
+        raise ConfigError(
+            f"model.implementation=transformers: {setting} is a GGUF file, which only native families read"
+        )
     file = GGUFFile(path) if kind == "gguf" else None
     if file is not None:
         spec = file.spec()
         if tokenizer is None:
             tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
     else:
-        spec = folder_spec(path, setting, with_weights=kind == "safetensors")
+        spec = folder_spec(path, setting, with_weights=kind == "safetensors", implementation=model.implementation)
         processors = read_processors(path, model.generation_config, spec.vocab_size, setting)
         spec = dataclasses.replace(spec, processors=processors)
         if tokenizer is None and (kind != "dummy" or (path / "tokenizer.json").exists()):
@@ -118,13 +125,15 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
     return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, file_stamp(path, kind))
 
 
-def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderForCausalLM:
+def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM:
     """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
 
     Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor, and `ConfigError` for a model
     that is larger than the free memory; for safetensors, both before anything is allocated. Raises `EvalEngineError` if
     the files have changed since the checkpoint was found: a run would name other weights than those that compute it.
     """
+    if checkpoint.spec.module is not None:
+        return _module(checkpoint, ops, max_model_len)
     spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     stored = None
     if checkpoint.format == "safetensors":
@@ -147,6 +156,18 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderF
     return model.eval()
 
 
+def _module(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM:
+    """transformers' own module with the checkpoint's weights."""
+    from evalengine.engine.load.module_weights import (
+        load_module,
+    )  # transformers' modelling code takes seconds to import
+
+    check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
+    model = load_module(checkpoint.path, checkpoint.spec, ops, dummy=checkpoint.format == "dummy")
+    _check_unchanged(checkpoint)
+    return model
+
+
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
     """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec.
 
@@ -154,7 +175,7 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
     memory would be given the hash of the next one, which a training has saved in its place.
     """
     if checkpoint.format == "dummy":
-        return hashlib.sha256(f"dummy {checkpoint.spec}".encode()).hexdigest()
+        return hashlib.sha256(f"dummy {checkpoint.spec}{checkpoint.spec.module or ''}".encode()).hexdigest()
     if "weights" not in checkpoint.hashes:
         _check_unchanged(checkpoint)
         found = fingerprint(_files(checkpoint.path, checkpoint.format))

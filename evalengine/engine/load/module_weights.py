@@ -1,0 +1,74 @@
+"""Fills transformers' own module with a checkpoint's weights: our reader reads them, transformers' rules name and merge
+them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from evalengine.engine.load.shards import MAX_NAMES, read_tensors, stored_tensors
+from evalengine.engine.load.weights import dummy_tensors
+from evalengine.errors import EvalEngineError, listed
+from evalengine.layers.ops import Ops
+from evalengine.models.file_values import one_line, plain
+from evalengine.models.hf_module import source
+from evalengine.models.hf_module.model import TransformersForCausalLM
+from evalengine.models.hf_module.trial import can_capture, check_module
+from evalengine.models.spec import ModelSpec
+
+
+def load_module(path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool) -> TransformersForCausalLM:
+    """The module on `ops.device`, tried. dummy: seeded random weights in place of the folder's.
+
+    Raises one `EvalEngineError` that lists every tensor that is missing, unexpected or does not fit, and `ConfigError`
+    for a module that the trial refuses.
+    """
+    assert spec.module is not None
+    config = source.configuration(spec.module)
+    cls = source.class_of(config)
+    if dummy:
+        shapes = {name: tuple(x.shape) for name, x in source.without_weights(spec.module).named_parameters()}
+        with source.quiet():
+            module = cls._from_config(config, dtype=ops.dtype, **source.implementations(cls)).to(ops.device)
+        with torch.no_grad():
+            for name, tensor in dummy_tensors(shapes, ops.device):
+                module.get_parameter(name).copy_(tensor)
+    else:
+        tensors = dict(read_tensors(stored_tensors(path)))
+        module = _filled(path, cls, config, tensors, ops).to(ops.device)
+    model = TransformersForCausalLM(spec, ops, module.eval().requires_grad_(False))
+    check_module(model)
+    model.capturable = ops.capturable and can_capture(model)
+    return model.eval()
+
+
+def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], ops: Ops) -> torch.nn.Module:
+    cure = "Download or copy it again, or set model.path to another checkpoint"
+    try:
+        with source.quiet():
+            module, found = cls.from_pretrained(  # type: ignore[attr-defined]
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=ops.dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below
+                **source.implementations(cls),
+            )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise EvalEngineError(f"{path}: transformers cannot load these tensors ({one_line(error)}). {cure}") from error
+    kinds = {
+        "missing": sorted(found["missing_keys"]),
+        "unexpected": sorted(plain(name) for name in found["unexpected_keys"]),
+        "wrong shape": sorted(
+            f"{name} is {list(has)}, expected {list(needs)}" for name, has, needs in found["mismatched_keys"]
+        ),
+    }
+    if problems := [f"{kind}: {listed(names, MAX_NAMES)}" for kind, names in kinds.items() if names]:
+        raise EvalEngineError(
+            f"{path}: the tensors do not fit {cls.__name__} as configured; {'; '.join(problems)}. {cure}"
+        )
+    filled: torch.nn.Module = module
+    return filled

@@ -1,0 +1,60 @@
+"""Tiny random models of classes that no family of ours computes, which transformers' own module runs: `CASES`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from tests.parity.families import OF_QWEN, PLAIN, WINDOW, random_model
+
+HEADS = {"head_dim": None, "num_key_value_heads": None}  # They are left to the class, whose heads have no groups.
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 52}
+LATENT = {
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 14,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 52,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+# name -> (model_type, what its configuration has beside SIZES)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", HEADS),
+    "opt": ("opt", {**HEADS, "ffn_dim": 148, "word_embed_proj_dim": 96}),
+    "phi": ("phi", {"head_dim": None, "partial_rotary_factor": 0.5}),
+    "olmo": ("olmo", {"head_dim": None}),
+    "cohere": ("cohere", {"head_dim": None, "logit_scale": 0.25}),
+    "stablelm": ("stablelm", {"head_dim": None}),
+    "nemotron": ("nemotron", {}),
+    "glm": ("glm", {}),
+    "gemma": ("gemma", {}),
+    "seed_oss": ("seed_oss", {}),
+    "helium": ("helium", {"head_dim": 16}),
+    "mixtral": ("mixtral", {"num_local_experts": 6}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "olmoe": ("olmoe", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 2}),
+    "deepseek_v3": ("deepseek_v3", LATENT),
+    "vaultgemma": ("vaultgemma", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, "num_local_experts": 6, "rope_parameters": PLAIN}),
+    "qwen2_moe": ("qwen2_moe", {"head_dim": None, **OF_QWEN, **EXPERTS, "shared_expert_intermediate_size": 60}),
+}
+
+
+def make(name: str, folder: Path) -> PreTrainedModel:
+    """The random model of a case, saved in the folder. Its experts are multiplied one by one: the default form takes no
+    float64."""
+    model_type, more = CASES[name]
+    model = random_model(model_type, more, folder)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return model
