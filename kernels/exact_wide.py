@@ -6,7 +6,8 @@ One limb loses up to 2^-27 of the row's largest number from every other number: 
 all of a number that is 2^27 times smaller. Such numbers may count: multiply a channel of the activations by 2^16 and
 its column of the weights by 2^-16, and no product of float32 arithmetic changes in a bit. So a row is **wide** where
 
-    mean of 2^floor(min(e - e_j, 14) / 2)  >  8 if the limb loses a bit of some number, else 40
+    mean of 2^floor(min(e - e_j, 14) / 2)  >  8, and the limb loses a bit of some number;  or
+                                           >  40, and some e - e_j is 19 or more
 
 over its numbers that are not 0. The sum is one of integers, so the row alone decides, on every machine, and zeros that
 pad it do not count. A wide row is held in 53 bits, W + W', and multiplied by three limbs of the left operand, 53 bits,
@@ -31,8 +32,9 @@ from evalengine.kernels import exact_math as em
 from evalengine.kernels.exact_product import RIGHT_BITS, product
 
 LOWER_UNIT = 2.0 ** -(RIGHT_BITS + 1)  # W' is in units of 2^-27 of W's: it is a rest of at most half a unit of W
-_FARTHEST = 14  # contract constants: from here on numbers count alike,
-_BOUND, _BOUND_IF_LOSSLESS = 8, 40  # and the bounds of the mean. The right limb's loss, and the left operand's alone.
+_FARTHEST = 14  # contract constant: from here on numbers count alike in the mean
+_BOUND = 8  # contract constant, for rows of which the limb loses something
+_HIGH_BOUND, _FAR = 40, 19  # contract constants, for the others: the left operand's limbs lose, too, if less
 
 
 def wide_rows(x: Tensor, size: Tensor, absmax: Tensor) -> Tensor:
@@ -61,10 +63,10 @@ def _may_be_wide(size: Tensor, absmax: Tensor) -> Tensor:
         # 2^(e - e_j) is at most 2^e / |x_j|: no rounding reaches the hundredth that is left below the bound.
         roots = size.rsqrt_().sum(-1, keepdim=True).to(torch.float64)
         return roots.square_().mul_(absmax) > 0.99 / 2 * (_BOUND * size.shape[-1]) ** 2
-    # A mean above 8 needs a number with 2^3 or more; half precision loses bits of numbers 2^16 below the largest at the
-    # earliest, and a mean above 40 needs 2^6. A zero may hide the least number.
+    # Half precision has 11 and 8 bits: the limb loses none of a number that is less far below. A zero hides the least.
+    nearest = 16 if size.dtype == torch.float16 else _FAR
     least = size.view(torch.int16).amin(-1, keepdim=True).view(size.dtype).to(torch.float64)
-    return least <= absmax * 2.0**-11
+    return least <= absmax * 2.0 ** (1 - nearest)
 
 
 def _is_wide(x: Tensor, absmax: Tensor) -> Tensor:
@@ -72,10 +74,11 @@ def _is_wide(x: Tensor, absmax: Tensor) -> Tensor:
     wide, c = em.widen(x), em.grid(absmax, RIGHT_BITS)
     lossy = ((wide + c).sub_(c) != wide).any(-1)
     there = wide != 0.0
-    halves = em.exponent(absmax).sub(em.exponent(wide.abs_())).clamp_(max=_FARTHEST).bitwise_right_shift_(1)
-    total = there.to(torch.int64).bitwise_left_shift_(halves).sum(-1)
+    gap = em.exponent(absmax).sub(em.exponent(wide.abs_())).mul_(there)
+    far = gap.amax(-1) >= _FAR
+    total = there.to(torch.int64).bitwise_left_shift_(gap.clamp_(max=_FARTHEST).bitwise_right_shift_(1)).sum(-1)
     count = there.sum(-1)
-    return total > torch.where(lossy, count * _BOUND, count * _BOUND_IF_LOSSLESS)
+    return (lossy & (total > count * _BOUND)) | (far & (total > count * _HIGH_BOUND))
 
 
 def lower_limb(wide: Tensor, upper: Tensor, absmax: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def is_wide(row: Tensor) -> bool:
     e, *others = torch.frexp(torch.tensor([max(numbers), *numbers], dtype=torch.float64)).exponent.tolist()
     lossy = any(not (x * 2.0 ** (26 - e)).is_integer() for x in numbers)
     total = sum(2 ** (min(e - other, 14) // 2) for other in others)
-    return total > (8 if lossy else 40) * len(numbers)
+    return (lossy and total > 8 * len(numbers)) or (total > 40 * len(numbers) and e - min(others) >= 19)
 
 
 def wide_rows(x: Tensor) -> Tensor:

@@ -69,8 +69,10 @@ def test_the_bound_is_where_the_contract_has_it() -> None:
     assert not is_wide(at_bound[:, [0, 1, 1, 1, 1, 1, 1, 1]]).any()  # (1 + 7 * 8) / 8
     exactly = torch.tensor([[lossy, lossy * 2.0**-6, *[lossy * 2.0**-6] * 6, lossy * 2.0**-7]])  # (1 + 8 * 8) / 9
     assert not is_wide(exactly).any()
-    lossless = torch.tensor([[0.5] + [2.0**-15] * 1])  # (1 + 128) / 2
-    assert is_wide(lossless).all() and not is_wide(torch.tensor([[0.5] + [2.0**-15] * 1 + [0.5] * 3])).any()
+    lossless = torch.tensor([[0.5, 2.0**-20]])  # (1 + 128) / 2, 19 powers of two apart
+    assert is_wide(lossless).all()
+    assert not is_wide(torch.tensor([[0.5, 2.0**-20, 0.5, 0.5]])).any()  # (3 + 128) / 4
+    assert not is_wide(torch.tensor([[0.5, 2.0**-19]])).any()  # 18 apart
     assert is_wide(torch.cat((lossless, torch.zeros(1, 9)), 1)).all()
     assert_bitwise_equal(is_wide(at_bound * 2.0**-100), is_wide(at_bound))
 
@@ -89,11 +91,11 @@ def test_products_are_the_contracts(m: int, n: int, k: int, spread: int, dtype: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("m", "n", "k"), [(7, 33, 65), (16, 100, 577), (3, 21, 1537)])
 def test_products_against_float64(m: int, n: int, k: int, dtype: torch.dtype, spread: int) -> None:
-    """Every row (L2) is within 1.1e-7 of float64, most are within 4e-8; float32 products are within 2e-7 to 4e-7."""
+    """Every row (L2) is within 5e-7 of float64, most are within 4e-8; float32 products are within 2e-7 to 4e-7."""
     x, weight = spread_pair(m, n, k, spread, dtype)
     truth = reference.linear(x, weight)
     error = (exact.linear(x, exact.quantize_weight(weight)) - truth).norm(dim=1) / truth.norm(dim=1)
-    assert error.max() <= 3e-7
+    assert error.max() <= 6e-7
     plain = (torch.nn.functional.linear(x, weight.float()) - truth).norm(dim=1) / truth.norm(dim=1)
     assert plain.max() <= 1e-6  # the problem is a fair one: float32 arithmetic does not mind the spread
 
