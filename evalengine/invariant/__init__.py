@@ -34,7 +34,7 @@ overrides reach torch's own kernels), convolutions, pooling, `prod`, `scatter_ad
 that add up, norms of other orders than 1, 2 and infinity, the fused layers of nn.MultiheadAttention; on the CPU the
 element-wise ops whose vector body and scalar tail differ (softplus, mish, elu, exp2, cosh, sinh, atanh, atan2,
 logaddexp, powers other than those by 0, 1/2, 1, 2, 3, -1 and -2, and in bf16 and fp16 sums with an alpha); on CUDA
-`sum`, `cumsum`, `norm`, `var`, `logsumexp`, `layer_norm` and `group_norm`. Out of reach: kernels outside aten
+`sum` of more than 64 terms, `cumsum`, `norm`, `var`, `logsumexp` and `group_norm`. Out of reach: kernels outside aten
 (flash-attn, custom ops) and CUDA graphs captured before; `_grouped_mm` reads its offsets on the host, so it cannot be
 captured. `CoverageAudit` names the ones that a model meets, and warns of rows padded on the left, which it does not
 judge.

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from evalengine.errors import EvalEngineError
 from evalengine.invariant.overrides import COVERED_DTYPES
-from evalengine.invariant.table import COVERED_OPS
+from evalengine.invariant.table import COVERED_OPS, SHORT_SUM
 
 _NAMES = """
     mm addmm addmm_ bmm baddbmm baddbmm_ addbmm addbmm_ mv addmv addmv_ dot vdot _addmm_activation _foreach_mm
@@ -190,20 +190,16 @@ def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
         return False  # without `accumulate`, index_put and its like only move numbers
     if base == "linalg_vector_norm" and abs(arguments.get("ord", 2)) == inf:
         return False  # such a norm is a maximum or a minimum
-    if base == "sum" and _adds_two_at_most(arguments):
-        return False
+    if base == "sum" and _terms(arguments) <= 2:
+        return False  # two terms have one order
     return base in REDUCTIONS and arguments.get("reduction") != 0  # a loss with reduction="none" adds nothing up
 
 
-def _adds_two_at_most(arguments: dict[str, Any]) -> bool:
-    """Whether a sum over axes has two terms or fewer, which have one order."""
+def _terms(arguments: dict[str, Any]) -> float:
+    """How many terms a sum over axes has; infinity for one over everything."""
     x, axes = arguments.get("self"), arguments.get("dim")
-    return (
-        isinstance(x, Tensor)
-        and isinstance(axes, list | tuple)
-        and bool(axes)
-        and prod(x.shape[axis] for axis in axes) <= 2
-    )
+    named = isinstance(x, Tensor) and isinstance(axes, list | tuple) and bool(axes)
+    return prod(x.shape[axis] for axis in axes) if named else inf  # type: ignore[union-attr]
 
 
 def _is_uneven(base: str, arguments: dict[str, Any]) -> bool:
@@ -223,6 +219,8 @@ def _is_covered(name: str, device: str, floats: list[Tensor], args: Any, kwargs:
     op = COVERED_OPS.get(name)
     if op is None or device not in op.devices or any(x.dtype not in COVERED_DTYPES for x in floats):
         return False
+    if name == "sum.dim_IntList" and device == "cuda":
+        return _terms({"self": args[0], "dim": args[1] if len(args) > 1 else kwargs.get("dim")}) <= SHORT_SUM
     if name == "linalg_vector_norm":
         return (args[1] if len(args) > 1 else kwargs.get("ord", 2)) in (1, 2)
     return name not in ("index_add", "index_add_") or kwargs.get("alpha", 1) == 1

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.invariant import first_use
+from evalengine.invariant import cuda_rows, first_use
 from evalengine.invariant.attention import attend, attend_with_gradients
 from evalengine.invariant.overrides import Kernel, Overrides, aten, covered, plus_product, refused, stock
 from evalengine.kernels import log_softmax, matmul, mean, softmax
@@ -55,7 +55,7 @@ class CUDAOverrides(Overrides):
 
     def kernels(self) -> dict[str, Kernel]:
         kernels = super().kernels() | {op: refused(op) for op in _FUSED_ATTENTION if hasattr(aten, op)}
-        kernels["scaled_dot_product_attention"] = attend
+        kernels |= {"scaled_dot_product_attention": attend, **cuda_rows.KERNELS}
         for op, kernel in (
             ("mm.dtype", self._mm_dtype),
             ("addmm.dtype", self._addmm_dtype),

@@ -12,6 +12,7 @@ class CoveredOp(NamedTuple):
     note: str  # what reaches the op, or how it is computed
 
 
+SHORT_SUM = 64  # terms: the most of a sum that is covered on CUDA
 _BOTH, _CPU, _CUDA = ("cpu", "cuda"), ("cpu",), ("cuda",)
 
 COVERED_OPS: dict[str, CoveredOp] = {
@@ -36,14 +37,14 @@ COVERED_OPS: dict[str, CoveredOp] = {
     "baddbmm.dtype": CoveredOp(_CUDA, "likewise"),
     "_grouped_mm": CoveredOp(_BOTH, "the experts of transformers' MoE models: one mm a group"),
     "sum": CoveredOp(_CPU, "sum over everything: integers of 40 bits"),
-    "sum.dim_IntList": CoveredOp(_CPU, "likewise, over axes"),
+    "sum.dim_IntList": CoveredOp(_BOTH, "likewise, over axes; on CUDA up to 64 terms, one after another in float32"),
     "linalg_vector_norm": CoveredOp(_CPU, "norm and F.normalize of order 1, 2 and infinity"),
     "var.correction": CoveredOp(_CPU, "var: sums of integers, about the mean"),
     "std.correction": CoveredOp(_CPU, "std, likewise"),
     "var_mean.correction": CoveredOp(_CPU, "var_mean, likewise"),
     "std_mean.correction": CoveredOp(_CPU, "std_mean, likewise"),
     "logsumexp": CoveredOp(_CPU, "as log_softmax sums"),
-    "native_layer_norm": CoveredOp(_CPU, "layer_norm: mean and variance as var_mean's, rounded once at the end"),
+    "native_layer_norm": CoveredOp(_BOTH, "layer_norm: mean and variance (CUDA: mean's), rounded once at the end"),
     "native_group_norm": CoveredOp(_CPU, "group_norm, likewise"),
     "cumsum": CoveredOp(_CPU, "torch's own: one chain along the axis, whatever else there is"),
     "cumsum_": CoveredOp(_CPU, "likewise"),

@@ -144,3 +144,36 @@ def test_other_dtypes_go_to_torch(dtype: torch.dtype) -> None:
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         KERNELS["mm"](randn(2, 3), randn(4, 5))
     assert KERNELS["mm"](randn(0, 3), randn(3, 4)).shape == (0, 4) and not KERNELS["mm"](randn(2, 0), randn(0, 4)).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("affine", [False, True])
+def test_layer_norms_against_float64(dtype: torch.dtype, affine: bool) -> None:
+    """Of rows and of planes; a row alone has its bits, and the statistics are those that torch's gradients take."""
+    x = randn(6, 5, 18, dtype=dtype) * 3 + 1
+    for shape in ((18,), (5, 18)):
+        weight, bias = (randn(*shape, seed=i, dtype=dtype) if affine else None for i in (1, 2))
+        out, mean, scale = KERNELS["native_layer_norm"](x, shape, weight, bias, 1e-5)
+        wide = [None if p is None else p.double() for p in (weight, bias)]
+        assert_rounds(out, F.layer_norm(x.double(), shape, *wide, eps=1e-5), steps=2)
+        truth = torch.ops.aten.native_layer_norm(x.double(), shape, *wide, 1e-5)
+        assert mean.shape == truth[1].shape and scale.shape == truth[2].shape
+        torch.testing.assert_close(scale.double(), truth[2], rtol=1e-5, atol=0)
+        alone = [KERNELS["native_layer_norm"](x[i : i + 1], shape, weight, bias, 1e-5)[0] for i in range(6)]
+        assert_bitwise_equal(torch.cat(alone), out)
+    assert out.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_short_sums_against_float64(dtype: torch.dtype) -> None:
+    x = randn(6, 8, 3, dtype=dtype)
+    for dim, keepdim in (([1], False), ([-1], True), ([0, 2], True), ((2, 1), False)):
+        summed = KERNELS["sum.dim_IntList"](x, dim, keepdim)
+        assert_rounds(summed, x.double().sum(dim, keepdim))
+        assert summed.dtype == dtype and summed.shape == x.sum(dim, keepdim).shape
+    assert KERNELS["sum.dim_IntList"](x, [1], dtype=torch.float32).dtype == torch.float32
+    assert_bitwise_equal(KERNELS["sum.dim_IntList"](x[2:3], [1]), KERNELS["sum.dim_IntList"](x, [1])[2:3])
+    long = randn(2, 65, dtype=dtype)
+    assert_bitwise_equal(KERNELS["sum.dim_IntList"](long, [1]), long.sum(1))  # It is torch's own.
+    with pytest.raises(IndexError):
+        KERNELS["sum.dim_IntList"](x, [5])

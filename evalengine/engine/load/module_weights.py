@@ -40,7 +40,7 @@ def load_module(path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool) -> Transf
         module = _filled(path, cls, config, tensors, ops).to(ops.device)
     model = TransformersForCausalLM(spec, ops, module.eval().requires_grad_(False))
     check_module(model)
-    model.capturable = ops.capturable and can_capture(model)
+    model.capturable = ops.capturable and ops.device.type == "cuda" and can_capture(model)
     return model.eval()
 
 
