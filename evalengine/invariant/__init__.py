@@ -19,9 +19,9 @@ Padding on the CPU: a term of a product whose left factor is zero changes no bit
 So a row of a padded batch has the bits that it has alone, padded on the left or on the right, and a decoded token has
 those of a prefill, wherever the model masks the padding and gives it no weight (a mask that is added must be large
 enough for exp to give 0, and masked values must be finite). Limits remain: `softmax` and `log_softmax` take 2^19
-columns, a sum of more than 2^22 numbers is cut at absolute places, a float32 product whose right operand's column spreads
-over 2^8 and more loses to torch's in accuracy (docs/numerics.md has figures), and an op that counts padding as data (a `mean` over
-the padded axis, a MoE's capacity, absolute position ids) depends on it by definition.
+columns, a sum of more than 2^22 numbers is cut at absolute places, a float32 product whose right operand's column
+spreads over 2^8 and more loses to torch's in accuracy (docs/numerics.md has figures), and an op that counts padding as
+data (a `mean` over the padded axis, a MoE's capacity, absolute position ids) depends on it by definition.
 
 Padding on CUDA: zeros after the end of K and masked columns after the end of a softmax change nothing, so padding on
 the right is harmless. Padding on the left shifts the columns, so it changes bits. Equal bits of prefill and decode are
