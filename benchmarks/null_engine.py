@@ -43,6 +43,8 @@ class NullEngine(Engine):
 
 
 class _Model:
+    capturable = True
+
     def __init__(self, spec: Any) -> None:
         self.spec = spec
 

@@ -3,18 +3,21 @@
 A request is blamed on what differs and can change it: its document or prompt if those differ, and every setting that
 differs, of its own task. A setting that only ends an answer (`ENDS`) is to blame where an answer ends earlier with
 equal bits before that, and nowhere else. Where both runs' numerics are fast, a schedule that differs can do alone what
-a setting does, and is named beside it. Several are joined by "or": nothing in the records tells them apart. Where no
-setting differs, what surrounds the runs is left (code, libraries, hardware), and else "unknown".
+a setting does: a run of B's settings under A's schedule, if there is one, tells which did, request by request; else
+both are named. Several are joined by "or": nothing in the records tells them apart. Where no setting differs, what
+surrounds the runs is left (code, libraries, hardware), and else "unknown".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from typing import Literal
 
 from evalengine.records.differences import differing
 from evalengine.report.compare.comparability import Finding, document_change, prompt_differs
 from evalengine.report.compare.flips import SCORER
+from evalengine.report.compare.second_run import second_run
 from evalengine.report.compare.unchecked import unrecorded_weights
 from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
@@ -116,11 +119,24 @@ class Attribution:
             yield from ends
             return
         able = settings if same is None else [blame for blame in settings if blame not in ends]
-        yield from able
-        if settings and self._schedule:
+        told = self._told_apart(x, y) if able and self._schedule else None
+        if told != "schedule":
+            yield from able
+        if settings and self._schedule and told != "settings":
             yield from self._schedule
-            if able:
+            if able and told is None:
                 yield self._schedule[0][0], EITHER
+
+    def _told_apart(self, x: Item, y: Item) -> Literal["settings", "schedule"] | None:
+        """Which of the two changed this request, by the bits that it has under B's settings and A's schedule."""
+        z = None if self._second_run is None else self._second_run.items.get(x.key)
+        if z is None or not (x.leaf and y.leaf and z.leaf) or x.leaf == y.leaf:
+            return None
+        return "schedule" if z.leaf == x.leaf else "settings" if z.leaf == y.leaf else None
+
+    @cached_property
+    def _second_run(self) -> Run | None:
+        return second_run(self.a, self.b)
 
     @cached_property
     def _fast(self) -> bool:
