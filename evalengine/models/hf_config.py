@@ -90,6 +90,7 @@ def from_hf(config: Any) -> ModelSpec:
     spec = None
     if _thetas(config.rope_parameters) and not any(problem.startswith("rope_parameters=") for problem in problems):
         try:
+            assert family.describe is not None, "of a wrapper only the text part is described"
             spec = family.describe(family, config)
         except ConfigError as error:
             problems += error.problems

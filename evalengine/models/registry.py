@@ -20,12 +20,13 @@ from evalengine.models.weight_names import WeightNames
 class Family:
     """One architecture of Hugging Face's.
 
-    describe: transformers' configuration -> its `ModelSpec`; raises `ConfigError` for what it does not compute.
+    describe: transformers' configuration -> its `ModelSpec`; raises `ConfigError` for what it does not compute. None
+    for a family that wraps another one, which describes its text part.
     """
 
     architecture: str  # Hugging Face's class name, key of MODEL_REGISTRY
     model_type: str  # its config.model_type
-    describe: Callable[[Family, Any], ModelSpec]
+    describe: Callable[[Family, Any], ModelSpec] | None = None
     # Fields of config.json that it computes, beside those that all read; types of RoPE, and "rope_by_layer", likewise.
     reads: frozenset[str] = frozenset()
     weights: WeightNames = field(default_factory=WeightNames)
@@ -34,7 +35,7 @@ class Family:
     wraps: str | None = None  # the model_type of its text part, for a model of texts and images
 
     def __post_init__(self) -> None:
-        assert self.architecture not in MODEL_REGISTRY
+        assert self.architecture not in MODEL_REGISTRY and (self.describe is None) == (self.wraps is not None)
         MODEL_REGISTRY[self.architecture] = self
 
 

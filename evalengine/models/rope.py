@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import decimal
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,17 @@ RopeType = Literal["default", "linear", "llama3", "factors", "yarn"]
 # The metadata of a field that models of a run's identity did not have at first: it enters the identity where it is not
 # the default, so that the identities of models which do not use it stay as they were.
 LATER = {"later": True}
+
+
+def in_use(spec: Any) -> list[str]:
+    """The names of a dataclass's fields, but of those that came later and have their default."""
+    return [f.name for f in fields(spec) if not f.metadata.get("later") or getattr(spec, f.name) != f.default]
+
+
+def text_of(spec: Any) -> str:
+    """A dataclass's `repr` with the fields `in_use`. Dummy weights are named by a hash of it."""
+    shown = {f.name for f in fields(spec) if f.repr}
+    return f"{type(spec).__name__}({', '.join(f'{n}={getattr(spec, n)!r}' for n in in_use(spec) if n in shown)})"
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,9 @@ class RopeSpec:
     beta_fast: float = field(default=32.0, metadata=LATER)  # used by yarn only, as the next two are
     beta_slow: float = field(default=1.0, metadata=LATER)
     truncate: bool = field(default=True, metadata=LATER)
+
+    def __repr__(self) -> str:
+        return text_of(self)
 
     def turned(self, head_dim: int) -> int:
         """R."""

@@ -17,7 +17,7 @@ from evalengine.kernels.row_variants import RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
-from evalengine.models.rope import LATER, RopeSpec
+from evalengine.models.rope import LATER, RopeSpec, in_use, text_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,9 @@ class ModelSpec:
     logits_softcap: float | None = field(default=None, metadata=LATER)  # logits become cap * tanh(logit / cap)
     # The class and configuration of transformers' module that computes it (`hf_module.source`); None: `models.decoder`.
     module: str | None = field(default=None, repr=False, metadata=LATER)
+
+    def __repr__(self) -> str:
+        return text_of(self)
 
     @property
     def shapes(self) -> Shapes:
@@ -150,15 +153,14 @@ class ModelSpec:
 
 def _plain(spec: Any) -> dict[str, Any]:
     values = asdict(spec)
-    for item in fields(spec):
-        value = getattr(spec, item.name)
-        if item.metadata.get("later") and value == item.default:
-            del values[item.name]
-        elif isinstance(value, RopeSpec):
-            values[item.name] = _plain(value)
-        elif item.name == "blocks":
-            values[item.name] = [_plain(block) for block in value]
-    return values
+    plain = {name: values[name] for name in in_use(spec)}
+    for name in plain:
+        value = getattr(spec, name)
+        if isinstance(value, RopeSpec):
+            plain[name] = _plain(value)
+        elif name == "blocks":
+            plain[name] = [_plain(block) for block in value]
+    return plain
 
 
 def dtype_name(dtype: object) -> str:

@@ -75,6 +75,17 @@ class WeightNames:
             yield from zip(sizes, tensor.split(list(sizes.values())), strict=True)
 
 
+# The names of the text part of a model of texts and images, as transformers 4 and 5 save it.
+OF_TEXT_PART = WeightNames(
+    prefixes={
+        "model.language_model.": "model.",
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+    },
+    skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
+)
+
+
 def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor:
     """The rows of q, of k and of their norms in the engine's order of a head's dimensions (`RopeSpec.head_order`)."""
     if part not in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm"):

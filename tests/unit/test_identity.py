@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from evalengine.certify.model import open_checkpoint
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ModelConfig
-from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.identity import model_identity, plain_spec
 from evalengine.layers.variants import Norm
@@ -64,6 +65,12 @@ def test_what_came_later_leaves_plain_models_their_identity(checkpoint: Checkpoi
 def test_every_field_of_rope_counts(checkpoint: Checkpoint, name: str) -> None:
     rope = replace(checkpoint.spec.rope, **{name: changed(getattr(checkpoint.spec.rope, name))})
     assert plain_spec(replace(checkpoint.spec, rope=rope))["rope"] != plain_spec(checkpoint.spec)["rope"]
+
+
+def test_dummy_weights_of_plain_models_are_named_as_before() -> None:
+    """Committed certificates name the shapes' weights by this hash, which is of the spec's `repr`."""
+    found = weights_fingerprint(open_checkpoint(ModelConfig(name="qwen3-0.6b", path="shape:qwen3-0.6b")))
+    assert found == "b9a74f19c16fb783ae8310a1aff6b181bb9d0b2fbf8e6bdd2bf690dc97938b1c"
 
 
 def test_the_checkpoints_dtype_does_not_count(checkpoint: Checkpoint) -> None:

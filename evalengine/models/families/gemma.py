@@ -6,13 +6,14 @@ window have a RoPE of their own. Checkpoints of 4B and more have a part for imag
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, activation_of, by_layer, describe, rope_of, window
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
-from evalengine.models.weight_names import WeightNames
+from evalengine.models.weight_names import OF_TEXT_PART, WeightNames
 
 _READS = WINDOW | {"hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
 _PARTS = {
@@ -55,24 +56,11 @@ def _gemma3(family: Family, config: Any) -> ModelSpec:
     return _spec(family, config, qk_norm=True)
 
 
-def _wrapper(family: Family, config: Any) -> ModelSpec:
-    raise AssertionError("its text part describes it")
-
-
 GEMMA2 = Family("Gemma2ForCausalLM", "gemma2", _gemma2, _READS, WeightNames(parts=_PARTS))
 GEMMA3 = Family("Gemma3ForCausalLM", "gemma3_text", _gemma3, _READS | {"rope_by_layer"}, WeightNames(parts=_PARTS))
 GEMMA3_IMAGES = Family(
     "Gemma3ForConditionalGeneration",
     "gemma3",
-    _wrapper,
-    weights=WeightNames(
-        prefixes={
-            "model.language_model.": "model.",
-            "language_model.model.": "model.",
-            "language_model.lm_head.": "lm_head.",
-        },
-        parts=_PARTS,
-        skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
-    ),
+    weights=replace(OF_TEXT_PART, parts=_PARTS),
     wraps="gemma3_text",
 )

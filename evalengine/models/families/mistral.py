@@ -13,7 +13,7 @@ from typing import Any
 from evalengine.models.describe import describe, window
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
-from evalengine.models.weight_names import WeightNames
+from evalengine.models.weight_names import OF_TEXT_PART
 
 
 def _mistral(family: Family, config: Any) -> ModelSpec:
@@ -29,18 +29,6 @@ def _ministral3(family: Family, config: Any) -> ModelSpec:
     return replace(spec, max_position_embeddings=longest)
 
 
-def _wrapper(family: Family, config: Any) -> ModelSpec:
-    raise AssertionError("its text part describes it")
-
-
-_WRAPPED = WeightNames(
-    prefixes={
-        "model.language_model.": "model.",
-        "language_model.model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-    },
-    skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
-)
 MISTRAL = Family("MistralForCausalLM", "mistral", _mistral, frozenset({"sliding_window"}))
 MINISTRAL3 = Family("Ministral3ForCausalLM", "ministral3", _ministral3, frozenset({"sliding_window", "yarn"}))
-MISTRAL3 = Family("Mistral3ForConditionalGeneration", "mistral3", _wrapper, weights=_WRAPPED, wraps="mistral")
+MISTRAL3 = Family("Mistral3ForConditionalGeneration", "mistral3", weights=OF_TEXT_PART, wraps="mistral")
