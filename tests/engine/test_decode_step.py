@@ -19,7 +19,7 @@ from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingPa
 PACKAGE = Path(evalengine.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "request.md"
 ONLY_ON_A_GPU = {"engine/execute/cuda_graphs.py"}
-MOST = 25  # files in all; a change that needs one more says so here and on the page
+MOST = 27  # files in all, eight of them the exact kernels; a change that needs one more says so here and on the page
 
 
 def test_a_decode_step_is_read_in_the_files_of_the_page(
