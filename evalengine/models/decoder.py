@@ -13,7 +13,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
@@ -203,13 +202,6 @@ class Decoder(nn.Module):
         return self.norm(x, residual)[0]
 
 
-class _Shapes(FastOps):
-    """Ops for a model of which only the shapes are wanted."""
-
-    def problems(self, variant: AttentionVariant) -> list[str]:
-        return []
-
-
 @lru_cache(maxsize=16)
 def num_parameters(spec: ModelSpec) -> int:
     """The number of a model's weights; a tied table counts once."""
@@ -219,7 +211,7 @@ def num_parameters(spec: ModelSpec) -> int:
 
         model = without_weights(spec.module)
     else:
-        model = DecoderForCausalLM(spec, _Shapes(spec.dtype, torch.device("meta")))
+        model = DecoderForCausalLM(spec, FastOps(spec.dtype, torch.device("meta")))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -32,6 +32,9 @@ class Family:
     weights: WeightNames = field(default_factory=WeightNames)
     gguf: str | None = None  # GGUF's general.architecture, for a family whose GGUF files are read
     gguf_interleaved_rope: bool = False  # GGUF files hold q and k with each head's RoPE pairs side by side
+    # Whether (q, k and v; the output projection) have biases in its GGUF files; None: where the tensors are there.
+    gguf_biases: tuple[bool | None, bool | None] = (None, None)
+    gguf_qk_norm: bool = False
     wraps: str | None = None  # the model_type of its text part, for a model of texts and images
 
     def __post_init__(self) -> None:

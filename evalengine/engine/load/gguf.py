@@ -83,7 +83,9 @@ class GGUFFile:
         heads = fields.integer("attention.head_count", least=1)
         hidden = fields.integer("embedding_length", least=1)
         head_dim = fields.integer("attention.key_length", hidden // heads, least=1)
-        qkv_bias, output_bias = "blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors
+        # The tensors say whether there are biases, the architecture whether there must or may be.
+        stored = ("blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors)
+        biases = [there if fixed is None else fixed for there, fixed in zip(stored, family.gguf_biases, strict=True)]
         spec = ModelSpec(
             architecture=family.architecture,
             vocab_size=self._tensors[EMBEDDING].shape[0],
@@ -97,10 +99,9 @@ class GGUFFile:
             rope=self._rope(head_dim),
             max_position_embeddings=fields.integer("context_length"),
             tie_word_embeddings=HEAD not in self._tensors,
-            # The tensors say whether there are biases, the architecture whether there must or may be.
-            attention_bias=qkv_bias or family.architecture == "Qwen2ForCausalLM",
-            attention_output_bias=output_bias and family.architecture != "Qwen2ForCausalLM",
-            qk_norm=family.architecture == "Qwen3ForCausalLM",
+            attention_bias=biases[0],
+            attention_output_bias=biases[1],
+            qk_norm=family.gguf_qk_norm,
             dtype=self._dtype(),
             bos_token_id=ids.integer("bos_token_id", None),
             eos_token_ids=tuple(i for i in (eot if eos is None else eos,) if i is not None),

@@ -23,5 +23,5 @@ def _qwen3(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, biases=biases, qk_norm=True, blocks=windows(config, Block()))
 
 
-QWEN2 = Family("Qwen2ForCausalLM", "qwen2", _qwen2, _READS, gguf="qwen2")
-QWEN3 = Family("Qwen3ForCausalLM", "qwen3", _qwen3, _READS, gguf="qwen3")
+QWEN2 = Family("Qwen2ForCausalLM", "qwen2", _qwen2, _READS, gguf="qwen2", gguf_biases=(True, False))
+QWEN3 = Family("Qwen3ForCausalLM", "qwen3", _qwen3, _READS, gguf="qwen3", gguf_qk_norm=True)
