@@ -39,3 +39,13 @@ def shown(value: float, spec: str) -> str:
 def outcome_words(counts: Mapping[str, int]) -> str:
     """How programs ended, in words: "3 passed, 2 failed, 1 timeout"."""
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: 1 document, 2,000 documents."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def p_value(p: float) -> str:
+    """A p-value with two significant digits and more where they matter: 0.031, 0.0002, 1."""
+    return f"{p:.2g}" if p >= 0.0001 else f"{p:.1e}"

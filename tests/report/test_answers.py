@@ -15,7 +15,6 @@ from evalengine.__main__ import main
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.flips import changed_documents, flips, score_unchanged, tally
-from evalengine.report.compare.noise_floor import noise_floor
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
@@ -68,9 +67,9 @@ def test_another_wrong_choice_is_another_answer(
 
 def test_the_noise_floor_and_the_sweep_count_another_wrong_choice(folders: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = map(load_run, folders)
-    floor = noise_floor(a, b)
-    assert (floor.answers, floor.answers_alone) == (6, 5)
-    assert score_unchanged(floor.comparison.flips) == "5 from one wrong answer to another"
+    floor = compare(a, b)
+    assert (floor.changed, floor.kinds["answer"]) == (6, 5)
+    assert score_unchanged(floor.flips) == "5 from one wrong answer to another"
     swept = sweep("x", [Cell({"numerics": mode}, run_) for mode, run_ in (("exact", a), ("fast", b))])
     rows = [str(cell) for column in floor_table(swept).columns for cell in column.cells]
     assert "6 (5 at an equal score)" in rows

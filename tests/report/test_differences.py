@@ -13,7 +13,6 @@ from rich.table import Table
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compare
-from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, logprob_change
 from evalengine.report.compare.matrix import matrix
 from evalengine.report.compare.metric_tables import value_text
@@ -126,8 +125,7 @@ def test_nan_against_a_number_is_a_difference_that_is_shown_as_such() -> None:
 
 def test_nan_is_no_change_of_0_in_a_sweep_either() -> None:
     a, b = nan_runs(-1.0, float("nan"))
-    distance = Distance(compare(a, b))
-    assert distance.largest == "NaN or infinite in 1" and Distance(compare(a, a)).largest == "0 nat"
+    assert compare(a, b).largest == "NaN or infinite in 1" and compare(a, a).largest == "0 nat"
     page = matrix_page(matrix([a, b])).render()
     assert "NaN or infinite in 1" in page and '<td class="number">0 nat</td>' not in page
 

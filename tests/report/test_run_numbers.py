@@ -14,11 +14,12 @@ from scipy import stats
 
 from evalengine.errors import ConfigError
 from evalengine.records.tokens import read_tokens, token_texts, tokens_json
+from evalengine.report.compare.beside import is_pair, sibling
 from evalengine.report.compare.compare import compare
-from evalengine.report.compare.noise_floor import is_pair, noise_floor, sibling
 from evalengine.report.html import samples
 from evalengine.report.html.distributions import edges
 from evalengine.report.html.interval_notes import interval_note
+from evalengine.report.html.noise_floor import noise_floor
 from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
@@ -125,13 +126,13 @@ def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
     neighbour = sibling(invariant)
     assert neighbour is not None and neighbour.source.name == "fast" and is_pair(invariant, fast)
     for floor in (noise_floor(invariant, fast), noise_floor(fast, invariant)):
-        assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (6, 1, 1, 1, 6)
-        (metric,) = floor.comparison.metrics
+        assert (floor.common, len(floor.differences), floor.outputs, floor.changed, floor.documents) == (6, 1, 1, 1, 6)
+        (metric,) = floor.metrics
         assert metric.paired is not None and (metric.paired.wins, metric.paired.losses, metric.paired.n) == (0, 1, 6)
         assert metric.difference == pytest.approx(-1 / 6), "fast less invariant, in whichever order they are given"
-        assert floor.logprobs == (0, 5 * 5 + 1), "of equal requests too; the sixth shares its first token, o"
+        assert floor.logprob_counts == (0, 5 * 5 + 1), "of equal requests too; the sixth shares its first token, o"
     moved = load_run(write_generations(tmp_path / "moved", documents, numerics="fast", shift=-0.5))
-    assert (change := noise_floor(invariant, moved).change) is not None
+    assert (change := noise_floor(invariant, moved).logprobs) is not None
     assert change.max_abs == pytest.approx(0.5) and change.differing == change.compared == 30
 
 
@@ -139,13 +140,13 @@ def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
     exact = load_run(write_choices(tmp_path / "exact", [[-1.0, -2.0], [-1.0, -2.0]], targets=[0, 0]))
     fast = load_run(write_choices(tmp_path / "fast", [[-1.0, -2.0], [-1.0, -0.5]], targets=[0, 0], numerics="fast"))
     floor = noise_floor(exact, fast)
-    assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (4, 1, 0, 1, 2)
-    assert floor.logprobs == (1, 4)
-    assert floor.answers == len({flip.doc_id for flip in compare(exact, fast).flips})
+    assert (floor.common, len(floor.differences), floor.outputs, floor.changed, floor.documents) == (4, 1, 0, 1, 2)
+    assert floor.logprob_counts == (1, 4)
+    assert floor.changed == len({flip.doc_id for flip in compare(exact, fast).flips})
     page = _page(exact.source)
     assert "25.0 % of 4 logprobs differ" in page and "Answers that flipped" in page
     same = load_run(write_choices(tmp_path / "same", [[-1.0, -2.0], [-1.0, -2.0]], targets=[0, 0], numerics="fast"))
-    assert (noise_floor(exact, same).answers, noise_floor(exact, same).logprobs) == (0, (0, 4))
+    assert (noise_floor(exact, same).changed, noise_floor(exact, same).logprob_counts) == (0, (0, 4))
 
 
 def test_the_sibling_of_equal_settings_is_found_in_the_experiment(tmp_path: Path) -> None:

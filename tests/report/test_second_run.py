@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evalengine.records.schema import RequestRecord
+from evalengine.report.compare.beside import second_run
 from evalengine.report.compare.compare import compare
-from evalengine.report.compare.second_run import second_run
 from evalengine.report.read.load import load_run
 from tests.run_double import bind_again, generated, write_run
 

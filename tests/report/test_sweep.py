@@ -69,17 +69,18 @@ def test_invariant_runs_of_other_inputs_may_differ() -> None:
 
 
 def test_the_noise_floor_counts_what_moved() -> None:
-    bit, token = (floor.distance for floor in swept(BIT, TOKEN).floors)
-    assert (bit.differing, bit.outputs, bit.answers, bit.logprobs) == (1, 0, 0, (1, 6)) and bit.share == "16.7%"
+    bit, token = (floor.comparison for floor in swept(BIT, TOKEN).floors)
+    assert (len(bit.differences), bit.outputs, bit.changed, bit.logprob_counts) == (1, 0, 0, (1, 6))
     assert 0 < bit.largest_change < 1e-6
-    assert (token.differing, token.outputs, token.logprobs) == (1, 1, (0, 5)), "what follows another token is no pair"
-    flipped = swept(TOKEN, BASE, scores={0: 0.0}).floors[0].distance
-    assert flipped.answers == 1
+    assert (len(token.differences), token.outputs) == (1, 1)
+    assert token.logprob_counts == (0, 5), "what follows another token is no pair"
+    flipped = swept(TOKEN, BASE, scores={0: 0.0}).floors[0].comparison
+    assert flipped.changed == 1
     row = sweep_json(swept(TOKEN, BASE, scores={0: 0.0}), Path())["noise_floor"][0]
     assert row["flipped_answers"] == 1 and row["metrics"][0]["metric"] == METRIC
     assert row["metrics"][0]["delta"] == pytest.approx(-1 / 3) and row["settings"] == {"max_num_seqs": "1"}
-    same = swept(BASE, BASE).floors[0].distance
-    assert (same.differing, same.answers, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
+    same = swept(BASE, BASE).floors[0].comparison
+    assert (same.differences, same.changed, same.logprob_counts, same.largest_change) == ([], 0, (0, 6), 0.0)
 
 
 def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,10 +115,10 @@ def _log(names: Sequence[str], tracker: str) -> int:
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
     """Writes the comparison's page, which for different models is the leaderboard, as in `compare`. Two runs of unlike
     modes show their noise floor too."""
-    from evalengine.report.compare.noise_floor import is_pair, noise_floor
+    from evalengine.report.compare.beside import is_pair
     from evalengine.report.compare.two_runs import compared
     from evalengine.report.html.comparison_page import comparison_page
-    from evalengine.report.html.noise_floor import noise_floor_section
+    from evalengine.report.html.noise_floor import noise_floor, noise_floor_section
     from evalengine.report.leaderboard.models import are_models
     from evalengine.report.read.load import load_run
 

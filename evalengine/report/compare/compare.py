@@ -101,6 +101,34 @@ class Comparison:
         return changed_documents(self.flips)
 
     @property
+    def changed(self) -> int:
+        """How many documents have another answer or score under some filter."""
+        return sum(self.answers.values())
+
+    @property
+    def documents(self) -> int:
+        """How many documents both runs hold."""
+        return len({key[:2] for key in self.a.items} & {key[:2] for key in self.b.items})
+
+    @property
+    def logprob_counts(self) -> tuple[int, int]:
+        """(logprobs that differ, logprobs compared), over the tokens that both outputs of a request begin with."""
+        changed = {difference.key for difference in self.differences}
+        same = [item for key, item in self.a.items.items() if key in self.b.items and key not in changed]
+        equal = sum(len(item.logprobs) for item in same if item.logprobs is not None)
+        return (0, equal) if self.logprobs is None else (self.logprobs.differing, equal + self.logprobs.compared)
+
+    @property
+    def largest_change(self) -> float:
+        """The largest finite change of a logprob of the same token after the same tokens, nat."""
+        return 0.0 if self.logprobs is None else self.logprobs.max_abs
+
+    @property
+    def largest(self) -> str:
+        """`largest_change` for people, and how many logprobs have no distance: NaN is no change of 0."""
+        return "0 nat" if self.logprobs is None else self.logprobs.largest
+
+    @property
     def kinds(self) -> dict[str, int]:
         """How often each kind of difference occurs: requests whose document, prompt, output, logprobs or text differ,
         each counted under every kind; documents whose score, or whose answer alone, differs; requests that a run
@@ -108,7 +136,7 @@ class Comparison:
         counts = Counter(kind for difference in self.differences for kind in difference.kinds)
         answers = self.answers
         alone = sum(answers.get(change, 0) for change in OF_ANSWER)
-        more = {"score": sum(answers.values()) - alone, "answer": alone, "missing": self.only_a + self.only_b}
+        more = {"score": self.changed - alone, "answer": alone, "missing": self.only_a + self.only_b}
         return {**{kind: counts[kind] for kind in KINDS}, **more}
 
     @property

@@ -7,6 +7,7 @@ from evalengine.report.compare.flips import OF_ANSWER
 from evalengine.report.compare.matrix_scores import ALPHA
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.test_words import Scale, test_words
+from evalengine.report.numbers import counted
 from evalengine.report.read.groups import above
 
 MANY = 10  # tasks of groups that stand in one table with the groups
@@ -66,20 +67,20 @@ def difference_words(metric: MetricDelta, all_asked: bool = False) -> str:
 
 def changed_words(c: Comparison) -> str:
     """`39 documents changed: 31 scores, 8 answers only`."""
-    documents = sum(c.answers.values())
+    documents = c.changed
     if not documents:
         return "no answer changed"
     alone = sum(c.answers.get(change, 0) for change in OF_ANSWER)
-    parts = [_counted(documents - alone, "score"), _counted(alone, "answer") + " only"]
+    parts = [counted(documents - alone, "score"), counted(alone, "answer") + " only"]
     kept = [part for part, number in zip(parts, (documents - alone, alone), strict=True) if number]
-    return f"{_counted(documents, 'document')} changed: {', '.join(kept)}"
+    return f"{counted(documents, 'document')} changed: {', '.join(kept)}"
 
 
 def _logprobs(c: Comparison) -> str:
     if count := c.kinds["logprobs"]:
         return f"logprobs differ in {count:,} of {c.common:,} requests"
     if c.kinds["text"]:
-        return f"{_counted(c.kinds['text'], 'text')} of equal tokens differ"
+        return f"{counted(c.kinds['text'], 'text')} of equal tokens differ"
     return "lm-eval's files hold no bits to compare"
 
 
@@ -98,7 +99,3 @@ def _p(metric: MetricDelta) -> float:
 
 def _sure(metric: MetricDelta) -> bool:
     return _p(metric) < ALPHA
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

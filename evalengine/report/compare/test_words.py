@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from evalengine.report.compare.matrix_scores import ALPHA
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import p_value, shown
 from evalengine.report.stats.documents_to_tell import documents_to_tell
 from evalengine.report.stats.paired import PairedResult
 
@@ -39,7 +39,7 @@ def test_words(
         return f"{said}; one {scale.counted} cannot tell whether that is chance"
     said += f", could be {_size(low, scale, '+')} to {_size(high, scale, '+')}"
     if p_adjusted < ALPHA:
-        return f"{said}: a real difference (p {_p_text(p_adjusted)})"
+        return f"{said}: a real difference (p {p_value(p_adjusted)})"
     need = documents_to_tell(p)
     if need is None:
         return f"{said}: no difference seen in {p.n:,} {scale.counted}s"
@@ -52,10 +52,6 @@ def _oriented(p: PairedResult, scale: Scale) -> tuple[float, float, float]:
     if scale.higher_is_better is False:
         return -p.difference, -p.ci_high, -p.ci_low
     return p.difference, p.ci_low, p.ci_high
-
-
-def _p_text(p: float) -> str:
-    return f"{p:.2g}" if p >= 0.0001 else f"{p:.1e}"
 
 
 def _size(value: float, scale: Scale, sign: str = "") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from evalengine.errors import first_of, listed
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import counted, shown
 from evalengine.util.plain_files import parse_json
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
@@ -66,10 +66,12 @@ def in_words(difference: WeightsDifference) -> list[str]:
     lines = []
     for label, only in (("A", difference.only_a), ("B", difference.only_b)):
         if only:
-            lines.append(f"{_count(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
+            lines.append(f"{counted(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
     count = len(difference.tensors)
     verb = "differs" if count == 1 else "differ"
-    lines.append(f"{count} of {_count(difference.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}")
+    lines.append(
+        f"{count} of {counted(difference.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}"
+    )
     return lines + first_of([_line(d) for d in difference.tensors], SHOWN)
 
 
@@ -156,7 +158,3 @@ def _parts(data: np.ndarray) -> Iterator[np.ndarray]:
 
 def _stored(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -8,6 +8,7 @@ from evalengine.report.compare.metric_tables import value_text
 from evalengine.report.leaderboard.formats import latex_table, markdown_table
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.leaderboard.sheets import MINUS, Sheet
+from evalengine.report.numbers import counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey
 
@@ -52,4 +53,4 @@ def _made(run: Run) -> str:
     level = run.manifest.numerics or run.identity.get("numerics")
     how = f"{level} numerics" if level else run.kind
     digest = f"digest {run.digest[:12]}" if run.digest else "no digest"
-    return f"{how}, {digest}, {len(run.items):,} request{'' if len(run.items) == 1 else 's'}"
+    return f"{how}, {digest}, {counted(len(run.items), 'request')}"

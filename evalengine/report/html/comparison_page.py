@@ -30,10 +30,10 @@ from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
+from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import counted, shown
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import Run
 from evalengine.report.stats.paired import PairedResult
@@ -79,7 +79,7 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
         if c.kinds[kind]:
             yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", basis
     yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
-    yield "Documents that changed", f"{sum(c.answers.values()):,}", _changed(c)
+    yield "Documents that changed", f"{c.changed:,}", _changed(c)
 
 
 def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from evalengine.report.html.markup import Markup, join
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, details, figure, fold, row_of
+from evalengine.report.html.parts import details, figure, fold, row_of
 from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
+from evalengine.report.numbers import counted
 from evalengine.report.read.choices import Choice, choices, expected_calibration_error, margins, reliability
 from evalengine.report.read.run import Item
 from evalengine.report.read.run_data import RunData

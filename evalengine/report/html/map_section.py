@@ -11,7 +11,7 @@ from evalengine.report.compare.divergence_map import LIMITS, NO_DISTANCE, MapRow
 from evalengine.report.html.differences import parting
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted
+from evalengine.report.numbers import counted
 from evalengine.report.read.items import item_name
 
 PARTS, AFTER = 9, 10  # states beside the levels of a `MapRow`: the first token that differs, and what follows it

@@ -20,7 +20,8 @@ from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.origin import common_command, origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, table, tiles, verdict
+from evalengine.report.html.parts import table, tiles, verdict
+from evalengine.report.numbers import counted
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
 
@@ -148,7 +149,7 @@ def _groups(m: Matrix) -> Iterator[Markup]:
 def _pair(pair: Pair, c: Comparison, names: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
     settings = setting_changes(names, *(values[number - 1] for number in pair)) or "the same"
     largest = "" if c.logprobs is None else c.logprobs.largest
-    numbers = [f"{len(c.differences):,}", f"{c.outputs:,}", f"{sum(c.answers.values()):,}", largest]
+    numbers = [f"{len(c.differences):,}", f"{c.outputs:,}", f"{c.changed:,}", largest]
     return [f"{pair[0]}\u00a0and\u00a0{pair[1]}", settings, WORDS[c.verdict], *numbers, ", ".join(c.causes)]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, details, table
+from evalengine.report.html.parts import details, table
 from evalengine.report.html.plots import interval, percent
+from evalengine.report.numbers import counted
 from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import group_documents, in_groups, members
 from evalengine.report.read.run import ScoreKey

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare.comparability import resumed_words
-from evalengine.report.compare.distance import Distance
+from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.flips import score_unchanged
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.html.markup import Child, tag
@@ -17,9 +17,15 @@ from evalengine.report.numbers import shown
 from evalengine.report.read.run import Run
 
 
-def noise_floor_section(page: Page, floor: Distance) -> None:
+def noise_floor(a: Run, b: Run) -> Comparison:
+    """How far the runs of a pair (`beside.is_pair`) lie apart, given in either order: A is the invariant one, B the
+    fast: how far the arithmetic alone moves a result."""
+    return compare(b, a) if a.manifest.numerics == "fast" else compare(a, b)
+
+
+def noise_floor_section(page: Page, floor: Comparison) -> None:
     """Flips, metric deltas, the largest logprob change, and both runs' time. floor: as `noise_floor` gives it."""
-    invariant, fast, metrics = floor.comparison.a, floor.comparison.b, floor.comparison.metrics
+    invariant, fast, metrics = floor.a, floor.b, floor.metrics
     several = len({metric.key[0] for metric in metrics}) > 1
     head = ["Task"] * several + ["Metric", str(invariant.manifest.numerics), "fast", "Delta"]
     head += ["Better in fast", "Worse in fast", "Filter"]
@@ -34,15 +40,15 @@ def noise_floor_section(page: Page, floor: Distance) -> None:
     page.section("noise", "Noise floor: fast against invariant", tiles(_figures(floor)), drawn, sources, note=note)
 
 
-def _figures(floor: Distance) -> Iterator[tuple[str, Child, Child]]:
-    alone = score_unchanged(floor.comparison.flips)
-    yield "Requests whose bits differ", f"{floor.differing:,}", f"of {floor.requests:,}"
-    yield "Outputs that part", f"{floor.outputs:,}", f"of {floor.requests:,}"
+def _figures(floor: Comparison) -> Iterator[tuple[str, Child, Child]]:
+    alone = score_unchanged(floor.flips)
+    yield "Requests whose bits differ", f"{len(floor.differences):,}", f"of {floor.common:,}"
+    yield "Outputs that part", f"{floor.outputs:,}", f"of {floor.common:,}"
     basis = f"of {floor.documents:,} documents{f'; {alone}' if alone else ''}"
-    yield "Answers that flipped", f"{floor.answers:,}", basis
-    differing, compared = floor.logprobs
+    yield "Answers that flipped", f"{floor.changed:,}", basis
+    differing, compared = floor.logprob_counts
     if compared:
-        unknown = floor.change.not_finite if floor.change else 0
+        unknown = floor.logprobs.not_finite if floor.logprobs else 0
         share = f"{percent(differing / compared)} of {compared:,} logprobs differ"
         share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
         yield "Largest logprob change", floor.largest, share

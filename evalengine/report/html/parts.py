@@ -47,11 +47,6 @@ def beginning(text: str, room: int) -> str:
     return text[: room if text.isascii() else room // 4]
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: 1 document, 2,000 documents."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def tiles(pairs: Iterable[tuple[str, Child, Child]]) -> Markup:
     """Large figures side by side: (label, figure, a word below or None)."""
     cells = (

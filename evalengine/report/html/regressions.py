@@ -10,8 +10,7 @@ from evalengine.report.compare.regressions import Regression, regressions
 from evalengine.report.html.differences import document_texts
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import counted, shown
 
 OPEN = 3  # shown unfolded
 MOST = 200  # shown at all; the flips' table has the rest

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from evalengine.records.evidence import PAGE
-from evalengine.report.compare.noise_floor import noise_floor, sibling
+from evalengine.report.compare.beside import sibling
 from evalengine.report.html.distributions import distributions_section, likelihood_section
 from evalengine.report.html.metrics import metrics_section
-from evalengine.report.html.noise_floor import noise_floor_section
+from evalengine.report.html.noise_floor import noise_floor, noise_floor_section
 from evalengine.report.html.page import Page, Section
 from evalengine.report.html.samples import sample_blocks, samples_section
 from evalengine.report.html.summary import cost_section, manifest_section, summary_lead

@@ -14,9 +14,9 @@ from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.metrics import is_share
 from evalengine.report.html.origin import origin_facts
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, details, facts, tiles, verdict
+from evalengine.report.html.parts import details, facts, tiles, verdict
 from evalengine.report.html.plots import percent
-from evalengine.report.numbers import outcome_words
+from evalengine.report.numbers import counted, outcome_words
 from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey

@@ -13,7 +13,7 @@ from evalengine.report.html.comparison_page import listed
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, details, facts, row_of, table, tiles, verdict
+from evalengine.report.html.parts import details, facts, row_of, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
 from evalengine.report.leaderboard import sheets
@@ -25,6 +25,7 @@ from evalengine.report.leaderboard.history import curves, history_plot, is_histo
 from evalengine.report.leaderboard.means import Group
 from evalengine.report.leaderboard.regressed import both_names, regressed
 from evalengine.report.leaderboard.tests_matrix import LEAST, tests_matrix
+from evalengine.report.numbers import counted
 
 OPEN = 6  # metrics shown in full; further ones are folded
 PARTS = 12  # a group of at most so many parts is shown unfolded

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from evalengine.report.leaderboard.board import ALPHA, Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
+from evalengine.report.numbers import counted, p_value
 from evalengine.report.read.provenance import provenance
 
 WIDE = 6  # metrics side by side; with more, models are the columns
@@ -91,10 +92,9 @@ def ranks_note(board: Board) -> str:
 
 
 def tests_note(board: Board) -> str:
-    tests = f"{board.family} test{'' if board.family == 1 else 's'}"
     return (
-        f"p: of each test by itself. p (Holm): corrected for the {tests} of this comparison together. Exact McNemar "
-        "for 0/1 scores, else the paired permutation test; two-sided, on the same documents."
+        f"p: of each test by itself. p (Holm): corrected for the {counted(board.family, 'test')} of this comparison "
+        "together. Exact McNemar for 0/1 scores, else the paired permutation test; two-sided, on the same documents."
     )
 
 
@@ -214,8 +214,3 @@ def test_row(board: Board, contest: Contest, test: PairTest) -> list[str]:
         f"{p.n:,}",
         "" if test.changed is None else f"{test.changed:,}",
     ]
-
-
-def p_value(p: float) -> str:
-    """Two significant digits and more where they matter: 0.031, 0.0002, 1."""
-    return f"{p:.2g}" if p >= 0.0001 else f"{p:.1e}"

@@ -6,7 +6,8 @@ from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.parts import table
 from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
-from evalengine.report.leaderboard.sheets import number, p_value, signed
+from evalengine.report.leaderboard.sheets import number, signed
+from evalengine.report.numbers import p_value
 
 LEAST = 3  # models from which on pairs are many
 

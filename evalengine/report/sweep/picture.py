@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.matrix_scores import leading_metrics, look, score_text, what_differs
 from evalengine.report.html.markup import Markup, tag
+from evalengine.report.numbers import counted
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.sweep.tables import most, verdict
 
@@ -98,8 +98,5 @@ def _cell(sweep: Sweep, row: int, column: int) -> tuple[str, str, str]:
     word, _ = what_differs(comparison)
     if comparison.verdict == "IDENTICAL":
         return look(comparison), word, ""
-    distance = Distance(comparison)
-    if comparison.verdict == "SAME TOKENS":
-        return look(comparison), word, f"logprobs {distance.differing}/{distance.requests}"
-    outputs = f"{distance.outputs} output{'' if distance.outputs == 1 else 's'}"
-    return look(comparison), outputs, f"logprobs {distance.differing}/{distance.requests}"
+    big = word if comparison.verdict == "SAME TOKENS" else counted(comparison.outputs, "output")
+    return look(comparison), big, f"logprobs {len(comparison.differences)}/{comparison.common}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalengine.report.compare.distance import Distance
+from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.matrix import Matrix, matrix
 from evalengine.report.read.run import Run
 
@@ -42,7 +42,7 @@ class Floor:
     settings: Mapping[str, str]
     invariant: int
     fast: int
-    distance: Distance
+    comparison: Comparison
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def sweep(name: str, cells: Sequence[Cell]) -> Sweep:
     for number, cell in enumerate(ordered, 1):
         partner = _partner(ordered, cell) if cell.fast else None
         if partner is not None and (partner, number) not in whole.refused:
-            floors.append(Floor(cell.beside_mode, partner, number, Distance(whole.pairs[partner, number])))
+            floors.append(Floor(cell.beside_mode, partner, number, whole.pairs[partner, number]))
     return Sweep(name, ordered, whole, floors)
 
 

@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.plain_text import printable
-from evalengine.report.compare.compare import MetricDelta
-from evalengine.report.compare.distance import Distance
+from evalengine.report.compare.compare import Comparison, MetricDelta
 from evalengine.report.compare.matrix import counts_note, matrix_table, run_notes
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import counted, shown
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.terminal.tables import add, house_table
 from evalengine.util.tables import print_table
@@ -58,8 +57,8 @@ def floor_table(sweep: Sweep) -> Table:
     table = house_table(("Runs", *names, *moved, *metric_columns), left=(0, 1 + len(names) + len(moved)))
     for floor in sweep.floors:
         values = [floor.settings.get(name, "") for name in names]
-        first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.distance)]
-        for metric in floor.distance.comparison.metrics:
+        first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.comparison)]
+        for metric in floor.comparison.metrics:
             add(table, [*first, *_metric(metric, len(sweep.tasks) > 1)])
             first = [""] * len(first)
     return table
@@ -73,25 +72,25 @@ def verdict(sweep: Sweep) -> str:
     if runs > inputs:
         outcome = "the same bits" if sweep.promise_kept else "DIFFERENT BITS"
         basis, each_input = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
-        parts.append(f"{_count(runs, 'invariant run')}{basis}: {outcome}{each_input} ({_count(digests, 'digest')})")
+        parts.append(f"{counted(runs, 'invariant run')}{basis}: {outcome}{each_input} ({counted(digests, 'digest')})")
     elif runs:  # each run has inputs of its own, so none must equal another
         alone = ", no two of the same inputs" if runs > 1 else ""
-        parts.append(f"{_count(runs, 'invariant run')}: {_count(digests, 'digest')}{alone}")
+        parts.append(f"{counted(runs, 'invariant run')}: {counted(digests, 'digest')}{alone}")
     runs, digests = sweep.digests(fast=True)
     if runs:
-        parts.append(f"{_count(runs, 'fast run')}: {_count(digests, 'digest')}")
+        parts.append(f"{counted(runs, 'fast run')}: {counted(digests, 'digest')}")
     if sweep.floors:
         parts.append(most(sweep))
     return "; ".join(parts)
 
 
 def most(sweep: Sweep) -> str:
-    """The largest distance of a fast run from its invariant partner."""
-    distances = [floor.distance for floor in sweep.floors]
-    documents, change = max(d.documents for d in distances), max(d.largest_change for d in distances)
-    answers = max(d.answers for d in distances)
+    """How far a fast run lies from its invariant partner, at most."""
+    pairs = [floor.comparison for floor in sweep.floors]
+    documents, change = max(c.documents for c in pairs), max(c.largest_change for c in pairs)
+    answers = max(c.changed for c in pairs)
     flipped = f"up to {answers}" if answers else "none"
-    odd = sum(d.change.not_finite for d in distances if d.change is not None)
+    odd = sum(c.logprobs.not_finite for c in pairs if c.logprobs is not None)
     moved = f"moves a logprob by up to {change:.2g} nat{f' ({odd} are NaN or infinite)' if odd else ''}"
     return f"fast flips {flipped} of {documents} answers and {moved}"
 
@@ -104,14 +103,10 @@ def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
     yield "" if a is None or b is None else shown(b - a, "+.4f")
 
 
-def _moved(distance: Distance) -> Iterator[str]:
-    alone = distance.answers_alone
-    yield f"{distance.differing} of {distance.requests}"
-    yield str(distance.outputs)
-    yield f"{distance.answers}{f' ({alone} at an equal score)' if alone else ''}"
-    yield distance.share
-    yield distance.largest
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _moved(c: Comparison) -> Iterator[str]:
+    alone, (differing, compared) = c.kinds["answer"], c.logprob_counts
+    yield f"{len(c.differences)} of {c.common}"
+    yield str(c.outputs)
+    yield f"{c.changed}{f' ({alone} at an equal score)' if alone else ''}"
+    yield f"{differing / compared:.1%}" if compared else "none"
+    yield c.largest

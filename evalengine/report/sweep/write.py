@@ -15,7 +15,7 @@ from evalengine.plain_text import json_lines
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
-from evalengine.report.compare.distance import Distance
+from evalengine.report.compare.compare import Comparison
 from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.sweep.picture import picture
 from evalengine.report.sweep.sweep import Sweep
@@ -79,38 +79,37 @@ def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
             for cell in sweep.cells
         ],
         "groups": [{"digest": digest, "runs": members} for digest, members in sweep.matrix.groups()],
-        "pairs": [{"pair": list(pair), **_distance(Distance(c))} for pair, c in sorted(sweep.matrix.pairs.items())],
+        "pairs": [{"pair": list(pair), **_pair(c)} for pair, c in sorted(sweep.matrix.pairs.items())],
         "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(sweep.matrix.refused.items())],
         "noise_floor": [
             {
                 "settings": dict(floor.settings),
                 "invariant": floor.invariant,
                 "fast": floor.fast,
-                **_distance(floor.distance),
-                "metrics": list(_metrics(floor.distance)),
+                **_pair(floor.comparison),
+                "metrics": list(_metrics(floor.comparison)),
             }
             for floor in sweep.floors
         ],
     }
 
 
-def _distance(distance: Distance) -> dict[str, Any]:
-    differing, compared = distance.logprobs
-    change = distance.change
+def _pair(c: Comparison) -> dict[str, Any]:
+    differing, compared = c.logprob_counts
     return {
-        "verdict": distance.comparison.verdict,
-        "requests": distance.requests,
-        "differing_requests": distance.differing,
-        "differing_outputs": distance.outputs,
-        "flipped_answers": distance.answers,
-        "flipped_answers_by_change": distance.comparison.answers,
-        "logprobs": {"compared": compared, "differing": differing, "largest_change_nat": distance.largest_change},
-        "change": None if change is None else asdict(change),
+        "verdict": c.verdict,
+        "requests": c.common,
+        "differing_requests": len(c.differences),
+        "differing_outputs": c.outputs,
+        "flipped_answers": c.changed,
+        "flipped_answers_by_change": c.answers,
+        "logprobs": {"compared": compared, "differing": differing, "largest_change_nat": c.largest_change},
+        "change": None if c.logprobs is None else asdict(c.logprobs),
     }
 
 
-def _metrics(distance: Distance) -> Iterator[dict[str, Any]]:
-    for metric in distance.comparison.metrics:
+def _metrics(c: Comparison) -> Iterator[dict[str, Any]]:
+    for metric in c.metrics:
         a, b = (v if v is not None and math.isfinite(v) else None for v in (metric.value_a, metric.value_b))
         key = dict(zip(("task", "metric", "filter"), metric.key, strict=True))
         yield {**key, "invariant": a, "fast": b, "delta": None if a is None or b is None else b - a}
