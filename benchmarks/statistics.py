@@ -24,13 +24,12 @@ from benchmarks.statistics_cases import (
 )
 from benchmarks.statistics_rare import failing, heavy, jittering, planned, rare, risk, uneven, uneven_margins
 from benchmarks.statistics_steps import prompts, steps
-from evalengine.report.stats.detectable_loss import binary_loss
+from evalengine.report.stats.detectable import binary_loss
 from evalengine.report.stats.intervals import bonett_price, cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum
 from evalengine.report.stats.mean_interval import mean_interval
-from evalengine.report.stats.paired import holm, mcnemar
-from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval
+from evalengine.report.stats.significance import holm, mcnemar, sign_flip
 
 
 def figures(draws: int, seed: int) -> Iterator[Figure]:

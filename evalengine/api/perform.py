@@ -47,7 +47,7 @@ def perform(
 
     decided = None
     if config.sequential.step is not None:
-        from evalengine.report.gate.decider import decider
+        from evalengine.report.gate.gate import decider
 
         decided = decider(config.sequential)
     return run(config, on_complete, command, llm, decided).folder

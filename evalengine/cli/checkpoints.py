@@ -48,10 +48,10 @@ def _named_steps(jobs: Sequence[Job]) -> list[int] | None:
 def report_checkpoints(name: str, folder: Path, jobs: Sequence[Job], runs: Sequence[Path]) -> int:
     """Writes the curves to the terminal and into the folder; returns the exit code 0."""
     from evalengine.report.leaderboard.compose import board
-    from evalengine.report.leaderboard.terminal import board_lines
-    from evalengine.report.leaderboard.write import write_history
+    from evalengine.report.leaderboard.formats import board_lines
+    from evalengine.report.leaderboard.page import write_history
     from evalengine.report.read.load import load_run
-    from evalengine.report.terminal.printing import print_lines
+    from evalengine.report.terminal.tables import print_lines
 
     steps = jobs[0].config.steps or _named_steps(jobs)
     assert steps is not None, "checkpoint_problems() refuses what has none"

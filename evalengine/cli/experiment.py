@@ -149,8 +149,7 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     """Writes the matrix and the noise floor to the terminal and into the folder; returns the exit code."""
     from evalengine.report.html.leave import leave_report
     from evalengine.report.read.load import load_run
-    from evalengine.report.sweep.sweep import Cell, sweep
-    from evalengine.report.sweep.tables import print_sweep
+    from evalengine.report.sweep.sweep import Cell, print_sweep, sweep
     from evalengine.report.sweep.write import write_sweep
 
     runs = [finished_run(place) for place in places]

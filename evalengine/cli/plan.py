@@ -16,9 +16,8 @@ from evalengine.cli.paces import Pace, pace
 from evalengine.config.shipped import available
 from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.report.read.names import named_runs
-from evalengine.report.read.places import RESULTS
-from evalengine.report.read.run_data import RunData, load_run_data
+from evalengine.report.read.load import RunData, load_run_data
+from evalengine.report.read.names import RESULTS, named_runs
 from evalengine.report.stats.loss_bound import documents_for
 from evalengine.report.stats.measured import Flips, flips, sampled, spreads
 from evalengine.util.command import Namespace

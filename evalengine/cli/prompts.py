@@ -40,7 +40,7 @@ def report_prompts(name: str, folder: Path, settings: Sequence[dict[str, str]], 
     """Writes the variance components to the terminal and into the folder; returns the exit code 0."""
     from evalengine.report.read.load import load_run
     from evalengine.report.sweep.prompts import prompt_lines, sensitivities, write_prompts
-    from evalengine.report.terminal.printing import print_lines
+    from evalengine.report.terminal.tables import print_lines
 
     loaded = [load_run(run) for run in runs]
     labels = [", ".join(f"{key} {value}" for key, value in own.items()) for own in settings]

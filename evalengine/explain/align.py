@@ -20,7 +20,7 @@ from evalengine.errors import ConfigError
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
 from evalengine.records.schema import RecordKey
 from evalengine.report.compare.divergence import ulps
-from evalengine.report.read.items import item_name
+from evalengine.report.read.names import item_name
 
 Pair = tuple[Computation, Computation]
 

@@ -18,11 +18,10 @@ from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.read.identities import short
-from evalengine.report.read.items import item_name, named_item
 from evalengine.report.read.load import load_run
+from evalengine.report.read.names import item_name, named_item
 from evalengine.report.read.run import UNBOUND, Run
-from evalengine.report.terminal.printing import print_findings
-from evalengine.report.terminal.tables import bullets
+from evalengine.report.terminal.tables import bullets, print_findings
 from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need

@@ -14,7 +14,7 @@ from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace, in_wor
 from evalengine.records.differences import differing
 from evalengine.report.numbers import shown
 from evalengine.report.read.identities import said
-from evalengine.report.read.items import item_name
+from evalengine.report.read.names import item_name
 from evalengine.report.terminal.tables import add, bullets, house_table
 
 STREAM = "input_layernorm.residual"  # a layer's input: the sum of all that the layers before it have added

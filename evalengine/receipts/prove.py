@@ -11,7 +11,7 @@ from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params
 from evalengine.records.digest import merkle_path
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import read_records
-from evalengine.report.read.items import named_item
+from evalengine.report.read.names import named_item
 from evalengine.report.read.run import Run
 
 

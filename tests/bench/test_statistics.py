@@ -15,7 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.figures import Figure
 from benchmarks.statistics import figures
 from benchmarks.statistics_cases import bonett_price_bound, gate_bound, passing
-from evalengine.report.stats import permutation
+from evalengine.report.stats import significance as permutation
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "statistics.json"

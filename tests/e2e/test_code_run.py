@@ -16,8 +16,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
 from evalengine.programs.run import problem
 from evalengine.report.html.samples import _facts
-from evalengine.report.read.load import load_run
-from evalengine.report.read.run_data import load_run_data
+from evalengine.report.read.load import load_run, load_run_data
 from tests.e2e.command import Run, call, finish, finished, runs, start
 from tests.unit.hostile_programs import wait_for
 

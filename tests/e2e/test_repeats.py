@@ -12,7 +12,7 @@ import pytest
 from evalengine.harness.journal import Journal
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
 from evalengine.records.schema import RecordKey
-from evalengine.report.read.run_data import load_run_data
+from evalengine.report.read.load import load_run_data
 from tests.e2e.command import Run, call, finished, over, runs
 
 HOT = ("progress=false", "task.generation.temperature=3", "task.generation.max_gen_toks=5", "seed=3")

@@ -23,7 +23,7 @@ from evalengine.report.html import page, samples
 from evalengine.report.html import run_page as html_run_page
 from evalengine.report.html.run_page import run_page
 from evalengine.report.read import run_folder
-from evalengine.report.read.run_data import load_run_data
+from evalengine.report.read.load import load_run_data
 from evalengine.util import forked
 from tests.e2e.command import SHORT, Run, call, check_output, finished, runs, write_tasks
 

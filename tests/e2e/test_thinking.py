@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from evalengine.report.read.run_data import load_run_data
+from evalengine.report.read.load import load_run_data
 from tests.e2e.command import SHORT, call, finished, with_more_template
 
 COLUMNS = {"thinking", "thinking_tokens", "thinking_truncated"}

@@ -26,8 +26,7 @@ from evalengine.records.schema import RequestRecord, read_records, write_records
 from evalengine.report.gate.gate import gate
 from evalengine.report.html.run_page import write_run_report
 from evalengine.report.read.baseline import write_baseline
-from evalengine.report.read.load import load_run
-from evalengine.report.read.run_data import load_run_data
+from evalengine.report.read.load import load_run, load_run_data
 from evalengine.report.terminal.run_table import print_report
 from evalengine.util.command import exit_code
 from tests.fuzz.cases import Case, cases

@@ -18,8 +18,7 @@ from evalengine.report.compare.flips import changed_documents, flips, score_unch
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
-from evalengine.report.sweep.sweep import Cell, sweep
-from evalengine.report.sweep.tables import floor_table
+from evalengine.report.sweep.sweep import Cell, floor_table, sweep
 from evalengine.report.sweep.write import sweep_json
 from tests.report.compared_runs import BASE, BIT, KEY, TASK, TOKEN, run
 from tests.report.written_run import write_choices

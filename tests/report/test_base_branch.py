@@ -11,9 +11,9 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.report.gate import made_run
-from evalengine.report.gate.base_branch import load_from_base
+from evalengine.report.gate import sources as made_run
 from evalengine.report.gate.gate import gate
+from evalengine.report.gate.sources import load_from_base
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from tests.run_double import generated, write_run

@@ -12,11 +12,8 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.report.cli import gate as gate_cli
-from evalengine.report.gate.checks import Check
-from evalengine.report.gate.ci import ANNOTATIONS, junit, workflow_commands
-from evalengine.report.gate.markdown import markdown
-from evalengine.report.gate.plain_text import plain
-from evalengine.report.gate.report import Report, headline, to_json
+from evalengine.report.gate.forms import ANNOTATIONS, junit, markdown, workflow_commands
+from evalengine.report.gate.report import Check, Report, headline, plain, to_json
 
 HOSTILE = (
     "</failure><script>alert(1)</script>]]>&'\"|`*_[x](javascript:1)![i](http://e.vil/a.png) @org www.e.vil #1\n"

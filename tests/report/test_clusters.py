@@ -22,11 +22,11 @@ from evalengine.report.gate.evidence import of_documents
 from evalengine.report.gate.policies import Limits
 from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
-from evalengine.report.stats import permutation
+from evalengine.report.stats import significance as permutation
 from evalengine.report.stats.clusters import across_tasks, cautions, cluster_names
 from evalengine.report.stats.mean_interval import mean_interval
-from evalengine.report.stats.paired import mcnemar, paired
-from evalengine.report.stats.permutation import sign_flip
+from evalengine.report.stats.paired import paired
+from evalengine.report.stats.significance import mcnemar, sign_flip
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
 from evalengine.tasks.rows import Rows

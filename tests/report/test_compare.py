@@ -13,8 +13,7 @@ from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.divergence import logprob_change, ulps
 from evalengine.report.compare.matrix import matrix, matrix_report, matrix_table, runs_table
-from evalengine.report.compare.report import report
-from evalengine.report.compare.tables import verdict
+from evalengine.report.compare.report import report, verdict
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.stats.detectable_loss import Detectable, binary_loss, loss_power
-from evalengine.report.stats.paired import mcnemar, paired
-from evalengine.report.stats.power import binary_effect, mean_effect
+from evalengine.report.stats.detectable import Detectable, binary_effect, binary_loss, loss_power, mean_effect
+from evalengine.report.stats.paired import paired
+from evalengine.report.stats.significance import mcnemar
 from tests.report.paired_counts import exact_mcnemar
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.divergence import shared_text
-from evalengine.report.compare.divergence_map import divergence_map
-from evalengine.report.html.map_section import map_section
+from evalengine.report.html.map_section import divergence_map, map_section
 from evalengine.report.html.page import Page
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, TOKEN, run

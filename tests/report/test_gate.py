@@ -11,13 +11,12 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.checks import Check
-from evalengine.report.gate.markdown import markdown
+from evalengine.report.gate.forms import markdown, report_lines
 from evalengine.report.gate.policies import AccuracyRule, Policy
 from evalengine.report.gate.policy_files import POLICIES, available, load_policy
 from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate, level, standing
-from evalengine.report.gate.terminal import report_lines
 from evalengine.report.read.run import Run
 from tests.report.gate_runs import METRIC, RIGHT, item, judge, make_run
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.statistics_cases import flips
 from evalengine.errors import ConfigError
-from evalengine.report.gate.checks import Check
 from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound, stratum

@@ -13,8 +13,8 @@ from benchmarks.statistics_cases import flips
 from benchmarks.statistics_steps import stepped
 from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError
-from evalengine.report.gate import decider as decider_module
-from evalengine.report.gate.decider import decider
+from evalengine.report.gate import gate as decider_module
+from evalengine.report.gate.gate import decider
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Report
 from evalengine.report.gate.rules import evaluate

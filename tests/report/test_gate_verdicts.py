@@ -12,15 +12,12 @@ import pytest
 from benchmarks.statistics_cases import flips
 from evalengine.__main__ import main
 from evalengine.report.cli import gate as gate_cli
-from evalengine.report.gate.checks import Check
-from evalengine.report.gate.ci import junit, workflow_commands
-from evalengine.report.gate.markdown import escaped, markdown
+from evalengine.report.gate.forms import escaped, junit, markdown, report_lines, workflow_commands
 from evalengine.report.gate.policy_reader import parse_policy
-from evalengine.report.gate.report import STYLES, Report, headline
+from evalengine.report.gate.report import STYLES, Check, Report, headline
 from evalengine.report.gate.rules import evaluate
-from evalengine.report.gate.terminal import report_lines
 from evalengine.report.stats.loss_bound import loss_bound, stratum
-from evalengine.report.stats.paired import mcnemar
+from evalengine.report.stats.significance import mcnemar
 from tests.report.gate_runs import item, make_run
 
 

@@ -11,11 +11,11 @@ import pytest
 from rich.table import Table
 
 from evalengine.report.compare.compare import Comparison, compare
-from evalengine.report.compare.headline import asked_for, changed_words, headline
+from evalengine.report.compare.headline import asked_for, changed_words, documents_to_tell, headline
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.stats.documents_to_tell import documents_to_tell
-from evalengine.report.stats.paired import PairedResult, mcnemar, paired
+from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.significance import mcnemar
 from tests.report.compared_runs import BASE, BIT, run
 from tests.report.model_runs import model
 

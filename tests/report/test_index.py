@@ -18,9 +18,8 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.report.html import index_page
 from evalengine.report.html.index_page import leave_index, write_index
-from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.read.index import DAMAGED, UNFINISHED, entries
-from evalengine.report.read.places import INDEX
+from evalengine.report.read.names import INDEX, SWEEP_FORMAT
 from tests.browser import Browser
 from tests.report.grouped_run import write_grouped
 from tests.report.test_pages import quiet

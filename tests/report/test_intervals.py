@@ -10,10 +10,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from evalengine.report.stats import intervals, permutation, power
+from evalengine.report.stats import detectable as power
+from evalengine.report.stats import intervals
 from evalengine.report.stats import paired as statistics
-from evalengine.report.stats.paired import holm, paired
-from evalengine.report.stats.permutation import sign_flip
+from evalengine.report.stats import significance as permutation
+from evalengine.report.stats.paired import paired
+from evalengine.report.stats.significance import holm, sign_flip
 from tests.report.paired_counts import binary, exact_mcnemar
 
 # --- standard error and intervals ------------------------------------------------------------------------------------

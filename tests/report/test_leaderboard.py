@@ -13,7 +13,7 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.report.leaderboard.compose import board
-from evalengine.report.leaderboard.terminal import board_lines
+from evalengine.report.leaderboard.formats import board_lines
 from evalengine.report.read.load import load_run
 from tests.browser import Browser
 from tests.report.test_pages import HOSTILE, quiet

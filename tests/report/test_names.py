@@ -10,10 +10,8 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import named_runs, newest_run, stands_for
-from evalengine.report.read.places import root_of, runs_below
+from evalengine.report.read.names import SWEEP_FORMAT, named_runs, newest_run, root_of, runs_below, stands_for
 from evalengine.report.read.provenance import command_line, parsed, provenance
 from tests.run_double import generated, write_run
 

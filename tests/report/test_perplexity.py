@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.report.gate.checks import Check
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_samples import ROLLING

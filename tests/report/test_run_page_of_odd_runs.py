@@ -14,7 +14,7 @@ import pytest
 from evalengine.report.html import samples as page_samples
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import Scissors
-from evalengine.report.read.run_data import load_run_data
+from evalengine.report.read.load import load_run_data
 from tests.browser import Browser
 from tests.report.run_page_tab import ROWS, docs, opened, search
 from tests.report.test_pages import HOSTILE, quiet

@@ -21,9 +21,8 @@ from evalengine.records.evidence import file_sha256
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.item_differences import differing_leaves
-from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import named_runs
+from evalengine.report.read.names import SWEEP_FORMAT, named_runs
 from evalengine.report.read.run import Item, Run
 from tests.run_double import ISO, generated, sha, write_run
 

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.stats.family import family_p, one_test
-from evalengine.report.stats.paired import PairedResult, holm, paired
-from evalengine.report.stats.permutation import sign_flip
+from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.significance import family_p, holm, one_test, sign_flip
 from tests.report.model_runs import model
 from tests.report.paired_counts import binary, exact_mcnemar
 

@@ -12,12 +12,12 @@ import pytest
 from rich.table import Table
 
 from evalengine.harness.metrics import bits_per_byte, weighted_perplexity
-from evalengine.report.compare import weighted
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.read import rolling as aggregates
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run, ScoreKey
@@ -49,9 +49,9 @@ def metric(deltas: list[MetricDelta], key: ScoreKey) -> MetricDelta:
 
 def test_the_formulas_are_those_of_the_run() -> None:
     pairs = [(value, int(WORDS[doc])) for doc, value in BETTER.items()]
-    assert weighted.perplexity(pairs) == weighted_perplexity(pairs)
-    assert weighted.bits_per_byte(pairs) == bits_per_byte(pairs)
-    assert weighted.perplexity([(-1e6, 1.0)]) == math.inf
+    assert aggregates.perplexity(pairs) == weighted_perplexity(pairs)
+    assert aggregates.bits_per_byte(pairs) == bits_per_byte(pairs)
+    assert aggregates.perplexity([(-1e6, 1.0)]) == math.inf
 
 
 def test_the_same_documents_are_compared_as_reported() -> None:

@@ -15,7 +15,7 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.cli.commands import MODULES
 from evalengine.cli.commands.words import Words
-from evalengine.report.gate.made_run import made_run
+from evalengine.report.gate.sources import made_run
 from evalengine.util.endings import Terminated
 
 ROOT = Path(__file__).parents[2]

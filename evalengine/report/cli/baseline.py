@@ -8,7 +8,7 @@ from evalengine.plain_text import say, warn
 from evalengine.report.html.index_page import leave_index
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
-from evalengine.report.read.places import INDEX, root_of
+from evalengine.report.read.names import INDEX, root_of
 from evalengine.report.read.run import UNBOUND
 from evalengine.util.command import Namespace
 

@@ -18,7 +18,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs
 from evalengine.report.read.run import Run
-from evalengine.report.terminal.printing import print_findings
+from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
 
 

@@ -17,14 +17,11 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import printable, warn
-from evalengine.report.gate.ci import junit, workflow_commands, write
+from evalengine.report.gate.forms import junit, markdown, report_lines, workflow_commands, write
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
-from evalengine.report.gate.made_run import made_run
-from evalengine.report.gate.markdown import markdown
-from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.policy_files import available, load_policy
-from evalengine.report.gate.report import STYLES, Report, headline, to_json
-from evalengine.report.gate.terminal import report_lines
+from evalengine.report.gate.report import STYLES, Report, headline, plain, to_json
+from evalengine.report.gate.sources import made_run
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for

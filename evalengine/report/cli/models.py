@@ -9,13 +9,12 @@ from pathlib import Path
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import write_whole
 from evalengine.report.leaderboard.compose import Board, board
-from evalengine.report.leaderboard.formats import latex, markdown
+from evalengine.report.leaderboard.formats import board_lines, latex, markdown
 from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.numbers import board_json, comma_separated
-from evalengine.report.leaderboard.terminal import board_lines
 from evalengine.report.read.run import Run
-from evalengine.report.terminal.printing import print_findings
+from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
 
 FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}

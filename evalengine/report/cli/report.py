@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
-from evalengine.report.read.places import holds_runs
+from evalengine.report.read.names import holds_runs
 from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
     from evalengine.report.read.load import load_run
 
     runs = [load_run(name) for name in names]
-    from evalengine.report.export.results_table import TABLES, results_sheet
+    from evalengine.report.export.tables import TABLES, results_sheet
 
     text = TABLES[arguments.table](results_sheet(runs)) + "\n"
     if arguments.table == "md" and len(runs) == 2:
@@ -91,7 +91,7 @@ def _named_file(name: str, arguments: Namespace) -> int:
 def _in_markdown(runs: Sequence[Run], allow: bool) -> str:
     """What two runs show together, the sentence first; nothing for runs that cannot be compared."""
     from evalengine.report.compare.two_runs import compared
-    from evalengine.report.export.comparison_markdown import comparison_markdown
+    from evalengine.report.export.tables import comparison_markdown
     from evalengine.report.leaderboard.models import are_models
 
     try:

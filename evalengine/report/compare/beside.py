@@ -14,7 +14,7 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import glance_at_manifest, missing_for_page
 from evalengine.report.compare.comparability import incomparable
 from evalengine.report.read.load import load_run
-from evalengine.report.read.places import SWEEP_PLACE, runs_below
+from evalengine.report.read.names import SWEEP_PLACE, runs_below
 from evalengine.report.read.run import Run
 
 SIBLINGS = 200  # how many run folders are looked at, the newest first

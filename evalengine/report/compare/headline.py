@@ -2,15 +2,105 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+import scipy
+
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.flips import OF_ANSWER
 from evalengine.report.compare.matrix_scores import ALPHA
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.compare.test_words import Scale, test_words
-from evalengine.report.numbers import counted
+from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import above
+from evalengine.report.stats.detectable import mcnemar_power
+from evalengine.report.stats.paired import PairedResult
 
+MOST = 100_000_000  # no set of documents is larger
 MANY = 10  # tasks of groups that stand in one table with the groups
+
+
+def documents_to_tell(p: PairedResult, alpha: float = 0.05, power: float = 0.8) -> int | None:
+    """The fewest documents like these on which the two-sided test finds, with probability `power`, a difference that is
+    as large as the observed one; None where none was observed, or more than `MOST` would be needed.
+
+    For McNemar's test by its exact power at the observed share of pairs that differ (`power.mcnemar_power`); for others
+    n (z_alpha/2 + z_power)^2 stderr^2 / difference^2 (Miller 2024, arXiv:2411.00640, power analysis).
+    """
+    size = abs(p.difference)
+    if size == 0 or not math.isfinite(p.stderr):
+        return None
+    if p.test != "mcnemar-exact":
+        quantiles = -float(scipy.special.ndtri(alpha / 2)) + float(scipy.special.ndtri(power))
+        needed = p.n * (quantiles * p.stderr / size) ** 2
+        return math.ceil(needed) if needed <= MOST else None
+    discordance = (p.wins + p.losses) / p.n
+
+    def enough(count: int) -> bool:
+        return mcnemar_power(count, discordance, min(size, discordance), alpha) >= power
+
+    low, high = 1, 2
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MOST:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a metric's differences are shown."""
+
+    share: bool  # as points of 100
+    unit: str  # " points", " nats" or ""
+    higher_is_better: bool | None
+    counted: str = "document"  # what the statistics pair
+
+
+def test_words(
+    p: PairedResult, p_adjusted: float, scale: Scale, all_asked: bool = False, who: str = "B", than: str = ""
+) -> str:
+    """`B is 1.0 points better, could be -3.3 to +5.3: undecided; about 1,700 documents would tell`. Positive is better,
+    also where less of the metric is.
+
+    p_adjusted: the p that decides, after the correction for all tests. all_asked: whether there are no more documents.
+    who, than: the names of the two, if they are not A and B.
+    """
+    change, low, high = _oriented(p, scale)
+    against = f" than {than}" if than else ""
+    said = f"{who} is neither better nor worse{against}"
+    if change:
+        said = f"{who} is {_size(abs(change), scale)}{scale.unit} {'better' if change > 0 else 'worse'}{against}"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{said}; one {scale.counted} cannot tell whether that is chance"
+    said += f", could be {_size(low, scale, '+')} to {_size(high, scale, '+')}"
+    if p_adjusted < ALPHA:
+        return f"{said}: a real difference (p {p_value(p_adjusted)})"
+    need = documents_to_tell(p)
+    if need is None:
+        return f"{said}: no difference seen in {p.n:,} {scale.counted}s"
+    told = f"about {_rounded(max(need, p.n + 1)):,} {scale.counted}s would tell"
+    return f"{said}: undecided; {told}{f', and the set has {p.n:,}' if all_asked else ''}"
+
+
+def _oriented(p: PairedResult, scale: Scale) -> tuple[float, float, float]:
+    """A change and its interval's ends, positive where the second is better."""
+    if scale.higher_is_better is False:
+        return -p.difference, -p.ci_high, -p.ci_low
+    return p.difference, p.ci_low, p.ci_high
+
+
+def _size(value: float, scale: Scale, sign: str = "") -> str:
+    return shown(100 * value, f"{sign}.1f") if scale.share else shown(value, f"{sign}.4g")
+
+
+def _rounded(count: int) -> int:
+    """A count to two significant digits, upwards: more would be false precision."""
+    step: int = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // step) * step
 
 
 def headline(c: Comparison) -> str:

@@ -14,15 +14,14 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from evalengine.report.compare.comparability import document_change
-from evalengine.report.compare.group_deltas import group_pairs
-from evalengine.report.compare.weighted import weighted_values
+from evalengine.report.compare.wholes import group_pairs, weighted_values
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.groups import members
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
-from evalengine.report.stats.family import family_p, one_test
 from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.significance import family_p, one_test
 
 K = TypeVar("K", bound=Hashable)
 Values = tuple[float | None, float | None]

@@ -11,7 +11,7 @@ from evalengine.report.compare.divergence import Divergence
 from evalengine.report.compare.flips import Flip
 from evalengine.report.numbers import shown
 from evalengine.report.read.asked import Asked
-from evalengine.report.read.items import item_name
+from evalengine.report.read.names import item_name
 
 FEW = 5  # shown on the terminal
 LONGEST = 300  # characters of a question that the terminal shows: its end

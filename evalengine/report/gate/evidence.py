@@ -15,13 +15,12 @@ from evalengine.report.gate.policies import Average, Limits
 from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names, few_clusters
-from evalengine.report.stats.detectable_loss import Detectable, binary_loss
+from evalengine.report.stats.detectable import Detectable, binary_loss, mean_effect
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.loss_bound import LossBound, Losses, joined, loss_bound, stratum
 from evalengine.report.stats.paired import cluster_codes, paired, score_scale
-from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
-from evalengine.report.stats.power import mean_effect
+from evalengine.report.stats.significance import sign_flip
 
 MANY_FLIPS = 0.1  # the share of flipped answers for which the least detectable loss is given as well
 

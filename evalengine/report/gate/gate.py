@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
-from evalengine.report.gate.base_branch import NoBaseline, load_from_base
-from evalengine.report.gate.checks import DECIDED
-from evalengine.report.gate.noise import beside_noise, check_noise
 from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
 from evalengine.report.gate.policy_files import load_policy
-from evalengine.report.gate.report import Report, Verdict
+from evalengine.report.gate.report import DECIDED, Check, Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
-from evalengine.report.gate.steps import Steps, steps_of
+from evalengine.report.gate.sources import NoBaseline, load_from_base
+from evalengine.report.gate.steps import SEQUENTIAL, Steps, steps_of
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for
-from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.loss_bound import documents_for
+from evalengine.report.stats.significance import mcnemar
 
 SHOWN_PROBLEMS = 20
 NO_BASELINE = "no baseline yet"
 BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
+Scores = Mapping[ScoreKey, Mapping[int, float]]
+
+
+def check_noise(a: Run, noise: Run) -> None:
+    """Raises ConfigError unless `noise` is the baseline's configuration in fast mode."""
+    if a.identity != noise.identity or noise.identity.get("numerics") != "fast":
+        raise ConfigError(f"--noise {noise.source}: must be a run of the baseline's configuration, both of "
+                          "batch_invariant=false, under another schedule (engine.max_num_seqs=8)")  # fmt: skip
+
+
+def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterator[Check]:
+    """The checks, those of metrics with how many scores flip, and how many the schedule of the baseline alone does: a
+    change that flips no more than another schedule in fast mode does may have changed nothing.
+
+    Both are flips of the same documents, so that the test of "no more than the schedule" is McNemar's, exact and
+    one-sided, on documents that flip in one of the two only.
+    """
+    for check in checks:
+        key = (check.task, *check.name.partition(",")[::2])
+        if check.rule != "accuracy" or any(key not in run.scores for run in (a, b, noise)):
+            yield check
+            continue
+        old, new, other = (run.scores[key] for run in (a, b, noise))
+        shared = old.keys() & new.keys() & other.keys()
+        flipped, alone = ({doc for doc in shared if old[doc] != scores[doc]} for scores in (new, other))
+        p = mcnemar(len(alone - flipped), len(flipped - alone))[1]
+        counted = f"{len(flipped)} scores flip, {len(alone)} by another schedule of the baseline alone"
+        yield replace(check, message=f"{check.message}; {counted} (one-sided p of no more than that {p:.2g})")
 
 
 def gate(
@@ -169,3 +198,23 @@ def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str
         VERDICTS[standing(checks)], policy.name, policy.description, str(a.source), str(b.source), a.digest, b.digest,
         checks, notes=tuple(notes), warnings=warnings, inconclusive=policy.inconclusive,
     )  # fmt: skip
+
+
+def decider(settings: SequentialConfig) -> Callable[[Scores], bool]:
+    """A function that says whether a run's scores so far decide the gate that its settings name."""
+    assert settings.baseline is not None
+    policy = load_policy(settings.policy)
+    a, _ = baseline_of(settings.baseline, settings.base)
+    identity = {**a.identity, SEQUENTIAL: {"step": settings.step, "seed": settings.seed}}
+
+    def decided(scores: Scores) -> bool:
+        if not a.scores.keys() <= scores.keys():  # a metric that only a finished run has
+            return False
+        own = {key: dict(values) for key, values in scores.items() if key in a.scores}
+        b = replace(a, digest=None, task_digests={}, identity=identity, items={}, scores=own, results={}, answers={},
+                    choices={}, weighted={})  # fmt: skip
+        steps = steps_of(policy, a, b)
+        assert steps is not None
+        return standing(evaluate(policy.rule, steps.part, b, steps)) != "undecided"
+
+    return decided

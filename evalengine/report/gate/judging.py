@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 
-from evalengine.report.gate.checks import Check, Status
 from evalengine.report.gate.evidence import POINTS, Evidence
 from evalengine.report.gate.policies import Limits
+from evalengine.report.gate.report import Check, Status
 from evalengine.report.read.run import Run, ScoreKey
 
 ROUNDING = 1e-9  # tolerance of points and percents

@@ -1,21 +1,61 @@
-"""A gate's report, and its headline, which every form of the report has."""
+"""A gate's report: its checks, and its headline, which every form of the report has.
+
+Names of tasks and metrics, and models' answers, come from others. Every form applies `plain` to them first, and so
+holds no line break, terminal sequence, workflow command or character that XML forbids.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from evalengine.plain_text import json_lines
-from evalengine.report.gate.checks import DECIDED, Check
-from evalengine.report.gate.plain_text import plain
+from evalengine.errors import first_of
+from evalengine.plain_text import json_lines, printable
 from evalengine.report.gate.policies import INCONCLUSIVE, Inconclusive
+from evalengine.report.read.run import Key
 
+LONGEST = 400  # characters of one text from outside
+SHOWN = 5  # requests or documents named in a check's details
+# undecided: could not see the loss that the policy names. excused: not passed, but another rule of an any_of decides
+Status = Literal["pass", "fail", "undecided", "skip", "excused"]
+DECIDED: tuple[Status, ...] = ("pass", "fail", "undecided")  # the statuses of what was judged
 Verdict = Literal["pass", "fail", "inconclusive", "error"]
 # One colour for each verdict, wherever it is shown, so that an inconclusive one does not look like a pass.
 STYLES: dict[Verdict, str] = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow",
                               "error": "bold magenta"}  # fmt: skip
 SIGNS: dict[Verdict, str] = {"pass": "✅", "fail": "❌", "inconclusive": "🟡", "error": "🟣"}
+
+
+def plain(text: str, longest: int | None = LONGEST) -> str:
+    """`printable` text, cut at `longest`."""
+    shown = printable(text)
+    return shown if longest is None or len(shown) <= longest else f"{shown[: longest - 3]}..."
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verdict. Texts are plain, and may hold what a model or a task's author wrote: escape them."""
+
+    rule: str  # digest | tokens | accuracy
+    task: str
+    name: str  # "metric,filter", or "" for the whole task
+    status: Status
+    message: str
+    details: tuple[str, ...] = ()
+    detects: str = ""  # the least change that this check would have seen, or the losses that it excludes
+    risk: float | None = None  # P(loss > margin) (`LossBound.p_beyond`); None without a margin, or with one cluster
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in (self.rule, self.task, self.name) if part)
+
+
+def first(keys: Iterable[Key], what: str = "", more: Mapping[Key, str] | None = None) -> Iterator[str]:
+    """The first requests as details of a check, a line each. what: the line's beginning. more: its end, by key."""
+    lines = [f"document {key[1]}, request {key[2]}, repeat {key[3]}{(more or {}).get(key, '')}" for key in keys]
+    return (f"{what}{line}" for line in first_of(lines, SHOWN))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Literal
 from evalengine.errors import ConfigError
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
-from evalengine.report.gate.checks import DECIDED, SHOWN, Check, first
 from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
+from evalengine.report.gate.report import DECIDED, SHOWN, Check, first
 from evalengine.report.gate.steps import Steps
 from evalengine.report.numbers import same_number, same_value
 from evalengine.report.read.run import Item, Run

@@ -23,14 +23,12 @@ from evalengine.report.compare.metric_tables import (
     value_text,
 )
 from evalengine.report.compare.metric_tables import interval as interval_text
-from evalengine.report.compare.report import AGGREGATED
-from evalengine.report.compare.tables import evidence, near_ties, no_distance, scope
+from evalengine.report.compare.report import AGGREGATED, evidence, near_ties, no_distance, scope
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
-from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, table, tiles, verdict
+from evalengine.report.html.parts import details, facts, origin_line, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
 from evalengine.report.numbers import counted, shown

@@ -13,7 +13,7 @@ from evalengine.report.html.markup import Markup
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import shown
-from evalengine.report.read.items import document_name, item_name
+from evalengine.report.read.names import document_name, item_name
 from evalengine.report.read.run import Key
 
 TEXT_BYTES = 10_000_000  # most of all texts in UTF-8: packed, they then take below 15 MB of the file, however random

@@ -11,7 +11,7 @@ from evalengine.plain_text import warn, warn_of_bug
 def leave_list(folder: Path) -> None:
     """Writes anew the list of all runs beside a finished one."""
     from evalengine.report.html.index_page import leave_index
-    from evalengine.report.read.places import root_of
+    from evalengine.report.read.names import root_of
 
     leave_index(root_of(folder))
 

@@ -18,9 +18,8 @@ from evalengine.report.compare.matrix_scores import (
 )
 from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
-from evalengine.report.html.origin import common_command, origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import table, tiles, verdict
+from evalengine.report.html.parts import common_command, origin_line, table, tiles, verdict
 from evalengine.report.numbers import counted
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}

@@ -14,8 +14,8 @@ from evalengine.report.html.page import Page, Section
 from evalengine.report.html.samples import sample_blocks, samples_section
 from evalengine.report.html.summary import cost_section, manifest_section, summary_lead
 from evalengine.report.read.groups import roots_of
+from evalengine.report.read.load import RunData, load_run_data
 from evalengine.report.read.run import Run
-from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.util.forked import ForkedTask
 

@@ -14,8 +14,8 @@ from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.read.asked import prompt_of, target_of
 from evalengine.report.read.choices import continuations, target_index
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item, ScoreKey
-from evalengine.report.read.run_data import RunData
 from evalengine.util.forked import spread
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit

@@ -12,15 +12,14 @@ from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.metrics import is_share
-from evalengine.report.html.origin import origin_facts
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, tiles, verdict
+from evalengine.report.html.parts import details, facts, origin_facts, tiles, verdict
 from evalengine.report.html.plots import percent
 from evalengine.report.numbers import counted, outcome_words
 from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import roots_of
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
-from evalengine.report.read.run_data import RunData
 from evalengine.report.stats.metric_interval import metric_interval
 
 TILES = 4  # metrics shown large

@@ -12,10 +12,10 @@ from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.family import one_test
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.metric_interval import metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.significance import one_test
 
 ALPHA = 0.05  # what a test calls significant, after Holm's correction
 CORPUS = 1e-6  # relative tolerance within which a result counts as the mean of its documents' numbers

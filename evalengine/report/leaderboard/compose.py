@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from evalengine.errors import ConfigError
 from evalengine.report.compare.comparability import findings
 from evalengine.report.leaderboard.board import Contest, contests, values_of, with_family
-from evalengine.report.leaderboard.means import Group, Part, average_parts, group
+from evalengine.report.leaderboard.means import Group, Part, average_parts, group, group_tasks, subjects
 from evalengine.report.leaderboard.models import labels, steps
 from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
-from evalengine.report.leaderboard.subjects import group_tasks, subjects
 from evalengine.report.read.identities import CONTENT
 from evalengine.report.read.run import UNBOUND, Run
-from evalengine.report.stats.paired import holm
 from evalengine.report.stats.pass_at_k import with_pass_at_k
+from evalengine.report.stats.significance import holm
 
 FEW = 10  # so many tasks are each tested beside their average; of more, only averages are, with the tasks as parts
 EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # models differ in these

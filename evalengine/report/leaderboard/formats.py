@@ -1,12 +1,15 @@
-"""The comparison of models as Markdown and LaTeX (booktabs), for a document."""
+"""The comparison of models on the terminal, and as Markdown and LaTeX (booktabs) for a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.table import Table
+
 from evalengine.plain_text import printable
+from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.leaderboard.compose import Board
-from evalengine.report.leaderboard.headline import headline
+from evalengine.report.leaderboard.headline import both_names, headline, regressed
 from evalengine.report.leaderboard.sheets import (
     MINUS,
     Sheet,
@@ -15,10 +18,12 @@ from evalengine.report.leaderboard.sheets import (
     models_sheet,
     rank,
     ranks_note,
+    scores_sheet,
     tests_sheet,
     titled,
     verdict,
 )
+from evalengine.report.terminal.tables import add, bullets, house_table
 
 _TEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -34,6 +39,33 @@ _TEX = {
     "|": "$|$",
     "[": "{[}",
 }
+
+
+def board_lines(comparison: Board) -> Iterator[Table | str]:
+    """Everything to print, in order; a string is one line."""
+    yield f"{headline(comparison)}."
+    if (pair := regressed(comparison)) is not None:
+        yield from regression_lines(pair, both_names(comparison))
+    yield _table(models_sheet(comparison))
+    yield from bullets("Notes", comparison.notes)
+    for sheet in (scores_sheet(comparison), *(group_sheet(comparison, members) for members in comparison.groups)):
+        if sheet.title != "Metrics":
+            yield sheet.title
+        yield _table(sheet)
+        if sheet.note:
+            yield sheet.note
+    if comparison.family:
+        sheet = tests_sheet(comparison)
+        yield _table(sheet)
+        yield sheet.note
+    yield f"verdict: {verdict(comparison)}"
+
+
+def _table(sheet: Sheet) -> Table:
+    table = house_table(sheet.head, left=sheet.words)
+    for row in sheet.rows:
+        add(table, row)
+    return table
 
 
 def markdown(board: Board) -> str:

@@ -1,10 +1,13 @@
-"""Several models in one sentence, by which a person decides."""
+"""Several models in one sentence, by which a person decides; and two of them as two runs, for what went from right to
+wrong."""
 
 from __future__ import annotations
 
 import math
 
-from evalengine.report.compare.test_words import Scale, test_words
+from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.headline import Scale, test_words
+from evalengine.report.compare.two_runs import with_questions
 from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import value_with_unit
@@ -48,3 +51,20 @@ def _test(board: Board, contest: Contest, test: PairTest) -> str:
 def _size(test: PairTest) -> float:
     size = abs(test.result.difference)
     return size if math.isfinite(size) else -1.0
+
+
+def regressed(board: Board) -> Comparison | None:
+    """The comparison of the board's two models; None for more of them, and where a document has another number in one
+    run than in the other: two runs are compared by number."""
+    if len(board.runs) != 2:
+        return None
+    for shared in board.shared.values():
+        if len(shared.runs) == 2 and (not shared.rows or any(x != y for x, y in shared.rows)):
+            return None
+    return with_questions(compare(*board.runs))
+
+
+def both_names(board: Board) -> tuple[str, str]:
+    """The names of the two models."""
+    first, second = board.names
+    return first, second

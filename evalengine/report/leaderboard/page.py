@@ -11,22 +11,24 @@ from urllib.parse import quote
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.comparison_page import listed
 from evalengine.report.html.markup import Child, Markup, join, tag
-from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, row_of, table, tiles, verdict
+from evalengine.report.html.parts import details, facts, origin_line, row_of, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
 from evalengine.report.leaderboard import sheets
 from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.documents import documents_grid
-from evalengine.report.leaderboard.headline import headline
-from evalengine.report.leaderboard.history import curves, history_plot, is_history
+from evalengine.report.leaderboard.headline import both_names, headline, regressed
+from evalengine.report.leaderboard.history import curves, history_picture, history_plot, is_history
 from evalengine.report.leaderboard.means import Group
-from evalengine.report.leaderboard.regressed import both_names, regressed
-from evalengine.report.leaderboard.tests_matrix import LEAST, tests_matrix
-from evalengine.report.numbers import counted
+from evalengine.report.leaderboard.numbers import board_json
+from evalengine.report.leaderboard.sheets import number, signed
+from evalengine.report.numbers import counted, p_value
+from evalengine.report.read.names import SWEEP_FORMAT
+from evalengine.report.sweep.write import VERSION, write_picture_and_list
 
+LEAST = 3  # models from which on pairs are many
 OPEN = 6  # metrics shown in full; further ones are folded
 PARTS = 12  # a group of at most so many parts is shown unfolded
 TILES = 3  # metrics in the first figures
@@ -41,6 +43,33 @@ MATRIX = (
 DOCUMENTS = (
     "Which models answered each document right, by each task's first metric. A row opens what each of them said."
 )
+
+
+def tests_matrix(board: Board, contest: Contest) -> Markup:
+    """Values on the diagonal; beside it row minus column, Holm's p, and how many answers differ."""
+    tests = {(test.b, test.a): test for test in contest.tests}
+    numbers = range(1, len(board.names) + 1)
+    rows = []
+    for row in numbers:
+        label = tag("span", f"{row}. {board.names[row - 1]}", class_="setting")
+        rows.append([label, *(_matrix_cell(contest, tests, row, column) for column in numbers)])
+    return table(("", *(f"{n}" for n in numbers)), rows, class_="matrix")
+
+
+def _matrix_cell(contest: Contest, tests: dict[tuple[int, int], PairTest], row: int, column: int) -> Markup:
+    if row == column:
+        return tag("span", tag("b", number(contest, contest.scores[row - 1]) or "·"), class_="cell")
+    test = tests.get((row, column)) or tests.get((column, row))
+    if test is None:
+        return tag("span", "not tested", class_="cell refused")
+    sign = 1 if test.b == row else -1
+    share = contest.share and not test.nats
+    lines = [tag("b", signed(sign * test.result.difference, share)), tag("span", f"p {p_value(test.p_adjusted)}")]
+    if test.changed is not None:
+        lines.append(tag("span", f"{test.changed:,} answers differ"))
+    wins = contest.wins(test)
+    better = None if wins is None or not test.significant else wins == (sign == 1)
+    return tag("span", *lines, class_=f"cell {({True: 'same', False: 'other', None: 'plain'})[better]}")
 
 
 def leaderboard_page(board: Board, history: bool = False, beside: Path | None = None) -> Page:
@@ -183,3 +212,16 @@ def _models(board: Board, beside: Path | None) -> Iterator[tuple[str, Child]]:
         if beside is not None and target.is_file():
             link = tag("a", link, href=f"./{quote(os.path.relpath(target, beside))}")
         yield name, join(step, link, digest, origin_line(run))
+
+
+def write_history(board: Board, name: str, folder: Path) -> list[Path]:
+    """Writes the three files, each whole or not at all, the list last: it makes the folder a finished experiment's.
+
+    Raises `EvalEngineError` if the disk refuses.
+    """
+    page = folder / f"{name}.html"
+    leaderboard_page(board, history=True, beside=folder).write(page)
+    content = board_json(board)
+    runs = [{**model, "source": os.path.relpath(model["source"], folder)} for model in content.pop("models")]
+    listed = {**content, "format": SWEEP_FORMAT, "version": VERSION, "experiment": name, "runs": runs}
+    return [page, *write_picture_and_list(name, folder, history_picture(board), listed)]

@@ -12,16 +12,15 @@ from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison
 from evalengine.report.compare.report import report as comparison_lines
 from evalengine.report.compare.two_runs import compared
+from evalengine.report.gate.forms import report_lines
 from evalengine.report.gate.gate import gate as judge
 from evalengine.report.gate.report import Report, headline
-from evalengine.report.gate.terminal import report_lines
 from evalengine.report.leaderboard.compose import Board, board
+from evalengine.report.leaderboard.formats import board_lines
 from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.numbers import board_json
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
-from evalengine.report.leaderboard.terminal import board_lines
-from evalengine.report.python.notebook import Line, Shown
-from evalengine.report.python.results import Results
+from evalengine.report.python.results import Line, Results, Shown
 from evalengine.report.read.load import load_run
 
 if TYPE_CHECKING:

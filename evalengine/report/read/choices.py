@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalengine.report.read.chosen import continuations, target_index
-from evalengine.report.read.run_data import RunData
+from evalengine.report.read.load import RunData
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,25 @@
-"""A run from disk, whatever it is: a run folder of ours, an output folder of lm-evaluation-harness, a baseline file."""
+"""A run from disk, whatever it is: a run folder of ours, an output folder of lm-evaluation-harness, a baseline file;
+with its texts for the HTML report."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from evalengine.errors import ConfigError, readable
+from evalengine.records.folder import RECORDS
 from evalengine.records.lm_eval_file import results_files
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import missing_for_page
+from evalengine.records.schema import read_endings, read_outcomes, read_thinking
+from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.baseline import is_baseline, load_baseline
-from evalengine.report.read.experiment import experiment_runs
+from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.lm_eval_records import load_results
-from evalengine.report.read.names import stands_for
-from evalengine.report.read.places import RESULTS, is_run_folder
-from evalengine.report.read.run import Loaded, Run
+from evalengine.report.read.names import RESULTS, experiment_runs, is_run_folder, stands_for
+from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.report.read.run_folder import load_folder
 
 
@@ -62,3 +70,94 @@ def _only_run_inside(path: Path, page: bool) -> Loaded:
     if runs := experiment_runs(path):
         raise ConfigError(f"{path}: an experiment of {len(runs)} runs; name one of them, such as {runs[0]}")
     raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """A finished run, ours or lm-eval's, with its samples."""
+
+    run: Run
+    results: dict[str, Any]  # lm-eval's results file
+    samples: dict[str, dict[int, list[dict[str, Any]]]]  # task -> doc_id -> a sample per filter
+    endings: dict[Key, tuple[str, int]]  # request -> (finish reason, prompt tokens); lm-eval's files hold none
+    thinking: dict[Key, tuple[int, bool]]  # (tokens of a thinking, cut short?); none where no end is named
+    outcomes: dict[Key, str]  # how the program in a generation ended, of tasks that run what the model wrote
+    pieces: dict[int, bytes]  # token id -> bytes; empty where the run left no tokens.json
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks with samples, in the results' order."""
+        return [task for task in self.results["results"] if task in self.samples]
+
+    @cached_property
+    def documents(self) -> dict[tuple[str, int], list[Item]]:
+        """Each document's requests by (task, doc_id), in order; none for a document with an empty text."""
+        requests: dict[tuple[str, int], list[Item]] = {(t, doc): [] for t, docs in self.samples.items() for doc in docs}
+        for item in self.run.items.values():
+            requests[item.task, item.doc_id].append(item)
+        return requests
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Each task's kind of request; tasks without a request are missing."""
+        return {item.task: item.kind for item in self.run.items.values()}
+
+    def items(self, task: str) -> list[Item]:
+        """The task's requests."""
+        return self._items.get(task, [])
+
+    @cached_property
+    def _items(self) -> dict[str, list[Item]]:
+        by_task: dict[str, list[Item]] = {}
+        for item in self.run.items.values():
+            by_task.setdefault(item.task, []).append(item)
+        return by_task
+
+    def score_keys(self, task: str) -> list[ScoreKey]:
+        """The task's metrics that have a number per document, those of the results first and in their order."""
+        reported = [key for key in self.run.results if key[0] == task and key in self.run.scores]
+        return reported + sorted(key for key in self.run.scores if key[0] == task and key not in reported)
+
+    def binary(self, key: ScoreKey) -> bool:
+        """Whether every document scored 0 or 1; False for a metric without a score per document."""
+        return key in self.run.scores and set(self.run.scores[key].values()) <= {0.0, 1.0}
+
+    def filters(self, task: str) -> list[str]:
+        """The task's filters in the samples' order."""
+        rows = next(iter(self.samples[task].values()), [])
+        return [row["filter"] for row in rows]
+
+
+def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -> RunData:
+    """Reads a run with its texts.
+
+    run: the path's, if it has been read already. page: whether `report.html` is checked, too.
+    Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
+    """
+    loaded = load_with_samples(path, page) if run is None else None
+    run = loaded.run if loaded else run
+    assert run is not None
+    if run.kind == "baseline":
+        raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
+    if run.kind == "run" and (missing := missing_for_page(run.manifest)):
+        raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
+                          "folder from where it was copied")  # fmt: skip
+    results, rows = (loaded.results, loaded.samples) if loaded else newest(run.source)
+    samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for task, unsorted in rows.items():
+        documents = samples.setdefault(task, {})
+        for row in sorted(unsorted, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
+            documents.setdefault(row["doc_id"], []).append(row)
+    ours, place = run.kind == "run", run.records or run.source
+    endings = loaded.endings if loaded else None
+    if endings is None:
+        endings = read_endings(place / RECORDS) if ours else {}
+    return RunData(
+        run=run,
+        results=results,
+        samples=samples,
+        endings=endings,
+        thinking=read_thinking(place / RECORDS) if ours else {},
+        outcomes=read_outcomes(place / RECORDS) if ours else {},
+        pieces=read_tokens(place / TOKENS) if ours else {},
+    )

@@ -1,4 +1,5 @@
-"""Names that stand for a run: `latest`, `FOLDER:latest` and `SWEEP:3`, wherever a command takes a run.
+"""Where runs lie, and the names that stand for runs and their items: `latest`, `FOLDER:latest` and `SWEEP:3`, wherever
+a command takes a run.
 
     latest             the newest finished run in results/
     FOLDER:latest      the newest one in another folder of runs
@@ -11,16 +12,119 @@ A file or folder that really has such a name goes first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from evalengine.errors import ConfigError, readable
-from evalengine.records.folder import DIGEST
-from evalengine.report.read.experiment import experiment_runs
-from evalengine.report.read.places import INDEX, RESULTS, runs_below
+from evalengine.records.evidence import file_sha256
+from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
+from evalengine.records.lm_eval_file import results_files
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.sealed import sha256_of
+from evalengine.records.shapes import text, wrong
+from evalengine.report.read.run import Key, Run
+from evalengine.util.plain_files import read_json
 
+RESULTS = Path("results")  # output_dir's default
+INDEX = "index.html"  # the list of all runs that lies beside them
+SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
+SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 LATEST = "latest"
 _NUMBERED = re.compile(r"(.+):(\d+)")
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether this is a run of ours, finished or not, whole or not."""
+    return any((path / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST))
+
+
+def runs_below(root: Path) -> list[Path]:
+    """The folders of our runs in `root`, finished or not, whole or not, those of its experiments among them."""
+    return sorted(folder for child in _folders(root) for folder in _runs_at(child))
+
+
+def holds_runs(path: Path) -> bool:
+    """Whether this is a folder of runs and no run itself. A folder with a single output of lm-eval is none."""
+    with readable(path):
+        if not path.is_dir() or is_run_folder(path) or results_files(path):
+            return False
+        foreign = [child for child in path.iterdir() if child.is_dir() and results_files(child)]
+        return bool(runs_below(path)) or len(foreign) > 1
+
+
+def root_of(run: Path) -> Path:
+    """The folder that holds a run beside others; of an experiment's run, the folder that holds the experiment."""
+    above = run.resolve().parent
+    return above.parent.parent if SWEEP_PLACE.fullmatch(above.name) else above
+
+
+def _runs_at(folder: Path) -> Iterator[Path]:
+    """This folder, if it is a run; the runs in it, if it is an experiment or an experiment's folder for a run."""
+    if is_run_folder(folder):
+        yield folder
+        return
+    place = SWEEP_PLACE.fullmatch(folder.name)
+    for child in _folders(folder):
+        if place or SWEEP_PLACE.fullmatch(child.name):
+            yield from _runs_at(child)
+
+
+def _folders(path: Path) -> list[Path]:
+    return [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []
+
+
+def experiment_runs(folder: Path) -> list[str]:
+    """The runs that an experiment's file in this folder lists, in its order; none where there is no such file."""
+    if not folder.is_dir() or (folder / "manifest.json").exists():  # a run has many files, some of them large
+        return []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            content = read_json(file)
+        except (OSError, ValueError):
+            continue  # the file is not an experiment's
+        if isinstance(content, dict) and content.get("format") == SWEEP_FORMAT:
+            return [str(folder / source) for source in _listed(file, content)]
+    if places := [child for child in folder.iterdir() if _is_place(child)]:
+        raise ConfigError(
+            f"{folder}: an experiment that is not finished ({len(places)} of its runs were begun); its command, given "
+            "again, takes it up; or name its runs"
+        )
+    return []
+
+
+def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
+    """The places of the runs in an experiment's file. Raises `ConfigError` if it was edited: it carries its own hash,
+    unless it was written before such files did."""
+    problem = wrong(sweep, {"runs": [{"source": text, "digest?": text}], "picture_sha256?": text})
+    seal = sweep.pop("sha256", None)
+    if not problem and seal is not None and seal != sha256_of(sweep):
+        problem = "its sha256 is not that of its content"
+    problem = problem or _elsewhere(file, sweep)
+    if problem:
+        raise ConfigError(f"{file}: {problem}: it was edited or damaged; take it from where it was copied, or name the "
+                          "runs in its folder one by one")  # fmt: skip
+    return [run["source"] for run in sweep["runs"]]
+
+
+def _elsewhere(file: Path, sweep: dict[str, Any]) -> str:
+    """Which run or picture beside an experiment's file is not the one that it lists; "" if none. Runs that lack a
+    digest, or are gone, are reported where they are opened."""
+    for run in sweep["runs"]:
+        digest = file.parent / run["source"] / "digest.txt"
+        if run.get("digest") and digest.is_file() and digest.read_bytes().strip() != run["digest"].encode():
+            return f"it lists another digest for {run['source']} than that run has"
+    picture = file.with_suffix(".svg")
+    if "picture_sha256" in sweep and picture.is_file() and file_sha256(picture) != sweep["picture_sha256"]:
+        return f"{picture.name} beside it is not the picture that was drawn"
+    return ""
+
+
+def _is_place(folder: Path) -> bool:
+    """Whether this is where an experiment put one of its runs."""
+    if not SWEEP_PLACE.fullmatch(folder.name) or not folder.is_dir() or is_run_folder(folder):
+        return False
+    return any(is_run_folder(child) for child in folder.iterdir() if child.is_dir())
 
 
 def stands_for(name: str | Path) -> str | Path:
@@ -80,3 +184,30 @@ def _newest_experiment(name: str) -> Path | None:
     ended = [file.parent for file in RESULTS.glob("*/*.json") if file.parent.name.startswith(f"{file.stem}-")]
     ours = [folder for folder in ended if folder.name.startswith(f"{name}-") and (folder / f"{name}.json").exists()]
     return max(ours, key=lambda folder: (folder / f"{name}.json").stat().st_mtime_ns, default=None)
+
+
+def named_item(run: Run, text: str, command: str) -> Key:
+    """The key of the item named `3`, `gsm8k/3`, `gsm8k/3/1` or `gsm8k/3/1/0`. Raises `ConfigError` if there is none."""
+    parts = text.split("/")
+    tasks = sorted({key[0] for key in run.items})
+    if len(parts) == 1 and len(tasks) == 1:
+        parts = [tasks[0], *parts]
+    if len(parts) < 2 or len(parts) > 4 or not all(part.isdecimal() for part in parts[1:]):
+        names = ", ".join(f"{task}/0" for task in tasks)
+        raise ConfigError(f"{command}: --item {text}: name a task and a document, such as {names}")
+    first, second, third = [*map(int, parts[1:]), 0, 0][:3]
+    key = (parts[0], first, second, third)
+    if key not in run.items:
+        raise ConfigError(f"{command}: --item {text}: {run.name} has no such request; its tasks are {', '.join(tasks)}")
+    return key
+
+
+def item_name(key: Key) -> str:
+    """An item's name for people: `gsm8k doc 3`, with request and repeat where they are not the first."""
+    return f"{key[0]} doc {document_name(key)}"
+
+
+def document_name(key: Key) -> str:
+    """An item's name beside its task's: `3`, or `3 request 1`."""
+    _, doc, request, repeat = key
+    return str(doc) + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")

@@ -21,10 +21,9 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
 from evalengine.records.shapes import sha256
 from evalengine.report.numbers import exact_sum, same_number
-from evalengine.report.read.aggregates import perplexity
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.rolling import asks_nothing
+from evalengine.report.read.rolling import asks_nothing, perplexity
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.plain_files import read_bytes

@@ -12,8 +12,8 @@ from itertools import combinations
 import numpy as np
 
 from evalengine.report.read.choices import choices
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.read.run_data import RunData
 from evalengine.report.stats.components import Samples, samples
 from evalengine.report.stats.mean_interval import wilson
 

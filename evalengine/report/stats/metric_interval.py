@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cautions, cluster_names, heavy_tails
-from evalengine.report.stats.mean_interval import mean_interval
-from evalengine.report.stats.weighted_mean import weighted_interval
+from evalengine.report.stats.mean_interval import mean_interval, weighted_interval
 
 if TYPE_CHECKING:
     from evalengine.report.stats.perplexity import Ratio

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from evalengine.report.stats.detectable_loss import detectable_loss
+from evalengine.report.stats.detectable import binary_effect, check_levels, detectable_loss, mean_effect
 from evalengine.report.stats.intervals import (
     Floats,
     bonett_price,
@@ -27,8 +25,7 @@ from evalengine.report.stats.intervals import (
     no_spread_interval,
     t_interval,
 )
-from evalengine.report.stats.permutation import EXACT, resamples, sign_flip
-from evalengine.report.stats.power import binary_effect, check_levels, mean_effect
+from evalengine.report.stats.significance import EXACT, mcnemar, resamples, sign_flip
 
 Test = Literal["mcnemar-exact", "permutation"]
 
@@ -154,30 +151,6 @@ def _infer_mean(
         for sides in (2, 1)
     )  # fmt: skip
     return _Inferred("permutation", interval, p_values, both, loss)
-
-
-def mcnemar(wins: int, losses: int) -> tuple[float, float]:
-    """(two-sided p, p of more losses than chance gives): the exact test on discordant pairs (McNemar 1947).
-
-    Under the null hypothesis losses ~ Binomial(wins + losses, 1/2). (1, 1) where no pair differs.
-    """
-    if wins + losses == 0:
-        return 1.0, 1.0
-    both = scipy.stats.binomtest(losses, wins + losses).pvalue
-    return float(both), float(scipy.stats.binomtest(losses, wins + losses, alternative="greater").pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for the family, in the given order: Holm 1979, Scandinavian Journal of Statistics 6(2).
-
-    The i-th smallest of m (from 0) becomes the running maximum of (m - i) p, at most 1. Controls the probability of
-    any false alarm, however the metrics depend on each other.
-    """
-    adjusted, running = [1.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:

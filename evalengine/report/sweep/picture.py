@@ -5,8 +5,7 @@ from __future__ import annotations
 from evalengine.report.compare.matrix_scores import leading_metrics, look, score_text, what_differs
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.numbers import counted
-from evalengine.report.sweep.sweep import Sweep
-from evalengine.report.sweep.tables import most, verdict
+from evalengine.report.sweep.sweep import Sweep, most, verdict
 
 WIDTH, HEIGHT, GAP, TOP = 112, 46, 3, 104  # a cell's size, the space between cells and above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most

@@ -15,13 +15,14 @@ from evalengine.report.compare.as_json import run_json
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
-from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.components import TwoWay, two_way
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.mean_interval import mean_interval
-from evalengine.report.stats.paired import cluster_codes, holm
+from evalengine.report.stats.paired import cluster_codes
+from evalengine.report.stats.significance import holm
 from evalengine.report.sweep.write import VERSION, write_list
 from evalengine.report.terminal.tables import add, house_table
 

@@ -16,10 +16,9 @@ from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.sweep.picture import picture
-from evalengine.report.sweep.sweep import Sweep
-from evalengine.report.sweep.tables import verdict
+from evalengine.report.sweep.sweep import Sweep, verdict
 
 VERSION = 1
 

@@ -1,14 +1,20 @@
-"""The style of every table and line on the terminal."""
+"""What commands print: the style of every table and line on the terminal, and a command's findings as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalengine.plain_text import printable
+from evalengine.errors import ConfigError
+from evalengine.plain_text import json_lines, printable
+from evalengine.util.tables import print_table
 
 
 def house_table(headings: Sequence[str], left: Sequence[int] = ()) -> Table:
@@ -31,3 +37,30 @@ def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
     if lines:
         yield f"{title}:"
         yield from (f"  - {line}" for line in lines)
+
+
+def print_findings(command: str, lines: Iterable[Table | str], content: dict[str, Any], target: str | None) -> None:
+    """Prints `lines`, and writes `content` to the file `target`, if one is named ("-": to standard output, alone).
+
+    The file is written first, lest a closed terminal cost it. Raises `ConfigError` if it cannot be written.
+    """
+    text = json_lines(content)
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    if target:
+        try:
+            Path(target).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{command}: --json {target}: {error.strerror or error}; name another file") from error
+    print_lines(lines)
+
+
+def print_lines(lines: Iterable[Table | str], console: Console | None = None) -> None:
+    """Prints tables and single lines, to standard output if no console is given."""
+    console = console or Console(file=sys.stdout, soft_wrap=True)
+    for line in lines:
+        if isinstance(line, str):
+            console.print(Text(printable(line)))
+        else:
+            print_table(line, console)

@@ -1,11 +1,15 @@
-"""Several runs in one table for a document: tasks as rows, runs as columns, value ± standard error."""
+"""Runs in a table for a document: tasks as rows, runs as columns, value ± standard error; before it, for two runs, the
+sentence to decide by, what changed, and what went from right to wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.headline import changed_words, headline
 from evalengine.report.compare.metric_tables import value_text
-from evalengine.report.leaderboard.formats import latex_table, markdown_table
+from evalengine.report.compare.regressions import facts, regressions
+from evalengine.report.leaderboard.formats import escaped, latex_table, markdown_table
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.leaderboard.sheets import MINUS, Sheet
 from evalengine.report.numbers import counted
@@ -17,6 +21,9 @@ TABLES: dict[str, Callable[[Sheet], str]] = {
     "md": markdown_table,
     "latex": lambda sheet: f"{NEEDS}\n{latex_table(sheet)}",
 }
+MOST = 20  # regressions in the table
+LONGEST = 200  # characters of a cell
+HEAD = ["Document", "Question", "Target", "A", "B", "Parts at"]
 
 
 def results_sheet(runs: Sequence[Run]) -> Sheet:
@@ -54,3 +61,19 @@ def _made(run: Run) -> str:
     how = f"{level} numerics" if level else run.kind
     digest = f"digest {run.digest[:12]}" if run.digest else "no digest"
     return f"{how}, {digest}, {counted(len(run.items), 'request')}"
+
+
+def comparison_markdown(c: Comparison) -> str:
+    """The sentence, the counts, and a table of regressions, each followed by an empty line."""
+    words = changed_words(c)
+    parts = [f"**{escaped(headline(c))}.**", f"{escaped(words[0].upper() + words[1:])}."]
+    found = regressions(c)
+    if found:
+        named = [(one.name, dict(facts(one, LONGEST))) for one in found[:MOST]]
+        rows = [
+            [name, *(known.get(title.lower(), known.get(title, "")) for title in HEAD[1:])] for name, known in named
+        ]
+        more = f"The first {MOST} of {len(found)}." if len(found) > MOST else ""
+        sheet = Sheet("Right to wrong", HEAD, rows, tuple(range(len(HEAD))), note=more)
+        parts += [f"### Right to wrong: {len(found):,}", markdown_table(sheet), "### Results"]
+    return "\n\n".join(parts) + "\n\n"
