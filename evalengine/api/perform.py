@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalengine.config.schema import Config
+from evalengine.util.phases import phase
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
 def preload() -> None:
     """Imports what `perform` imports otherwise, torch and transformers among it: two seconds."""
-    import evalengine.harness.runner
-    import evalengine.report.html.leave  # noqa: F401
+    with phase("imports"):
+        import evalengine.harness.runner
+        import evalengine.report.html.leave  # noqa: F401
 
 
 def perform(
@@ -32,12 +34,14 @@ def perform(
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
+    preload()
     from evalengine.harness.runner import run
     from evalengine.report.html.leave import leave_list, leave_report
 
     def on_complete(folder: Path) -> None:
-        leave_report(folder)
-        leave_list(folder)
+        with phase("page"):
+            leave_report(folder)
+            leave_list(folder)
         if config.log_to is not None:
             from evalengine.report.export.tracking import leave_log
 

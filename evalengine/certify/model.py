@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalengine.config.schema import ModelConfig
-from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evalengine.engine.load.loader import Checkpoint
 
 SHAPE = "shape:"
 _QWEN3 = {
@@ -99,6 +102,8 @@ def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkp
 
     Raises: ConfigError for an unknown shape, a depth that is not the shape's to cut, or a model that is not found.
     """
+    from evalengine.engine.load.loader import resolve_checkpoint  # the shapes alone are asked for without torch
+
     if not model.path.startswith(SHAPE):
         if num_layers is not None:
             raise ConfigError(f"--layers={num_layers}: only a shape's depth can be cut; {model.path} is none")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace, exit_code
 from evalengine.util.forked import ForkedTask, cores
+from evalengine.util.phases import phase
 from evalengine.version import CONTRACT_VERSION, __version__
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ def main(arguments: Namespace) -> int:
     if arguments.version:
         say(f"evalengine {__version__} (contract {CONTRACT_VERSION})")
         return 0
-    from evalengine.config.compose import compose_jobs, experiment_name
+    from evalengine.config.compose import experiment_name
     from evalengine.config.schema import to_yaml
 
     runs_here = not arguments.cfg and not arguments.multirun
     beside = runs_here and "torch" not in sys.modules and cores() > 1 and _chosen(arguments.settings) >= MANY_TASKS
-    with ForkedTask(lambda: compose_jobs(arguments.settings, arguments.multirun), worthwhile=beside) as composed:
+    with ForkedTask(lambda: _composed(arguments), worthwhile=beside) as composed:
         if beside:
             from evalengine.api.perform import preload
 
@@ -51,6 +52,13 @@ def main(arguments: Namespace) -> int:
 
         return submit(jobs, arguments.argv)
     return _run_all(jobs, arguments.argv)
+
+
+@phase("settings")
+def _composed(arguments: Namespace) -> list[Job]:
+    from evalengine.config.compose import compose_jobs
+
+    return compose_jobs(arguments.settings, arguments.multirun)
 
 
 def _chosen(settings: Sequence[str]) -> int:

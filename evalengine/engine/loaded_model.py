@@ -28,6 +28,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
+from evalengine.util.phases import note_compilations, phase
 
 FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
 RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes
@@ -69,6 +70,7 @@ class LoadedModel:
 
     def _load(self) -> None:
         """Loads the weights, makes a KV pool in the memory that they leave, and captures the CUDA graphs."""
+        note_compilations()
         settings = self.settings
         backend, tp = settings.attention_backend, self._ranks.tp
         ops = create_ops(settings.numerics, settings.dtype, settings.device, backend, tp)
@@ -79,10 +81,12 @@ class LoadedModel:
             share_memory(ops, slot_size)
             return load_model(self.checkpoint, ops, settings.max_model_len)
 
-        model, *_ = self._ranks.on_all_ranks("load", orders, own)
+        with phase("weights"):
+            model, *_ = self._ranks.on_all_ranks("load", orders, own)
         self._build(model, ops)
         assert self.runner is not None
-        self.runner.capture_graphs()
+        with phase("graphs"):
+            self.runner.capture_graphs()
 
     def _build(self, model: CausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
         """Makes the KV pool, the scheduler and the runner, once the kernels of this block size are verified.
@@ -92,9 +96,10 @@ class LoadedModel:
         settings = self.settings
         if settings.block_size not in self._kernels_verdicts:
             size = settings.block_size
-            verdicts = self._ranks.on_all_ranks(
-                "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
-            )
+            with phase("schedules"):
+                verdicts = self._ranks.on_all_ranks(
+                    "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
+                )
             self._kernels_verdicts[size] = verdicts[0]
         if num_kv_blocks is None:
             fitting = self._ranks.on_all_ranks(

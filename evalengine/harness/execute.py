@@ -21,10 +21,12 @@ from evalengine.harness.time_left import WorkAmount
 from evalengine.plain_text import warn
 from evalengine.records.folder import RunFolder
 from evalengine.records.schema import RecordKey, ids_sha256
+from evalengine.util.phases import phase
 
 MAX_LISTED = 10
 
 
+@phase("steps")
 def execute(
     plan: Plan,
     llm: Answering,

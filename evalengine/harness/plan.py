@@ -30,6 +30,7 @@ from evalengine.tasks.generation import generation_settings
 from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 from evalengine.util.forked import ForkedTask, shares
+from evalengine.util.phases import phase
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
@@ -68,13 +69,13 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     problems: list[str] = []
     problems_of_rows: list[str] = []
     templated = config.apply_chat_template  # the tasks need the model
-    checkpoint = loaded or (_collect(problems, lambda: resolve_checkpoint(config.model)) if templated else None)
+    checkpoint = loaded or (_collect(problems, lambda: _found(config)) if templated else None)
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
     read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     loaded_tasks = [task for task in read if task is not None]
     with ForkedTask(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks)) as checked:
         if checkpoint is None and not templated:
-            checkpoint = _collect(problems, lambda: resolve_checkpoint(config.model))
+            checkpoint = _collect(problems, lambda: _found(config))
         problems_of_rows.extend(checked.result())
     problems.extend(problems_of_rows)
     spec = checkpoint.spec if checkpoint else None
@@ -88,6 +89,11 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
         raise ConfigError(problems)
     assert checkpoint is not None
     return checkpoint, loaded_tasks
+
+
+@phase("tokenizer")
+def _found(config: Config) -> Checkpoint:
+    return resolve_checkpoint(config.model)
 
 
 def _chat(config: Config, checkpoint: Checkpoint | None = None) -> ChatTemplate | None:
@@ -164,6 +170,7 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
         return _plan(tasks, prompts, llm)
 
 
+@phase("plan")
 def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
     requests = [*chain.from_iterable(part.requests for part in written)]
     if len(written) > 1:
@@ -179,6 +186,7 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
         return Plan(plans, requests, sum(part.special_documents for part in written), hashed.result())
 
 
+@phase("prompts")
 def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
     written, special = [], 0
     for task in tasks:
@@ -218,6 +226,7 @@ def _special_finder(tokenizer: Any, documents: set[int]) -> Callable[[int, str],
     return see
 
 
+@phase("rows")
 def _read(name: str, config: Config, chat: Chat | None) -> Task:
     task = load_task(
         name,
@@ -233,6 +242,7 @@ def _read(name: str, config: Config, chat: Chat | None) -> Task:
     return task
 
 
+@phase("rows")
 def _check(tasks: Sequence[Task]) -> list[str]:
     """What is wrong with the tasks' rows."""
     problems: list[str] = []

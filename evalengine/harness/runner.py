@@ -24,6 +24,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
+from evalengine.harness.journal import JournalEntry
 from evalengine.harness.kept import open_answer_cache
 from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
@@ -52,6 +53,7 @@ from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.libraries import deciding
+from evalengine.util.phases import phase
 from evalengine.util.relaxed_gc import relaxed_gc
 from evalengine.version import __version__
 
@@ -150,8 +152,20 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
     config, llm = run.config, run.llm
     plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided)
     executed = time.perf_counter()
+    with phase("records"):
+        return _scored_and_written(run, plan, answers, ran, executed, llm.stats.since(before))
+
+
+def _scored_and_written(
+    run: _ResolvedRun,
+    plan: Plan,
+    answers: Mapping[RecordKey, JournalEntry],
+    ran: set[RecordKey],
+    executed: float,
+    stats: EngineStats,
+) -> str:
+    config, llm = run.config, run.llm
     thought = thoughts(plan, answers, llm.tokenizer)
-    stats = llm.stats.since(before)
     judged = verdicts(plan, answers, config, selection(config))
     rows = records(plan, answers, thought, judged)
     programs = program_facts(plan, config, judged)

@@ -51,7 +51,7 @@ ARROWS: dict[str, set[str]] = {
     | {"errors", "version"},
     "explain": {"harness", "engine", "layers", "records", "report", "config", "util", "errors"},
     "receipts": {"harness", "engine", "models", "records", "report", "config", "util", "errors", "version"},
-    "bench": {"certify", "engine", "models", "records", "config", "util", "errors"},
+    "bench": {"certify", "harness", "engine", "models", "records", "config", "util", "errors"},
     "lm_eval_model": {"cache", "harness", "engine", "models", "records", "config", "errors", "version"},
     "assets": set(),
     "benchmarks": {"bench", "cli", "cache", "harness", "certify", "engine", "models", "layers", "kernels", "invariant"}

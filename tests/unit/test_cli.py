@@ -120,7 +120,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", "model.path=shape:qwen9"], "no such shape; there are shape:qwen3-0.6b, shape:qwen3-8b"),
         (["verify", "engine", "--layers", "2"], "only a shape's depth can be cut"),
         (["verify", "model.path=shape:qwen3-8b", "task=gsm8k"], "a shape has no tokenizer; leave task and limit out"),
-        (["bench", "matmull"], "matmull: there is no such benchmark; there is throughput"),
+        (["bench", "matmull"], "matmull: there is no such benchmark; there are throughput and start"),
         (["limit=4", "compare"], "compare: a command's name comes first: python -m evalengine compare ..."),
         (["help", "comapre"], "comapre: no such command; did you mean compare?"),
         (["check", "/nowhere/r.json"], "check: /nowhere/r.json: no such file or folder; give a receipt"),

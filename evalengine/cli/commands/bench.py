@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,8 @@ Requests = Annotated[int | None, Option(metavar="N", parser=count, help="the fir
 
 
 def _words(
-    what: Annotated[str, Argument(metavar="throughput", show_default=False, help="what to measure")],
+    what: Annotated[str, Argument(metavar="throughput", show_default=False, help="what to measure; of start there is "
+                                  "a help of its own: bench start --help")],
     models: Annotated[Any, Option(metavar="NAME,...", parser=names, help="model.path of each; a shape has dummy "
                       "weights")] = THROUGHPUT_MODELS,
     workloads: Annotated[Any, Option(metavar="NAME,...", parser=names, help="random, batch1, long, "
@@ -47,8 +49,8 @@ def _words(
     (the least time that two ceilings measured in the same run allow) and, with --compare, another engine's time."""
     arguments = Namespace(**locals())
     if what != "throughput":
-        cure = "there is throughput; kernels, steps and statistics are measured from a checkout: python -m benchmarks"
-        raise BadUsage(f"{what}: there is no such benchmark; {cure}")
+        others = "kernels, steps and statistics are measured from a checkout: python -m benchmarks"
+        raise BadUsage(f"{what}: there is no such benchmark; there are throughput and start; {others}")
     arguments.modes = modes or ["invariant", "fast"]
     arguments.tensor_parallel_sizes = tensor_parallel_sizes or [1]
     if unknown := [mode for mode in arguments.modes if mode not in ("invariant", "fast")]:
@@ -56,8 +58,41 @@ def _words(
     return arguments
 
 
-main = Command("bench", _words, "evalengine.bench.throughput_cli:main", """\
+def _start(
+    settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="those of "
+                        "the run (default: task=mmlu limit=20)")] = None,
+    models: Annotated[Any, Option(metavar="NAME,...", parser=names, help="model.path of each; a shape has dummy "
+                      "weights")] = THROUGHPUT_MODELS,
+    tokenizer: Annotated[str, Option(metavar="PATH", help="a shape's tokenizer")] = "asset:tinymath",
+    rounds: Annotated[int, Option(metavar="N", parser=count, help="later commands of each model, after the first")] = 3,
+    twice: Annotated[str, Option(metavar="SETTINGS", help="the run that is made twice in one process, with spaces "
+                     "between its settings; '' for none")] = "task=hellaswag limit=1000",
+    output: Output = Path("results/reference"),
+) -> Namespace:  # fmt: skip
+    """Times whole commands, from their start to their end, and says which phase takes how long: the first one with
+    empty caches, as on a fresh machine, then later ones; and the first and second run of one process."""
+    chosen = settings or ["task=mmlu", "limit=20"]
+    return Namespace(
+        settings=chosen, models=models, tokenizer=tokenizer, rounds=rounds, twice=twice.split(), output=output
+    )
+
+
+class _Bench(Command):
+    """`bench`, whose first word may name a benchmark with words of its own."""
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        return START(argv[1:]) if list(argv[:1]) == ["start"] else super().__call__(argv)
+
+
+main = _Bench("bench", _words, "evalengine.bench.throughput_cli:main", """\
 Writes throughput-<gpu>.json and .md to the folder (throughput-<models>-<gpu> with --models) after every run; the JSON's
 keys are in evalengine/bench/throughput.py.
 
 Exit codes: 0 measured, 1 a run failed, or a round of the invariant mode gave other bytes, 2 bad usage.""")  # fmt: skip
+START = Command("bench start", _start, "evalengine.bench.start:main", """\
+  bench start data_dir=FOLDER --models shape:qwen3-0.6b
+  bench start task=gsm8k limit=20 --models ./checkpoint --twice ''
+
+Writes start-<gpu>.json and .md to the folder; the JSON's keys are in evalengine/bench/start.py.
+
+Exit codes: 0 measured, 1 a command failed, or two commands' digests differ, 2 bad usage.""")  # fmt: skip
