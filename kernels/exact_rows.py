@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_aten_rows
+from evalengine.kernels import exact, exact_aten_rows, exact_mixture
 from evalengine.kernels import exact_math as em
 
 _ACTIVATIONS = {"silu": exact.wide_silu, "gelu": exact_aten_rows.gelu, "gelu_tanh": exact_aten_rows.gelu_tanh}
@@ -51,7 +51,9 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
 def activation(x: Tensor, kind: str, *, gated: bool) -> Tensor:
     """[T, 2 I] -> float32 [T, I], kind(first half) * second half, if gated; else any shape -> kind(x).
 
-    kind: "silu", "gelu" (by erfc) or "gelu_tanh". One rounding.
+    kind: "silu", "gelu" (by erfc) or "gelu_tanh"; "clamped_swiglu", always gated. One rounding.
     """
+    if kind == "clamped_swiglu":
+        return exact_mixture.clamped_swiglu(x)
     function = _ACTIVATIONS[kind]
     return exact.gated(function, x) if gated else exact.elementwise(function, x)

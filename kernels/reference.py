@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
 
 _MASK32 = 0xFFFFFFFF
 
@@ -195,3 +196,54 @@ def sample(logprobs: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor,
         noisy = logprobs[row, ids].double() / temperature + noise[row, ids]
         drawn.append(int(ids[noisy == noisy.max()].min()))
     return torch.tensor(drawn, dtype=torch.int64, device=logprobs.device)
+
+
+def route(logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+    """[T, E], [E] -> experts int64 [T, k] by rank, weights [T, k], token by token. What is compared (scores, with the
+    bias, and sums of two) is rounded to float32 first, so that ties are those of the levels."""
+    chosen, weights = [], []
+    for row in logits.double():
+        scores = {"softmax": row.softmax(0), "sigmoid": row.sigmoid(), "logit": row}[router.scores].float().double()
+        choice = (scores if choice_bias is None else scores + choice_bias.double()).float().tolist()
+        size = router.experts // router.groups
+        by_group = [sorted(choice[g * size : (g + 1) * size], reverse=True)[:2] for g in range(router.groups)]
+        sums = torch.tensor(by_group).float().sum(-1).tolist()
+        kept = sorted(range(router.groups), key=lambda g: (-sums[g], g))[: router.kept_groups]
+        open_ids = [e for e in range(router.experts) if e // size in kept]
+        ids = sorted(open_ids, key=lambda e: (-choice[e], e))[: router.chosen]
+        own = scores[ids]
+        if router.scores == "logit":
+            own = own.softmax(0)
+        elif router.normed:
+            own = own / max(float(own.sum()) + router.sum_offset, router.least_sum)
+        chosen.append(ids)
+        weights.append(own * router.scaling)
+    return torch.tensor(chosen), torch.stack(weights)
+
+
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
+    """[T, K] or [T, k, K], [E, N, K], [E, N], int [T, k] -> [T, k, N], a row after another."""
+    rows = x.unsqueeze(1).expand(-1, ids.shape[1], -1) if x.ndim == 2 else x
+    y = [
+        linear(rows[t, r], weight[e], None if bias is None else bias[e])
+        for t, experts in enumerate(ids.tolist())
+        for r, e in enumerate(experts)
+    ]
+    return torch.stack(y).view(*ids.shape, -1)
+
+
+def combine(x: Tensor, weights: Tensor) -> Tensor:
+    """[T, k, H], [T, k] -> [T, H]."""
+    return (x.double() * weights.double().unsqueeze(-1)).sum(1)
+
+
+def gate(x: Tensor, logits: Tensor) -> Tensor:
+    """[T, H], [T, 1] -> [T, H]."""
+    return x.double() * logits.double().sigmoid()
+
+
+def clamped_swiglu(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] -> [T, I]."""
+    gate, up = gate_up.double().chunk(2, -1)
+    gate = gate.clamp(max=7)
+    return (up.clamp(-7, 7) + 1) * gate * (1.702 * gate).sigmoid()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Mixture
 from evalengine.kernels.row_variants import LLAMA, RowVariants
 
 
@@ -33,6 +34,8 @@ class Shapes:
     gated: bool = True  # whether the feed-forward has a gate beside `up_proj`
     mlp_bias: bool = False  # whether its products have biases
     row_variants: RowVariants = LLAMA
+    dense: bool = True  # whether some layer has one feed-forward for all tokens
+    mixture: Mixture | None = None  # what the layers have that have experts
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks
@@ -44,9 +47,30 @@ class Shapes:
         rows of every weight, with the whole of k."""
         heads, kv_heads = self.heads_of_rank(ranks)
         hidden, inner = self.hidden_size, self.intermediate_size
-        return {
+        layers = {
             "qkv_proj": LinearShape((heads + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias),
             "o_proj": LinearShape(hidden // ranks, self.num_heads * self.head_dim, self.attention_output_bias),
-            "gate_up_proj": LinearShape((1 + self.gated) * inner // ranks, hidden, self.mlp_bias),
-            "down_proj": LinearShape(hidden // ranks, inner, self.mlp_bias),
+        }
+        if self.dense:
+            layers["gate_up_proj"] = LinearShape((1 + self.gated) * inner // ranks, hidden, self.mlp_bias)
+            layers["down_proj"] = LinearShape(hidden // ranks, inner, self.mlp_bias)
+        if self.mixture is None:
+            return layers
+        if not self.mixture.router.wide:
+            layers["gate"] = LinearShape(self.mixture.router.experts, hidden, self.mixture.router.bias)
+        if shared := self.mixture.shared_size:
+            layers["shared gate_up_proj"] = LinearShape(2 * shared // ranks, hidden, self.mlp_bias)
+            layers["shared down_proj"] = LinearShape(hidden // ranks, shared, self.mlp_bias)
+        if self.mixture.shared_gate:
+            layers["shared_expert_gate"] = LinearShape(1, hidden)
+        return layers
+
+    def expert_layers(self, ranks: int = 1) -> dict[str, LinearShape]:
+        """The weights of one expert, likewise; none without experts."""
+        if self.mixture is None:
+            return {}
+        hidden, inner, bias = self.hidden_size, self.mixture.intermediate_size, self.mixture.bias
+        return {
+            "gate_up_proj": LinearShape(2 * inner // ranks, hidden, bias),
+            "down_proj": LinearShape(hidden // ranks, inner, bias),
         }

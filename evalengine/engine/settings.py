@@ -199,8 +199,12 @@ def _uneven(ranks: int, spec: ModelSpec) -> str:
     sizes = {
         "attention heads": spec.num_heads,
         "hidden features": spec.hidden_size,
-        "intermediate features": spec.intermediate_size,
     }
+    if spec.dense:
+        sizes["intermediate features"] = spec.intermediate_size
+    if spec.mixture is not None:
+        sizes["intermediate features of an expert"] = spec.mixture.intermediate_size
+        sizes["intermediate features of the shared expert"] = spec.mixture.shared_size
     uneven = [f"{size} {what}" for what, size in sizes.items() if size % ranks]
     if max(ranks, spec.num_kv_heads) % min(ranks, spec.num_kv_heads):
         uneven.append(f"{spec.num_kv_heads} KV heads")

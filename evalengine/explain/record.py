@@ -25,7 +25,8 @@ from evalengine.explain.trace import LOGITS, Computation
 from evalengine.layers.hooks import op_hook
 
 VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only those of positions that were asked for are kept
-PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v")}  # names of the outputs of ops that have two
+# The names of the outputs of ops that have two.
+PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v"), "choice": ("experts", "weights")}
 NORM_PARTS = ("norm", "residual")  # the outputs of a norm
 
 
@@ -161,6 +162,8 @@ class ComputationRecorder:
         if op.endswith(("store_kv.k", "store_kv.v")):  # the pool holds the values rounded to its dtype
             output = _stored(op, runner)
             observed = [(row.slot, row.computation) for row in self._rows]
+        if not output.is_floating_point():
+            output = output.float()  # the numbers of experts
         self.ops.setdefault(op, str(output.dtype).removeprefix("torch."))
         index = torch.tensor([row for row, _ in observed], device=output.device)
         for (_, computation), values in zip(observed, _as_float32(output[index]), strict=True):

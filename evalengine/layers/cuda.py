@@ -13,6 +13,9 @@ from torch import Tensor
 from evalengine.kernels import (
     activation,
     attention,
+    expert_groups,
+    expert_matmul,
+    expert_rows,
     kv_cache,
     layer_norm,
     log_softmax,
@@ -20,12 +23,14 @@ from evalengine.kernels import (
     qkv,
     rms_norm,
     rope,
+    routing,
     softcap,
     softmax_parts,
 )
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Ops
+from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Norm
 
@@ -43,7 +48,8 @@ def paged_attention(
 
 
 class CudaOps(Ops):
-    """All ops but `prepare_weight`, `linear`, `lm_head` and `attention`, which each level has of its own."""
+    """All ops but `prepare_weight`, `linear`, `lm_head` and `attention`, which each level has of its own. Products of
+    experts are the contract's at both levels: no library's kernel serves a few rows an expert as well as many."""
 
     fused = True
     vocabulary_block = softmax_parts.CHUNK
@@ -96,6 +102,8 @@ class CudaOps(Ops):
         return activation.silu_and_mul(gate_up)
 
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        if kind == "clamped_swiglu":
+            return expert_rows.clamped_swiglu(x)
         return activation.gated(x, kind) if gated else activation.activation(x, kind)
 
     def gather_silu_and_mul(self, gate_up: Tensor) -> Tensor:
@@ -146,3 +154,21 @@ class CudaOps(Ops):
         # One sum serves both: float64 holds every token id and every float32, and adding zeros to a number keeps it.
         combined = self.tp.sum(torch.cat([greedy.double(), logprobs.double()]))
         return combined[:n].long(), combined[n:].float()
+
+    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        return routing.route(logits, choice_bias, router, self.dtype)
+
+    def group(self, ids: Tensor, experts: int) -> Groups:
+        return expert_groups.group(ids, experts, expert_matmul.height(self.dtype, ids.numel(), experts))
+
+    def prepare_experts(self, weight: Tensor) -> PreparedWeight:
+        return weight.detach()
+
+    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
+        return expert_matmul.expert_linear(x, weight, bias, groups)
+
+    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+        return expert_rows.combine(x, weights)
+
+    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
+        return expert_rows.gate(x, logits)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import exact, exact_attention, exact_rows
+from evalengine.kernels import exact, exact_attention, exact_mixture, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Ops, PreparedWeight
+from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.variants import Activation, Norm
 
 
@@ -98,3 +99,18 @@ class ExactOps(Ops):
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return exact.log_softmax(logits)
+
+    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        return exact_mixture.route(logits, choice_bias, router)
+
+    def prepare_experts(self, weight: Tensor) -> PreparedWeight:
+        return [exact.quantize_weight(expert) for expert in weight.detach()]
+
+    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
+        return exact_mixture.expert_linear(x, weight, bias, groups)
+
+    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+        return exact_mixture.combine(x, weights)
+
+    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
+        return exact_mixture.gate(x, logits)

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
+from evalengine.layers import fast_mixture
 from evalengine.layers.attention import store_kv
 from evalengine.layers.attention_backends import attention_function, variant_problems
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Ops, PreparedWeight
+from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Norm
 
@@ -105,6 +107,8 @@ class FastOps(Ops):
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         if not gated:
             return _ACTIVATIONS[kind](x)
+        if kind == "clamped_swiglu":
+            return fast_mixture.clamped_swiglu(x)
         gate, up = x.chunk(2, dim=-1)
         return _ACTIVATIONS[kind](gate.contiguous()) * up
 
@@ -124,3 +128,18 @@ class FastOps(Ops):
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return torch.log_softmax(logits, dim=-1)
+
+    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        return fast_mixture.route(logits, choice_bias, router, self.dtype)
+
+    def prepare_experts(self, weight: Tensor) -> PreparedWeight:
+        return weight.detach()
+
+    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
+        return fast_mixture.expert_linear(x, weight, bias, groups)
+
+    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+        return (x.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
+        return torch.sigmoid(logits) * x

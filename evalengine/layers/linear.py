@@ -61,11 +61,19 @@ class OutputLinear(Layer):
     """
 
     def __init__(
-        self, ops: Ops, in_features: int, out_features: int, bias: bool = False, *, whole: bool = False
+        self,
+        ops: Ops,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        *,
+        whole: bool = False,
+        part: bool = False,
     ) -> None:
-        """whole: every rank gets all output columns, also where the gathers are fused."""
+        """whole: every rank gets all output columns, also where the gathers are fused. part: it gets its own alone, or
+        its part of the sum, which a later layer completes."""
         super().__init__(ops)
-        self.whole = whole
+        self.whole, self.part = whole, part
         self.shape = (out_features, in_features)
         self.by_rows = not ops.sums_cross_ranks or ops.tp.size == 1
         size = ops.tp.size
@@ -96,10 +104,11 @@ class OutputLinear(Layer):
         """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""
         tp = self.ops.tp
         if not self.by_rows:
-            return tp.sum(self.ops.linear(x, self.prepared, self.bias))
+            part = self.ops.linear(x, self.prepared, self.bias)
+            return part if self.part else tp.sum(part)
         whole = x if x.shape[1] == self.shape[1] else tp.gather_features(x)
         part = self.ops.linear(whole, self.prepared, self.bias)
-        return part if self.ops.fuses_gathers and not self.whole else tp.gather_features(part)
+        return part if self.part or (self.ops.fuses_gathers and not self.whole) else tp.gather_features(part)
 
 
 class QKVLinear(MergedLinear):

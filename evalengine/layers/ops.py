@@ -1,7 +1,7 @@
 """The arithmetic a model is made of, behind one interface: a numerics level is one implementation of `Ops`.
 
     T tokens, K input features, N output features, H hidden, I intermediate, Hq/Hkv heads, D head_dim, V vocabulary,
-    B pages of `block_size` tokens.
+    B pages of `block_size` tokens, E experts, of which each token has k.
 
 Layers hold an `Ops` and call nothing else, so `fast`, `exact` and (on CUDA) `native` share every model, loader and
 scheduler. At each level the rounding points are those of the numerics contract, which its implementation quotes. The
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from evalengine.kernels import sampling
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
@@ -25,6 +26,7 @@ from evalengine.layers.variants import Activation, Norm
 
 GREEDY = -1  # as a column of `read_out`: the row's most probable token
 PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
+Groups = Any  # the type of `group`'s result, likewise
 
 
 class Ops(ABC):
@@ -154,6 +156,34 @@ class Ops(ABC):
     @abstractmethod
     def log_softmax(self, logits: Tensor) -> Tensor:
         """float32 [T, V] -> float32 [T, V]."""
+
+    # -- mixtures of experts -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        """[T, E], float32 [E] -> the experts of each token in order of rank, integers [T, k], and their weights,
+        float32 [T, k]. A row of logits that is not finite has weights of NaN."""
+
+    def group(self, ids: Tensor, experts: int) -> Groups:
+        """The experts [T, k] that `route` chose, in the form in which `expert_linear` takes them."""
+        return ids
+
+    @abstractmethod
+    def prepare_experts(self, weight: Tensor) -> PreparedWeight:
+        """[E, N, K] in `dtype` -> the form that `expert_linear` multiplies with; called once, after loading."""
+
+    @abstractmethod
+    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
+        """[T, K], or [T, k, K] for a row each choice; bias [E, N] -> [T, k, N]: `linear` of each token's row with each
+        of its experts."""
+
+    @abstractmethod
+    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+        """[T, k, H], float32 [T, k] -> [T, H]: the sum of weight * row in order of rank, rounded once."""
+
+    @abstractmethod
+    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
+        """[T, H], [T, 1] -> [T, H]: x * sigmoid(logit)."""
 
     # -- fused forms -------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ class ActivationLayer(Layer):
         self.kind, self.gated = kind, gated
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim > 2:  # a row for each expert of a token
+            return self.forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         if self.kind != "silu" or not self.gated:
             return self.ops.activation(x, self.kind, gated=self.gated)
         return self.ops.gather_silu_and_mul(x) if self.ops.fuses_gathers else self.ops.silu_and_mul(x)

@@ -32,6 +32,7 @@ from evalengine.layers.rows import (
     Table,
 )
 from evalengine.models.causal_lm import CausalLM
+from evalengine.models.mixture import DecoderMixture
 from evalengine.models.spec import Block, ModelSpec
 
 
@@ -131,7 +132,8 @@ class DecoderLayer(nn.Module):
             self.post_attention_layernorm = RowNorm(ops, size, norm)
         elif block.parallel is None:
             self.post_attention_layernorm = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
-        self.mlp = DecoderMLP(spec, block, ops, whole=whole)
+        feed_forward = DecoderMLP if block.mixture is None else DecoderMixture
+        self.mlp: nn.Module = feed_forward(spec, block, ops, whole=whole)
 
     def forward(
         self,
@@ -225,6 +227,7 @@ class DecoderForCausalLM(CausalLM):
         super().__init__()
         self.spec = spec
         self.ops = ops
+        self.layers_alike = len({block.mixture for block in spec.blocks}) == 1
         self.model = Decoder(spec, ops)
         tied = self.model.embed_tokens if spec.tie_word_embeddings else None
         self.lm_head = LMHead(ops, spec.vocab_size, spec.hidden_size, tied_to=tied)

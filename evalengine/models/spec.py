@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Mixture
 from evalengine.kernels.row_variants import RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
@@ -38,6 +39,12 @@ class Block:
     activation: Activation = "silu"
     gated: bool = True
     mlp_bias: bool = False
+    mixture: Mixture | None = field(default=None, metadata=LATER)  # in the place of the one feed-forward
+
+    def __repr__(self) -> str:
+        """All fields, but a mixture only where there is one: dummy weights of models without are named as before."""
+        names = [f.name for f in fields(self) if f.name != "mixture" or self.mixture is not None]
+        return f"Block({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 PLAIN = (Block(),)
@@ -102,6 +109,22 @@ class ModelSpec:
             if (rope := self.rope_of(block)) not in ropes:
                 ropes.append(rope)
         return ropes
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The experts of the layers that have some; all of them have the same."""
+        return next((block.mixture for block in self.blocks if block.mixture is not None), None)
+
+    @property
+    def dense(self) -> bool:
+        """Whether some layer has one feed-forward for all tokens."""
+        return any(block.mixture is None for block in self.blocks)
+
+    @property
+    def feed_forward_features(self) -> int:
+        """How many intermediate features a token has in the widest feed-forward, its experts' added up."""
+        mixture = self.mixture
+        return max(self.intermediate_size * self.dense, mixture.features if mixture else 0)
 
     @property
     def attention_scale(self) -> float:

@@ -22,6 +22,7 @@ LARGEST = {
     "head_dim": 1024,
     "max_position_embeddings": 1 << 24,  # RoPE's angles are float32, which holds no odd position beyond
 }
+MOST_EXPERTS = 4096  # the logits of one chunk of a softmax
 _WHY = {"vocab_size": ", the most probabilities that log-softmax and sampling can add up exactly"}
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -45,7 +46,7 @@ def spec_problems(spec: ModelSpec) -> list[str]:
         problems.append(f"rms_norm_eps={shown(spec.rms_norm_eps)}: must be a number from 1e-30 to 1")
     for rope in spec.ropes:
         problems += [problem for problem in _rope_problems(rope, spec.head_dim) if problem not in problems]
-    problems += [*_block_problems(spec), *dict.fromkeys(_number_problems(spec))]
+    problems += [*_block_problems(spec), *_mixture_problems(spec), *dict.fromkeys(_number_problems(spec))]
     for flag in ("tie_word_embeddings", "attention_bias", "attention_output_bias", "qk_norm"):
         if not isinstance(getattr(spec, flag), bool):
             problems.append(f"{flag}={shown(getattr(spec, flag))}: must be true or false")
@@ -67,6 +68,30 @@ def _block_problems(spec: ModelSpec) -> Iterator[str]:
     for name in ("gated", "mlp_bias", "activation", "parallel", "norm_before", "norm_after", "qk_norm_of"):
         if len({getattr(block, name) for block in spec.blocks}) > 1:
             yield f"{name}: must be the same in all layers"
+
+
+def _mixture_problems(spec: ModelSpec) -> Iterator[str]:
+    """A sentence for each size of the experts that is none, and for layers whose experts differ."""
+    mixtures = {block.mixture for block in spec.blocks if block.mixture is not None}
+    if len(mixtures) > 1:
+        yield "mixture: must be the same in all layers that have experts"
+    for mixture in mixtures:
+        router = mixture.router
+        counts = {
+            "experts": router.experts,
+            "experts of a token": router.chosen,
+            "groups of experts": router.groups,
+            "groups of a token": router.kept_groups,
+        }
+        wrong = [f"{what}={shown(n)}: must be an integer from 1 to {MOST_EXPERTS}" for what, n in counts.items()
+                 if not is_integer(n, 1, MOST_EXPERTS)]  # fmt: skip
+        inner, largest = mixture.intermediate_size, LARGEST["intermediate_size"]
+        if not is_integer(inner, 1, largest) or not is_integer(mixture.shared_size, 0, largest):
+            sizes = f"{shown(inner)} and {shown(mixture.shared_size)}"
+            wrong.append(f"experts of {sizes} intermediate features: must be integers from 1 to {largest}")
+        if not is_number(router.scaling, 1e-9, 1e9) or not is_number(router.least_sum, 0.0, 1e9):
+            wrong.append(f"experts' weights: {shown(router.scaling)} and {shown(router.least_sum)} must be positive")
+        yield from wrong or router.problems
 
 
 def _head_problems(spec: ModelSpec) -> Iterator[str]:

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from evalengine.models.spec import ModelSpec
 
-_OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
+_OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+# Tensors that hold one projection, or two, of all experts, [E, ...]: as transformers 5 has them in memory.
+_FUSED = re.compile(r"mlp\.experts\.(gate_up_proj|down_proj)(_bias)?")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,9 @@ class WeightNames:
     decoder's name for it. skipped: beginnings of names of tensors that no text needs (images, sound, layers that guess
     further tokens); buffers: ends of names of a layer's tensors that are computed, not learned. qkv, gate_up: the
     decoder's names, after `parts`, of tensors that hold several of its own in one; qkv_by_head: such a tensor has q, k
-    and v of each head side by side, not all of q before k.
+    and v of each head side by side, not all of q before k. expert_parts: an expert's parts, each with our name for it.
+    experts_transposed: tensors of all experts have their inputs before their outputs, and gate and up column by column
+    in turn, not one after the other.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -36,6 +41,8 @@ class WeightNames:
     qkv: str | None = None
     qkv_by_head: bool = False
     gate_up: str | None = None
+    expert_parts: Mapping[str, str] = field(default_factory=dict)
+    experts_transposed: bool = False
 
     def renamed(self, name: str) -> str | None:
         """The decoder's name of a checkpoint's tensor; None for one that is skipped."""
@@ -45,9 +52,12 @@ class WeightNames:
             if name.startswith(prefix):
                 name = ours + name[len(prefix) :]
                 break
-        if (match := _OF_A_LAYER.fullmatch(name)) and match[2] in self.parts:
-            return f"model.layers.{match[1]}.{self.parts[match[2]]}.{match[3]}"
-        return name
+        if not (match := _OF_A_LAYER.fullmatch(name)):
+            return name
+        part = self.parts.get(match[2], match[2])
+        if expert := _OF_AN_EXPERT.fullmatch(part):
+            part = f"mlp.experts.{expert[1]}.{self.expert_parts.get(expert[2], expert[2])}"
+        return f"model.layers.{match[1]}.{part}{match[3]}"
 
     def pieces(self, spec: ModelSpec, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The decoder's tensors in a checkpoint's, which has its new name; of the meta device, their shapes."""
@@ -56,8 +66,24 @@ class WeightNames:
             yield name, tensor
             return
         layer, part, kind = int(match[1]), match[2], match[3]
-        for own, rows in self._split(spec, part, tensor):
-            yield f"model.layers.{layer}.{own}.{kind}", _reordered(spec, layer, own, rows)
+        if fused := _FUSED.fullmatch(part):
+            kind = ".bias" if fused[2] else ".weight"
+            pieces = self._experts(fused[1], tensor)
+        else:
+            pieces = self._split(spec, part, tensor)
+        for own, rows in pieces:
+            yield f"model.layers.{layer}.{own}{kind}", _reordered(spec, layer, own, rows)
+
+    def _experts(self, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The projections in one tensor of all experts, as views."""
+        for number, expert in enumerate(tensor):
+            own = expert.t() if self.experts_transposed and expert.ndim == 2 else expert
+            if part == "down_proj":
+                yield f"mlp.experts.{number}.down_proj", own
+                continue
+            gate, up = (own[::2], own[1::2]) if self.experts_transposed else own.tensor_split(2)
+            yield f"mlp.experts.{number}.gate_proj", gate
+            yield f"mlp.experts.{number}.up_proj", up
 
     def _split(self, spec: ModelSpec, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -67,7 +93,7 @@ class WeightNames:
         elif part == self.gate_up:
             sizes = {"mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size}
         if not sizes or tensor.shape[0] != sum(sizes.values()):  # the loader names a shape that does not fit
-            yield part, tensor
+            yield part, tensor.flatten() if part == "mlp.gate.e_score_correction_bias" else tensor
         elif part == self.qkv and self.qkv_by_head:
             by_head = tensor.unflatten(0, (spec.num_heads, 3, spec.head_dim))
             yield from ((own, by_head[:, i].flatten(0, 1)) for i, own in enumerate(sizes))

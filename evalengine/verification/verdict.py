@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.kernels import attention, matmul, matmul_schedules, softmax
+from evalengine.kernels import attention, expert_matmul, matmul, matmul_schedules, softmax
 
-MODULES: dict[str, ModuleType] = {"matmul": matmul_schedules, "attention": attention, "softmax": softmax}
+MODULES: dict[str, ModuleType] = {
+    "matmul": matmul_schedules,
+    "attention": attention,
+    "softmax": softmax,
+    "experts": expert_matmul,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +81,7 @@ def exclude(drop: dict[str, Any]) -> None:
     if schedule not in module.excluded:
         module.excluded.add(schedule)
         matmul.forget_launches()
+        expert_matmul.forget_launches()
         words = (drop["kernel"], schedule, drop["where"], drop["reason"])
         logger.warning("%s schedule %s is not used on this machine (%s): %s", *words)
 

@@ -22,6 +22,7 @@ from evalengine.kernels.row_variants import LLAMA
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.verification import verdict_cache
 from evalengine.verification.attention import verify_attention
+from evalengine.verification.experts import verify_experts
 from evalengine.verification.products import verify_matmul
 from evalengine.verification.rows import verify_parted_read_out, verify_row_variants, verify_rows
 from evalengine.verification.verdict import Verdict, exclude
@@ -62,10 +63,16 @@ def verify(
     variants = shapes.variants or (AttentionVariant(head_dim**-0.5),)
     layers = list(shapes.linear_layers(ranks).values())
     lm_head = [LinearShape(own_ids, hidden_size)] if own_ids else []
+    mixture, experts = shapes.mixture, shapes.expert_layers(ranks)
+    wide = [LinearShape(mixture.router.experts, hidden_size)] if mixture and mixture.router.wide else []
 
     def products(verdict: Verdict) -> None:
         verify_matmul(verdict, layers, dtype, device)
         verify_matmul(verdict, lm_head, dtype, device, torch.float32, lm_head_rows)
+        if wide:
+            verify_matmul(verdict, wide, torch.float32, device)
+        if mixture is not None:
+            verify_experts(verdict, experts, mixture.router.chosen, dtype, device)
 
     def rows(verdict: Verdict) -> None:
         verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
@@ -86,9 +93,10 @@ def verify(
 
     attention_sizes = [num_heads, num_kv_heads, head_dim, *(list(astuple(variant)) for variant in variants)]
     parted = [f"{ranks} ranks"] if ranks > 1 else []
+    own_experts = [mixture.router.chosen, *map(tuple, experts.values()), *map(tuple, wide)] if mixture else []
     own_rows = [shapes.row_variants] if shapes.row_variants != LLAMA else []
     parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
-        "products": ([tuple(layer) for layer in (*layers, *lm_head)], products),
+        "products": ([*(tuple(layer) for layer in (*layers, *lm_head)), *own_experts], products),
         "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted, *own_rows], rows),
         **{f"attention, pages of {n}": (attention_sizes, attention_of(n)) for n in page_sizes},
     }

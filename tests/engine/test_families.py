@@ -23,8 +23,9 @@ SCHEDULES = [
     Schedule(block_size=7, num_kv_blocks=120, max_num_batched_tokens=11, num_threads=2, order=5),
     Schedule(block_size=16, num_kv_blocks=6, max_num_seqs=5, order=2),
 ]
-# A family for each thing that ranks could part: whole-vector norms, norms on outputs, parallel branches, scales, caps.
-OVER_RANKS = ["olmo2", "gemma2", "cohere2", "granite", "pythia", "phi3-partial"]
+# A family for each thing that ranks could part: whole-vector norms, norms on outputs, parallel branches, scales, caps,
+# experts.
+OVER_RANKS = ["olmo2", "gemma2", "cohere2", "granite", "pythia", "phi3-partial", "qwen3-moe"]
 
 
 def requests() -> list[Request]:

@@ -54,7 +54,7 @@ def folder(name: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def checkpoint(folder: Path) -> Checkpoint:
-    return without_tokenizer(folder)
+    return without_tokenizer(folder, "transformers")
 
 
 @pytest.mark.parametrize("name", ON_SCHEDULES)
@@ -126,7 +126,7 @@ def _copy(folder: Path, to: Path, change: Any) -> Checkpoint:
     change(tensors)
     save_file(tensors, to / "model.safetensors")
     (to / "config.json").write_text((folder / "config.json").read_text())
-    return without_tokenizer(to)
+    return without_tokenizer(to, "transformers")
 
 
 @pytest.mark.parametrize("name", ["mixtral"])
@@ -215,7 +215,7 @@ def test_ops_without_a_promise_are_named_and_the_ordinary_mode_runs_them(tmp_pat
     """Apertus' activation is a softplus, whose vector body and scalar tail round differently on a CPU."""
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     random_model("apertus", {"rope_parameters": rope}, tmp_path)
-    checkpoint = without_tokenizer(tmp_path)
+    checkpoint = without_tokenizer(tmp_path, "transformers")
     with pytest.raises(ConfigError, match=r"ApertusForCausalLM .* aten::softplus on cpu \(float32\)\. Use batch_inv"):
         LLM(checkpoint, **MODE)
     with LLM(checkpoint, **FAST) as llm:
@@ -231,7 +231,7 @@ def test_a_module_that_mixes_rows_or_forgets_positions_is_refused(
     from transformers.models.olmo.modeling_olmo import OlmoMLP, OlmoRotaryEmbedding
 
     real, turn = OlmoMLP.forward, OlmoRotaryEmbedding.forward
-    checkpoint, ops = without_tokenizer(folder), create_ops(level, torch.float32, CPU)
+    checkpoint, ops = without_tokenizer(folder, "transformers"), create_ops(level, torch.float32, CPU)
     with monkeypatch.context() as patch:
         patch.setattr(OlmoMLP, "forward", lambda self, x: real(self, x) + 5 * x.amax(dim=1, keepdim=True))
         with pytest.raises(ConfigError, match="a sequence beside others, or in parts, is not computed as it is alone"):
@@ -294,7 +294,7 @@ def test_a_hook_sees_each_part_with_a_row_for_each_token(checkpoint: Checkpoint)
 
 def test_verify_finds_no_difference_and_sees_a_planted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_model("mixtral", {"num_local_experts": 6, "vocab_size": 1024, "num_hidden_layers": 1}, tmp_path)
-    checkpoint = without_tokenizer(tmp_path)
+    checkpoint = without_tokenizer(tmp_path, "transformers")
     monkeypatch.setitem(EFFORTS, "tiny", dataclasses.replace(TINY, documents=0))
     subject = Subject((*CPU_WORDS, "engine.max_model_len=256"), "tiny")
     proven = Prover(subject, checkpoint, []).prove(("batch", "prefix"))

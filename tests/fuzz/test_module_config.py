@@ -25,13 +25,14 @@ def test_impossible_values_are_refused_with_a_sentence_or_described(name: str, t
     sizes = {field: value for field, value in {**SIZES, **more}.items() if value is not None}
     text = json.dumps({**CONFIG_MAPPING[model_type](**sizes).to_dict(), "architectures": None})
     places, refused, described = list(places_in(json.loads(text))), 0, 0
+    asked = {"name": "t", "path": str(tmp_path), "load_format": "dummy", "implementation": "transformers"}
     for case in cases(f"module-{name}", 150):
         place, value = case.choice(places), case.choice(VALUES)
         content = mutated(text, place, value)
         (tmp_path / "config.json").write_text(content, encoding="utf-8", errors="surrogatepass")
         with case.named((place, value)), in_time():
             try:
-                plain_spec(resolve_checkpoint(ModelConfig(name="t", path=str(tmp_path), load_format="dummy")).spec)
+                plain_spec(resolve_checkpoint(ModelConfig(**asked)).spec)
                 described += 1
             except (ConfigError, EvalEngineError) as error:
                 problems = error.problems if isinstance(error, ConfigError) else [str(error)]

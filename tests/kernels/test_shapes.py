@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.kernels.shapes import LinearShape
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.decoder import DecoderForCausalLM
-from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.spec import Block, ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
     architecture="Qwen2ForCausalLM", vocab_size=96, hidden_size=64, intermediate_size=48, num_layers=1, num_heads=8,
@@ -37,3 +39,28 @@ def test_the_linear_layers_are_those_of_the_model(ranks: int) -> None:
 
 def test_a_rank_holds_a_kv_head_where_there_are_fewer_than_ranks() -> None:
     assert [SPEC.shapes.heads_of_rank(ranks) for ranks in (1, 2, 4, 8)] == [(8, 2), (4, 1), (2, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_so_are_those_of_experts(ranks: int) -> None:
+    """Of the router, unless it is a product in float32, of the shared expert, and of one of the others."""
+    ops = ExactOps(torch.float32, torch.device("cpu"))
+    ops.tp = TensorParallel(ranks - 1, ranks, group=SimpleNamespace())
+    mixture = Mixture(Router(6, 2, bias=True), 24, bias=True, shared_size=40, shared_gate=True)
+    spec = replace(SPEC, blocks=(Block(mixture=mixture),))
+    mlp = DecoderForCausalLM(spec, ops).model.layers[0].mlp
+    layers, experts = spec.shapes.linear_layers(ranks), spec.shapes.expert_layers(ranks)
+    made = {
+        "gate": mlp.gate,
+        "shared gate_up_proj": mlp.shared_expert.gate_up_proj,
+        "shared down_proj": mlp.shared_expert.down_proj,
+        "shared_expert_gate": mlp.shared_expert_gate,
+    }
+    assert list(layers) == ["qkv_proj", "o_proj", *made]
+    for name, layer in made.items():
+        assert LinearShape(*layer.weight.shape, getattr(layer, "bias", None) is not None) == layers[name], name
+    for name, shape in experts.items():
+        layer = getattr(mlp.experts, name)
+        assert LinearShape(*layer.weight.shape[1:], layer.bias is not None) == shape and len(layer.weight) == 6
+    wide = replace(spec, blocks=(Block(mixture=replace(mixture, router=Router(6, 2, wide=True))), Block()))
+    assert "gate" not in wide.shapes.linear_layers() and "down_proj" in wide.shapes.linear_layers()

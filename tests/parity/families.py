@@ -43,6 +43,7 @@ FACTORS = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.05,
 }
+EXPERTS = {"moe_intermediate_size": 52, "num_experts": 6, "num_experts_per_tok": 3}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
 BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAIN}
 
@@ -71,6 +72,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pythia-in-turn": ("gpt_neox", {**PYTHIA, "use_parallel_residual": False, "hidden_act": "gelu_pytorch_tanh"}),
     "qwen2-window": ("qwen2", OF_QWEN),
     "qwen3-window": ("qwen3", OF_QWEN),
+    "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),
 }  # fmt: skip
 
 
@@ -81,7 +84,8 @@ def make(name: str, folder: Path) -> PreTrainedModel:
 
 
 def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrainedModel:
-    """A random model in float32, with random biases and norm weights, too.
+    """A random model in float32, with random biases and norm weights, too. Its experts are multiplied one by one: the
+    default form takes no float64.
 
     more: its configuration beside SIZES, of which those that are None here are left out.
     """
@@ -89,6 +93,8 @@ def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrai
     config = CONFIG_MAPPING[model_type](**{n: v for n, v in {**SIZES, **more}.items() if n not in left_out})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:  # Gemma's norms add 1 to their weights themselves.

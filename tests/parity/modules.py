@@ -51,10 +51,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, folder: Path) -> PreTrainedModel:
-    """The random model of a case, saved in the folder. Its experts are multiplied one by one: the default form takes no
-    float64."""
+    """The random model of a case, saved in the folder."""
     model_type, more = CASES[name]
-    model = random_model(model_type, more, folder)
-    if model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")
-    return model
+    return random_model(model_type, more, folder)

@@ -14,6 +14,7 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
 from evalengine.layers.metadata import AttentionMetadata
@@ -98,6 +99,21 @@ class Float64Ops(Ops):
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return reference.log_softmax(logits)
+
+    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        return reference.route(logits, choice_bias, router)
+
+    def prepare_experts(self, weight: Tensor) -> Tensor:
+        return weight.detach()
+
+    def expert_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor) -> Tensor:
+        return reference.expert_linear(x, weight, bias, groups)
+
+    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+        return reference.combine(x, weights)
+
+    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
+        return reference.gate(x, logits)
 
 
 def logprobs_of(checkpoint: Checkpoint, ops: Ops, ids: list[int]) -> Tensor:

@@ -47,7 +47,7 @@ def test_logits_are_as_near_to_float64_as_transformers_are(
     exact = logprobs(hf.double(), ids)
     hf.float()
     allowed = most * rms(theirs - exact)
-    checkpoint, ops = without_tokenizer(folder), create_ops(level, torch.float32, torch.device(device))
+    checkpoint, ops = without_tokenizer(folder, "transformers"), create_ops(level, torch.float32, torch.device(device))
     if problems := [problem for variant in checkpoint.spec.variants for problem in ops.problems(variant)]:
         with pytest.raises(ConfigError, match=problems[0]):
             load_model(checkpoint, ops, 128)
@@ -65,7 +65,10 @@ def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Pat
     hf, folder = reference
     prompts = [tokens(count, count) for count in (1, 9, 31)]
     params = SamplingParams(max_tokens=8, ignore_eos=True)
-    checkpoint, exact = without_tokenizer(folder), create_ops("exact", torch.float32, torch.device("cpu"))
+    checkpoint, exact = (
+        without_tokenizer(folder, "transformers"),
+        create_ops("exact", torch.float32, torch.device("cpu")),
+    )
     level = "fast" if any(exact.problems(variant) for variant in checkpoint.spec.variants) else "exact"
     with LLM(checkpoint, batch_invariant=level != "fast", numerics=level, max_model_len=64, dtype="float32") as llm:
         outputs = {o.request_id: o for o in llm.run([GenerateRequest(i, p, params) for i, p in enumerate(prompts)])}

@@ -26,7 +26,7 @@ def test_logits_are_as_near_to_float64_as_transformers_are(name: str, tmp_path: 
     """Windows, caps, sinks, and values smaller than keys: of a prompt, and of a few tokens after it."""
     hf, ids = make(name, tmp_path), tokens(41)
     theirs, exact = logprobs(hf, ids), logprobs(hf.double(), ids)
-    model = load_model(without_tokenizer(tmp_path), CudaFastOps(torch.float32, DEVICE, "triton"), 128)
+    model = load_model(without_tokenizer(tmp_path, "transformers"), CudaFastOps(torch.float32, DEVICE, "triton"), 128)
     runner = PagedRunner(model, block_size=16)
     with torch.inference_mode():
         ours = torch.cat([runner.step({"s": part})["s"] for part in (ids[:38], ids[38:])])

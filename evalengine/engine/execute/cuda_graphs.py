@@ -117,7 +117,8 @@ def graph_bytes(spec: ModelSpec, max_num_seqs: int, settings: Settings) -> int:
     one step of the largest size, and the graphs' inputs."""
     rows, item = batch_sizes(max_num_seqs)[-1], settings.dtype.itemsize
     heads = spec.num_heads + spec.num_kv_heads
-    widest = 3 * spec.intermediate_size + 2 * spec.hidden_size + 3 * heads * spec.head_dim
+    outputs = spec.hidden_size * (spec.mixture.router.chosen if spec.mixture else 1)  # a row of each expert's
+    widest = 3 * spec.feed_forward_features + spec.hidden_size + outputs + 3 * heads * spec.head_dim
     chunks = -(-settings.max_model_len // KV_STEP)
     # Twice, because a workspace that is too small is replaced by one of double size.
     state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0

@@ -95,7 +95,7 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
     """A lower bound of the activations of a step's tokens: residual, its norm, gate and up."""
     activation = 4 if settings.numerics == "exact" else settings.dtype.itemsize
-    features = spec.hidden_size + spec.intermediate_size // settings.tensor_parallel_size
+    features = spec.hidden_size + spec.feed_forward_features // settings.tensor_parallel_size
     return _most_tokens(config, settings) * activation * 2 * features
 
 

@@ -16,9 +16,10 @@ from evalengine.models.families import (
     olmo,
     phi,
     qwen,
+    qwen_moe,
     smollm,
     starcoder,
 )
 
 __all__ = ["cohere", "ernie", "exaone", "gemma", "glm", "gpt_neox", "granite", "hunyuan", "llama", "mistral", "olmo",
-           "phi", "qwen", "smollm", "starcoder"]  # fmt: skip
+           "phi", "qwen", "qwen_moe", "smollm", "starcoder"]  # fmt: skip

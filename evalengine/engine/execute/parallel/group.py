@@ -48,7 +48,7 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 def slot_bytes(config: EngineConfig, spec: ModelSpec, ops: Ops) -> int:
     """The most bytes that a layer gathers: the widest features of all tokens of a step."""
-    widest = max(spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
+    widest = max(spec.hidden_size, spec.feed_forward_features, spec.num_heads * spec.head_dim)
     return config.max_num_batched_tokens * widest * ops.activation_dtype.itemsize
 
 

@@ -1,0 +1,46 @@
+"""Qwen2 and Qwen3 with experts in some layers or in all; Qwen2's have a shared expert with a gate beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.models.describe import describe
+from evalengine.models.file_values import is_integer, shown
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+
+_READS = frozenset(
+    {
+        *("decoder_sparse_step", "moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok"),
+        *("norm_topk_prob", "mlp_only_layers", "use_sliding_window", "max_window_layers"),
+    }
+)
+
+
+def _with_experts(config: Any, blocks: tuple[Block, ...], mixture: Mixture) -> tuple[Block, ...]:
+    """The blocks, with experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers
+    if not is_integer(step, 1, 1024) or not (isinstance(dense, list) and all(is_integer(layer) for layer in dense)):
+        raise ConfigError(f"decoder_sparse_step={shown(step)}, mlp_only_layers={shown(dense)}: must name layers")
+    layers = range(config.num_hidden_layers)
+    own = [mixture if i not in dense and (i + 1) % step == 0 else None for i in layers]
+    every = tuple(replace(blocks[i % len(blocks)], mixture=own[i]) for i in layers)
+    return every[:1] if len({*every}) == 1 else every
+
+
+def _router(config: Any) -> Router:
+    return Router(config.num_experts, config.num_experts_per_tok, normed=config.norm_topk_prob)
+
+
+def _qwen3(family: Family, config: Any) -> ModelSpec:
+    window = config.sliding_window if config.use_sliding_window else None
+    mixture = Mixture(_router(config), config.moe_intermediate_size)
+    blocks = _with_experts(config, (Block(window=window),), mixture)
+    biases = (config.attention_bias, config.attention_bias)
+    return describe(family, config, biases=biases, qk_norm=True, blocks=blocks)
+
+
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3, _READS | {"sliding_window"})

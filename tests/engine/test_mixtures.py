@@ -1,0 +1,136 @@
+"""Mixtures of experts in the engine: ties of the router, fused checkpoints, what is counted and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evalengine import LLM
+from evalengine.engine.load.loader import Checkpoint, load_model
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import create_ops
+from evalengine.layers.hooks import op_hook
+from evalengine.models.decoder import num_parameters
+from tests.engine.test_families import SCHEDULES, requests
+from tests.engine.test_schedule_invariance import differing, one_by_one, run
+from tests.parity.families import make, random_model
+from tests.parity.paged import PagedRunner
+from tests.parity.random_models import without_tokenizer
+from tests.parity.test_families import tokens
+
+FIRST, SECOND = 1, 4  # the experts whose logits are equal
+LAYERS = 4
+
+
+def edited(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Checkpoint:
+    file = folder / "model.safetensors"
+    save_file(edit(load_file(file)), file, metadata={"format": "pt"})
+    return without_tokenizer(folder)
+
+
+def with_ties(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Two experts of every layer have one row of the router."""
+    for layer in range(LAYERS):
+        gate = tensors[f"model.layers.{layer}.mlp.gate.weight"]
+        gate[SECOND] = gate[FIRST]
+    return tensors
+
+
+def swapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The two experts in each other's place."""
+    for name in [name for name in tensors if f".experts.{FIRST}." in name]:
+        other = name.replace(f".experts.{FIRST}.", f".experts.{SECOND}.")
+        tensors[name], tensors[other] = tensors[other].clone(), tensors[name].clone()
+    return tensors
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> Checkpoint:
+    make("qwen3-moe", tmp_path)
+    return edited(tmp_path, with_ties)
+
+
+def logits_of(checkpoint: Checkpoint, level: str = "exact") -> Tensor:
+    model = load_model(checkpoint, create_ops(level, torch.float32, torch.device("cpu")), 64)
+    return PagedRunner(model).step({"s": tokens(29)})["s"]
+
+
+def test_a_tie_of_the_router_goes_to_the_lower_id_under_every_schedule(tied: Checkpoint) -> None:
+    expected = one_by_one(tied, requests(), batch_invariant=True, max_model_len=96)
+    for schedule in SCHEDULES:
+        outputs = run(tied, requests(), schedule, batch_invariant=True, max_model_len=96)
+        assert not differing(outputs, expected), schedule
+    chosen: list[list[int]] = []
+
+    def see(name: str, output: Tensor) -> None:
+        if name.endswith("choice.0"):
+            chosen.extend(output.tolist())
+
+    with LLM(tied, batch_invariant=True, max_model_len=96) as llm, op_hook(llm.runner.model, see):
+        list(llm.run(requests()))
+    both = [row for row in chosen if FIRST in row and SECOND in row]
+    cut = [row for row in chosen if (FIRST in row) != (SECOND in row)]
+    assert both and all(row.index(SECOND) == row.index(FIRST) + 1 for row in both)
+    assert cut and all(row[-1] == FIRST for row in cut), "the last place is the lower id's"
+
+
+def test_which_of_two_equals_is_taken_shows(tied: Checkpoint) -> None:
+    """The two experts compute other numbers: in each other's place they give another model."""
+    before = logits_of(tied)
+    assert not torch.equal(logits_of(edited(tied.path, swapped)), before)
+
+
+def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The experts as transformers 5 holds them: one tensor for gate and up of all, one for down."""
+    kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        parts = {
+            part: torch.stack([tensors[f"{prefix}.{expert}.{part}.weight"] for expert in range(6)])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        }
+        kept[f"{prefix}.gate_up_proj"] = torch.cat([parts["gate_proj"], parts["up_proj"]], 1)
+        kept[f"{prefix}.down_proj"] = parts["down_proj"]
+    return kept
+
+
+def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
+    make("qwen3-moe", tmp_path)
+    separate = logits_of(without_tokenizer(tmp_path))
+    assert torch.equal(logits_of(edited(tmp_path, fused)), separate)
+
+
+def test_every_expert_counts_in_memory_and_must_be_there(tmp_path: Path) -> None:
+    hf = make("qwen3-moe", tmp_path)
+    checkpoint = without_tokenizer(tmp_path)
+    assert num_parameters(checkpoint.spec) == sum(p.numel() for p in hf.parameters())
+    lost = "model.layers.2.mlp.experts.5.up_proj.weight"
+    with pytest.raises(EvalEngineError, match=f"missing: {lost}"):
+        logits_of(edited(tmp_path, lambda tensors: {name: x for name, x in tensors.items() if name != lost}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("num_experts_per_tok", 9, "9 of 6 experts"),
+        ("num_experts", 0, "experts=0: must be an integer"),
+        ("decoder_sparse_step", 0, "decoder_sparse_step=0"),
+        ("moe_intermediate_size", 0, "experts of 0"),
+        ("n_shared_experts", 1, "n_shared_experts=1: no model of this class computes it"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(field: str, value: int, why: str, tmp_path: Path) -> None:
+    import json
+
+    random_model("qwen3_moe", {"moe_intermediate_size": 52, "num_experts": 6, "num_hidden_layers": 1}, tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config = {name: v for name, v in config.items() if name != {"num_experts": "num_local_experts"}.get(field)}
+    file.write_text(json.dumps({**config, field: value}))
+    with pytest.raises(ConfigError, match=why):
+        without_tokenizer(tmp_path)

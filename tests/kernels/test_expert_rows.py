@@ -1,0 +1,70 @@
+"""The row kernels of a mixture of experts: near float64, rounded where they say, and a row by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import exact_mixture, expert_rows, reference
+from evalengine.layers.fast_mixture import clamped_swiglu as fast_swiglu
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+SHAPES = [(1, 1, 5), (3, 4, 1030), (7, 2, 64), (0, 3, 8)]  # T, k, H
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_combine_adds_in_order_of_rank(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weights = randn(*shape, dtype=dtype), randn(*shape[:2], seed=1)
+    total = torch.zeros(shape[0], shape[2], device=DEVICE)
+    for rank in range(shape[1]):
+        total = total + x[:, rank].float() * weights[:, rank, None]
+    out = expert_rows.combine(x, weights)
+    assert_bitwise_equal(out, total.to(dtype))
+    if shape[0]:
+        assert_bitwise_equal(expert_rows.combine(x[-1:], weights[-1:]), out[-1:])
+        exact = exact_mixture.combine(x.cpu(), weights.cpu())
+        torch.testing.assert_close(exact.double(), reference.combine(x.cpu(), weights.cpu()), rtol=1e-7, atol=1e-12)
+    if shape == (3, 4, 1030) and dtype == torch.float32:
+        flipped = expert_rows.combine(x.flip(1).contiguous(), weights.flip(1).contiguous())
+        assert count_differing(flipped, out), "another order of the ranks is seen"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_shared_experts_gate(dtype: torch.dtype) -> None:
+    x, logits = randn(5, 70, dtype=dtype), randn(5, 1, dtype=dtype, seed=1) * 3
+    out, truth = expert_rows.gate(x, logits), reference.gate(x.cpu(), logits.cpu())
+    unit = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
+    torch.testing.assert_close(out.cpu().double(), truth, rtol=unit, atol=1e-7)
+    assert_bitwise_equal(expert_rows.gate(x[2:3], logits[2:3]), out[2:3])
+    exact = exact_mixture.gate(x.cpu(), logits.cpu())
+    torch.testing.assert_close(exact.double(), truth, rtol=2**-23, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_clamped_swiglu(dtype: torch.dtype) -> None:
+    """Some numbers are beyond the clamps, on either side."""
+    x = randn(6, 2 * 1030, dtype=dtype) * 5
+    out, truth = expert_rows.clamped_swiglu(x), reference.clamped_swiglu(x.cpu())
+    assert (x > 7).any() and (x < -7).any()
+    unit = {torch.float32: 2**-20, torch.float16: 2**-8, torch.bfloat16: 2**-5}[dtype]
+    torch.testing.assert_close(out.cpu().double(), truth, rtol=unit, atol=unit)
+    wide = torch.cat([x, x], 1)[:, : x.shape[1]]
+    assert_bitwise_equal(expert_rows.clamped_swiglu(wide[3:4]), out[3:4])
+    torch.testing.assert_close(fast_swiglu(x), out, rtol=unit, atol=unit)
+    exact = exact_mixture.clamped_swiglu(x.cpu())
+    torch.testing.assert_close(exact.double(), truth, rtol=2**-22, atol=1e-12)
+
+
+def test_the_clamped_swiglu_keeps_nan() -> None:
+    x = randn(2, 20)
+    x[0, 3] = x[1, 15] = torch.nan
+    out = expert_rows.clamped_swiglu(x)
+    assert out.isnan().nonzero().tolist() == [[0, 3], [1, 5]]
