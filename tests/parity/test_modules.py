@@ -65,10 +65,8 @@ def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Pat
     hf, folder = reference
     prompts = [tokens(count, count) for count in (1, 9, 31)]
     params = SamplingParams(max_tokens=8, ignore_eos=True)
-    checkpoint, exact = (
-        without_tokenizer(folder, "transformers"),
-        create_ops("exact", torch.float32, torch.device("cpu")),
-    )
+    checkpoint = without_tokenizer(folder, "transformers")
+    exact = create_ops("exact", torch.float32, torch.device("cpu"))
     level = "fast" if any(exact.problems(variant) for variant in checkpoint.spec.variants) else "exact"
     with LLM(checkpoint, batch_invariant=level != "fast", numerics=level, max_model_len=64, dtype="float32") as llm:
         outputs = {o.request_id: o for o in llm.run([GenerateRequest(i, p, params) for i, p in enumerate(prompts)])}
