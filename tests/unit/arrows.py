@@ -53,6 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "receipts": {"harness", "engine", "models", "records", "report", "config", "util", "errors", "version"},
     "bench": {"certify", "harness", "engine", "models", "records", "config", "util", "errors"},
     "lm_eval_model": {"cache", "harness", "engine", "models", "records", "config", "errors", "version"},
+    "serve": {"harness", "engine", "models", "records", "config", "util", "errors", "version"},
     "assets": set(),
     "benchmarks": {"bench", "cli", "cache", "harness", "certify", "engine", "models", "layers", "kernels", "invariant"}
     | {"verification", "records", "report", "config", "util", "errors"},

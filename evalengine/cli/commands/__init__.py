@@ -17,6 +17,7 @@ MODULES = {  # sub-command -> the module whose `main(argv)` answers it, or anoth
     "prove": "evalengine.cli.commands.receipts:prove",
     "check": "evalengine.cli.commands.receipts:check",
     "plan": "evalengine.cli.commands.plan",
+    "serve": "evalengine.cli.commands.serve",
     "tasks": "evalengine.cli.commands.tasks",
     "lm_eval": "evalengine.lm_eval_model.cli",
 }

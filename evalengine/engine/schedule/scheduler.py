@@ -11,7 +11,7 @@ No choice of the scheduler changes a bit of a batch-invariant level's results.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -111,6 +111,20 @@ class Scheduler:
             self.running.remove(seq)
         seq.status = Status.FINISHED
         self.block_manager.release(seq)
+
+    def drop(self, request_ids: Set[int]) -> None:
+        """Takes back the sequences that serve none but these requests, whose outputs nobody waits for any more.
+
+        A step in flight may still write to their pages and give their tokens: as after a token that ends a sequence,
+        its kernels come before those of the pages' next owner, and its results are not read.
+        """
+        for seq in self.sequences:
+            if seq.request_ids <= request_ids:
+                if seq.status is Status.WAITING:
+                    self.waiting.remove(seq)
+                    seq.status = Status.FINISHED
+                else:
+                    self.finish(seq)
 
     def abort(self) -> None:
         """Takes back every sequence and its pages."""

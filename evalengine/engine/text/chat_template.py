@@ -69,13 +69,21 @@ class ChatTemplate:
         self._worker: LineWorker | None = None
         self._reads: frozenset[str] = frozenset()
 
-    def __call__(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def __call__(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt: with what opens the model's answer, or the messages alone.
 
+        variables: of these messages alone, as `tools`; plain JSON values.
         Raises: ConfigError with what the template said.
         """
         self._begin(messages)
-        question = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        question: dict[str, Any] = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        if variables:
+            question["variables"] = dict(variables)
         return self._result(self._ask(question), messages)
 
     def reads(self) -> frozenset[str]:
@@ -83,7 +91,7 @@ class ChatTemplate:
         self._begin([])
         return self._reads
 
-    def _begin(self, messages: list[dict[str, str]]) -> None:
+    def _begin(self, messages: list[dict[str, Any]]) -> None:
         """Starts the worker process, if it does not run."""
         if self._worker is not None:
             return
@@ -115,7 +123,7 @@ class ChatTemplate:
         code, self._worker = self._worker.exit_code(), None
         return {"error": "limit", "message": _epitaph(code)}
 
-    def _result(self, answer: dict[str, Any], messages: list[dict[str, str]]) -> str:
+    def _result(self, answer: dict[str, Any], messages: list[dict[str, Any]]) -> str:
         if "error" not in answer:
             text: str = answer["text"]
             return text
@@ -139,7 +147,7 @@ def _epitaph(code: int) -> str:
     return f"it ended the process that renders it (exit code {code}); it may need too much memory"
 
 
-def _sentence(kind: str, said: str, messages: list[dict[str, str]], wording: Wording) -> str:
+def _sentence(kind: str, said: str, messages: list[dict[str, Any]], wording: Wording) -> str:
     cures = []
     if kind == "raised":
         if any(message["role"] == "system" for message in messages):

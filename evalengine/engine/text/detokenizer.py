@@ -40,7 +40,7 @@ class Detokenizer:
             return True
         if not self._stop:
             return False
-        new = self._stream.step(self._tokenizer.backend_tokenizer, token_id)
+        new = self._step(token_id)
         return self._completes(new) if new else False
 
     def _thought(self, token_id: int) -> bool:
@@ -53,13 +53,23 @@ class Detokenizer:
                 self._stream = DecodeStream(skip_special_tokens=True)  # the answer is decoded by itself
             return False
         assert self._end is not None
-        self._tail += self._stream.step(self._tokenizer.backend_tokenizer, token_id) or ""
+        self._tail += self._step(token_id)
         before, end, after = self._tail.partition(self._end)
         if not end:
             self._tail = before[max(0, len(before) - len(self._end) + 1) :]
             return False
         self._thinks, self._at_start, self._tail = False, True, ""
         return self._completes(after)
+
+    def _step(self, token_id: int) -> str:
+        """The text that the token adds. Where bytes that are no character follow on bytes that are one, a SentencePiece
+        decoder takes back what it gave, and the stream refuses to go on: it begins anew with this token, since no stop
+        string holds such bytes."""
+        try:
+            return self._stream.step(self._tokenizer.backend_tokenizer, token_id) or ""
+        except Exception:  # tokenizers raises a plain one
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._tokenizer.backend_tokenizer, token_id) or ""
 
     def _completes(self, new: str) -> bool:
         """Whether a stop string is complete with this text."""

@@ -107,11 +107,11 @@ def environment(date: datetime) -> jinja2.Environment:
     return jinja
 
 
-def _without_addresses(text: str, messages: list[dict[str, str]]) -> str:
+def _without_addresses(text: str, messages: list[dict[str, Any]]) -> str:
     """The text as it is. Raises Unrepeatable if an object's address in memory, which changes with every process, is
     part of it."""
     for address in ADDRESS.findall(text):
-        if not any(address in message["content"] for message in messages):
+        if not any(address in json.dumps(message, ensure_ascii=False) for message in messages):
             raise Unrepeatable("it prints an object's address in memory, which no run repeats")
     return text
 
@@ -164,7 +164,7 @@ def main() -> None:
         question = json.loads(line)
         messages = question["messages"]
         arguments = {"tools": None, "documents": None, "add_generation_prompt": question["add_generation_prompt"]}
-        variables = {**arguments, **setup["variables"]}
+        variables = {**arguments, **setup["variables"], **question.get("variables", {})}
         reply = _answer(
             lambda messages=messages, variables=variables: _without_addresses(
                 compiled[0].render(messages=messages, **variables), messages

@@ -1,0 +1,170 @@
+"""`EngineThread`: an engine in a thread of its own, whose requests come one by one and join the batch that runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from evalengine.engine.engine import Engine
+from evalengine.engine.request import Request, RequestOutput
+from evalengine.engine.schedule.sequence import Generating, Top
+from evalengine.engine.stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens that a generation has got since the last time; its output comes later."""
+
+    request_id: int
+    token_ids: list[int]
+    logprobs: list[float]
+    top: list[Top]  # each token's alternatives, best first; empty ones where none are wanted
+
+
+@dataclass(frozen=True)
+class EngineFailure:
+    """The step that a request was part of failed."""
+
+    request_id: int
+    error: Exception
+
+
+Event = RequestOutput | NewTokens | EngineFailure
+Listener = Callable[[Event], None]  # called in the engine's thread: it must be quick, and raise nothing
+
+
+class _Halted(Exception):
+    """Ends a run of the engine from its own thread."""
+
+
+class EngineThread:
+    """Runs requests of any number of callers on one engine, which nobody else may use meanwhile.
+
+    `submit`, `drop` and `stop` may be called from any thread. A request must be one that `check_requests` passes: one
+    that can never run would fail those beside it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._changed = threading.Condition()
+        self._queue: deque[Request] = deque()
+        self._listeners: dict[int, Listener] = {}  # of the requests without an output yet
+        self._told: dict[int, int] = {}  # request whose tokens are told as they come -> how many have been
+        self._dropped: set[int] = set()
+        self._stopping = self._halting = False
+        self._ids = count()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered."""
+        return self._thread.is_alive()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have no output yet."""
+        return len(self._listeners)
+
+    def new_ids(self, number: int) -> list[int]:
+        """Ids for so many requests that no others have."""
+        return [next(self._ids) for _ in range(number)]
+
+    def submit(self, requests: Sequence[Request], listen: Listener, tokens: bool = False) -> None:
+        """Adds requests, whose ids are those of `new_ids`. Each gives one output or failure, unless it is dropped.
+
+        tokens: whether the tokens of generations are told as they come, too.
+        """
+        with self._changed:
+            self._queue.extend(requests)
+            self._listeners.update((request.request_id, listen) for request in requests)
+            if tokens:
+                self._told.update((request.request_id, 0) for request in requests)
+            self._changed.notify_all()
+
+    def drop(self, request_ids: Collection[int]) -> None:
+        """Forgets requests: nothing more is told of them, and those that run give back their pages after the step."""
+        with self._changed:
+            known = self._listeners.keys() & set(request_ids)
+            for request_id in known:
+                self._forget(request_id)
+            self._dropped |= known
+
+    def stop(self, halt: bool = False) -> None:
+        """Ends the thread once all requests are answered; halt: after the step that runs, without their answers."""
+        with self._changed:
+            self._stopping, self._halting = True, halt
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- the engine's thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping)
+                if self._halting or not self._queue:
+                    return
+            try:
+                for output in self.engine.run(self._arrived(), self._tell, self._arrived):
+                    if listen := self._finished(output.request_id):
+                        listen(output)
+            except _Halted:
+                return
+            except Exception as error:
+                logger.exception("the engine failed; the requests that ran with it are lost")
+                self._fail(error)
+
+    def _arrived(self) -> list[Request]:
+        """The requests since the last step; those that were dropped leave the engine here, between two steps."""
+        with self._changed:
+            if self._halting:
+                raise _Halted
+            dropped, self._dropped = self._dropped, set()
+            arrived = [request for request in self._queue if request.request_id not in dropped]
+            self._queue.clear()
+        if dropped:
+            self.engine.scheduler.drop(dropped)
+        return arrived
+
+    def _tell(self, _: EngineStats) -> None:
+        """Tells of the tokens that the last step has added."""
+        if not self._told:
+            return
+        for seq in self.engine.scheduler.sequences:
+            if isinstance(seq, Generating) and seq.request.request_id in self._told:
+                self._tell_of(seq, seq.request.request_id)
+
+    def _tell_of(self, seq: Generating, request_id: int) -> None:
+        with self._changed:
+            listen, told = self._listeners.get(request_id), self._told.get(request_id)
+            if listen is None or told is None or told == len(seq.logprobs):
+                return
+            self._told[request_id] = len(seq.logprobs)
+        listen(NewTokens(request_id, seq.output_ids[told:], seq.logprobs[told:], seq.top[told:]))
+
+    def _finished(self, request_id: int) -> Listener | None:
+        with self._changed:
+            return self._forget(request_id)
+
+    def _forget(self, request_id: int) -> Listener | None:
+        self._told.pop(request_id, None)
+        return self._listeners.pop(request_id, None)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            lost = {*self._listeners} - {request.request_id for request in self._queue}
+            listeners = [(request_id, self._forget(request_id)) for request_id in lost]
+        for request_id, listen in listeners:
+            if listen is not None:
+                listen(EngineFailure(request_id, error))

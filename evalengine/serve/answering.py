@@ -1,0 +1,213 @@
+"""Runs one request on the engine: whole, or token by token; a client that is gone is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from evalengine.engine.request import GenerateRequest, RequestOutput
+from evalengine.engine.schedule.sequence import Top
+from evalengine.engine.thread import EngineFailure, EngineThread, Event, NewTokens
+from evalengine.serve.answers import Scored, Writer, plain, usage
+from evalengine.serve.asks import Ask, Choice
+from evalengine.serve.errors import ApiError
+from evalengine.serve.token_texts import GrowingText, next_part
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its answer was there."""
+
+
+class Submission:
+    """One request's engine requests. `close` drops those that still run."""
+
+    def __init__(self, ask: Ask, engine: EngineThread) -> None:
+        self.ask, self._engine = ask, engine
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._open: set[int] = set()
+        self.scores: dict[int, RequestOutput] = {}  # prompt -> the logprobs of its tokens
+        self.outputs: dict[int, RequestOutput] = {}  # choice -> its generation
+
+    async def whole(self) -> None:
+        """Answers everything. Raises ApiError if the engine fails."""
+        scores = self.ask.scores(self._engine.new_ids(len(self.ask.prompts)))
+        self._submit([*scores.values()])  # first: the generations then find the prompts in the prefix cache
+        self.scores = await self._outputs({request.request_id: place for place, request in scores.items()})
+        generations = self.ask.generations(self._engine.new_ids(len(self.ask.choices)))
+        self._submit([*generations.values()])
+        answered = await self._outputs({request.request_id: place for place, request in generations.items()})
+        if generations:
+            self.outputs = {choice.index: answered[self.ask.answered_by(choice)] for choice in self.ask.choices}
+
+    async def _outputs(self, places: Mapping[int, int]) -> dict[int, RequestOutput]:
+        """Place -> output, once all are there. places: request id -> place."""
+        outputs: dict[int, RequestOutput] = {}
+        while len(outputs) < len(places):
+            event = await self._event()
+            if isinstance(event, RequestOutput):
+                outputs[places[event.request_id]] = event
+        return outputs
+
+    async def tokens(self) -> AsyncIterator[tuple[int, Event]]:
+        """(choice, new tokens or the output) as they come."""
+        generations = self.ask.generations(self._engine.new_ids(len(self.ask.choices)))
+        places = {request.request_id: place for place, request in generations.items()}
+        self._submit([*generations.values()], tokens=True)
+        while self._open:
+            event = await self._event()
+            yield places[event.request_id], event
+
+    async def _event(self) -> Event:
+        event = await self._events.get()
+        if isinstance(event, EngineFailure):
+            raise ApiError(500, "the engine failed over a step that this request was part of; the server's log has why")
+        if isinstance(event, RequestOutput):
+            self._open.discard(event.request_id)
+            if event.error is not None:
+                raise ApiError(500, f"the model gives no finite answer: {event.error}")
+        return event
+
+    def _submit(self, requests: Sequence[Any], tokens: bool = False) -> None:
+        self._open |= {request.request_id for request in requests}
+        self._engine.submit(requests, self._listen, tokens and any(isinstance(r, GenerateRequest) for r in requests))
+
+    def _listen(self, event: Event) -> None:
+        """Called in the engine's thread."""
+        with suppress(RuntimeError):  # the loop is closed: the server ended without waiting
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether some of it still runs."""
+        return bool(self._open)
+
+    def close(self) -> None:
+        """Drops what still runs."""
+        if self._open:
+            self._engine.drop(self._open)
+            self._open = set()
+
+
+async def unless_gone(work: Awaitable[T], receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> T:
+    """What the work gives. Raises ClientGone as soon as the client's connection is closed; the work is cancelled then.
+
+    receive: of the request, whose body has been read.
+    """
+
+    async def leaves() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await asyncio.gather(working, gone, return_exceptions=True)
+
+
+class Growing:
+    """One choice of a stream: its tokens so far, and the parts of them that have been given."""
+
+    def __init__(self, ask: Ask, choice: Choice, writer: Writer) -> None:
+        self._ask, self._choice, self._writer = ask, choice, writer
+        assert ask.params is not None
+        self._text = GrowingText(writer.model.tokenizer, ask.params.stop)
+        self._whole_at_the_end = ask.chat and writer.model.think_end is not None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: list[Top] = []
+        self._given = self._characters = 0
+        self.output: RequestOutput | None = None
+
+    def add(self, event: Event) -> None:
+        """Adds new tokens, or the whole output."""
+        if isinstance(event, RequestOutput):
+            self.output = event
+            self._ids, self._logprobs = list(event.token_ids), plain(event.logprobs)
+            self._top = event.top_logprobs or [{} for _ in self._ids]
+        elif isinstance(event, NewTokens):
+            self._ids += event.token_ids
+            self._logprobs += event.logprobs
+            self._top += event.top
+
+    def parts(self) -> list[dict[str, Any]]:
+        """The parts that can be given now. Which they are depends on the tokens alone, not on when they came."""
+        parts = []
+        unfinished = len(self._ids) - (self.output is not None)  # the last token's part tells how the choice ended
+        while (end := next_part(self._given)) <= unfinished:
+            text = "" if self._whole_at_the_end else self._text.more(self._ids[:end])
+            parts += self._part(end, {"content": text} if text else {}, None)
+        if self.output is not None:
+            parts += self._last(self.output)
+        return parts
+
+    def _last(self, output: RequestOutput) -> list[dict[str, Any]]:
+        if not self._whole_at_the_end:
+            return self._part(len(self._ids), {"content": self._text.rest(output.text)}, output.finish_reason)
+        message = self._writer.message(output)
+        thought = {"reasoning_content": message["reasoning_content"]}
+        parts = [self._written(thought, None, None)] if message["reasoning_content"] else []
+        return parts + self._part(len(self._ids), {"content": message["content"]}, output.finish_reason)
+
+    def _part(self, end: int, delta: dict[str, Any], reason: str | None) -> list[dict[str, Any]]:
+        """The part that ends with token number `end`; none if it would say nothing."""
+        own = slice(self._given, end)
+        self._given = end
+        scored = Scored(self._ids[own], self._logprobs[own], self._top[own])
+        logprobs = self._writer.logprobs(self._ask, scored, self._characters)
+        if logprobs is not None and not self._ask.chat:
+            self._characters += sum(map(len, logprobs["tokens"]))
+        if not delta and logprobs is None and reason is None:
+            return []
+        return [self._written(delta, logprobs, reason)]
+
+    def _written(self, delta: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
+        said = {"delta": delta} if self._ask.chat else {"text": delta.get("content", "")}
+        return {"index": self._choice.index, **said, "logprobs": logprobs, "finish_reason": reason}
+
+
+async def streamed(submission: Submission, writer: Writer) -> AsyncIterator[dict[str, Any]]:
+    """The pieces of a streamed answer: the choices one after another, so that the pieces are the same at any load."""
+    ask = submission.ask
+    growing = {choice.index: Growing(ask, choice, writer) for choice in ask.choices}
+    answers: defaultdict[int, list[int]] = defaultdict(list)  # a generation's choice -> all choices that it answers
+    for choice in ask.choices:
+        answers[ask.answered_by(choice)].append(choice.index)
+    left = [*growing]
+    begun = False
+    head = writer.head(ask, chunk=True)
+    async for place, event in submission.tokens():
+        for index in answers[place]:
+            growing[index].add(event)
+        while left:
+            if ask.chat and not begun:
+                role = {"index": left[0], "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+                yield {**head, "choices": [{**role, "finish_reason": None}]}
+                begun = True
+            one = growing[left[0]]
+            for part in one.parts():
+                yield {**head, "choices": [part]}
+            if one.output is None:
+                break
+            submission.outputs[left.pop(0)] = one.output
+            begun = False
+    if ask.include_usage:
+        yield {**head, "choices": [], "usage": usage(ask, submission.outputs)}
+
+
+def as_json(value: Any) -> bytes:
+    """A value as the bytes of an answer. Floats are written so that reading gives the same ones again."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,242 @@
+"""The server's paths."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from evalengine.config.arguments import is_unicode
+from evalengine.engine.thread import EngineThread
+from evalengine.errors import ConfigError
+from evalengine.serve.answering import ClientGone, Submission, as_json, streamed, unless_gone
+from evalengine.serve.answers import CREATED, Writer, usage
+from evalengine.serve.asks import Ask, chat_ask, completion_ask
+from evalengine.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
+from evalengine.serve.errors import ApiError
+from evalengine.serve.metrics import Metrics
+from evalengine.serve.model import ServedModel
+from evalengine.serve.settings import ServeSettings
+from evalengine.util.plain_files import parse_json
+
+logger = logging.getLogger(__name__)
+OPEN_PATHS = ("/health",)  # what may be asked without a key
+GONE = 499  # nginx's status of a request whose client left
+Answer = Callable[[Request, Any], Awaitable[Response]]
+
+
+class Server:
+    """The paths of one model. `app` is the ASGI application."""
+
+    def __init__(self, model: ServedModel, engine: EngineThread, settings: ServeSettings, api_key: str | None) -> None:
+        self.model, self.engine, self.settings = model, engine, settings
+        self.writer, self.metrics = Writer(model), Metrics(engine)
+        self._key = None if api_key is None else api_key.encode()
+        self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        posts: dict[str, Answer] = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        gets: dict[str, Answer] = {
+            "/v1/models": self.models,
+            "/tokenizer_info": self.tokenizer_info,
+            "/health": self.health,
+            "/metrics": self.prometheus,
+        }
+        for path, answer in posts.items():
+            self.app.add_api_route(path, self._answered(path, answer, True), methods=["POST"], response_model=None)
+        for path, answer in gets.items():
+            self.app.add_api_route(path, self._answered(path, answer, False), methods=["GET"], response_model=None)
+        self.app.add_exception_handler(HTTPException, _not_a_path)
+        self.app.add_exception_handler(404, _not_a_path)
+
+    def _answered(self, path: str, answer: Answer, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
+        """The path's function: it checks the key, reads the body, and turns what is raised into an answer."""
+
+        async def answered(request: Request) -> Response:
+            begin = time.perf_counter()
+            try:
+                if path not in OPEN_PATHS:
+                    self._check_key(request)
+                body = await self._body(request) if has_body else None
+                response = await answer(request, body)
+            except ConfigError as error:
+                response = _refused(ApiError.of(error))
+            except ApiError as error:
+                response = _refused(error)
+            except ClientGone:
+                self.metrics.gone.inc()
+                response = Response(status_code=GONE)
+            except Exception:
+                logger.exception("a request failed")
+                response = _refused(ApiError(500, "the server failed; its log has why"))
+            self.metrics.requests.labels(path, str(response.status_code)).inc()
+            if has_body:
+                self.metrics.seconds.labels(path).observe(time.perf_counter() - begin)
+            return response
+
+        return answered
+
+    def _check_key(self, request: Request) -> None:
+        if self._key is None:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._key):
+            raise ApiError(401, "this server wants its API key: Authorization: Bearer KEY", None, "invalid_api_key")
+
+    async def _body(self, request: Request) -> Any:
+        """The body's JSON. Raises ApiError for one that is too long, too slow or no JSON."""
+        try:
+            content = await asyncio.wait_for(self._read(request), self.settings.client_seconds)
+        except asyncio.TimeoutError as error:
+            raise ApiError(408, f"the body did not come within {self.settings.client_seconds} s") from error
+        try:
+            value = parse_json(content)
+        except ValueError as error:
+            raise ApiError(400, f"the body is no JSON: {error}") from error
+        if b"\\u" in content and not is_unicode(json.dumps(value, ensure_ascii=False)):
+            raise ApiError(400, "a text holds half of a surrogate pair, which is no character")
+        return value
+
+    async def _read(self, request: Request) -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self.settings.max_body:
+                raise ApiError(413, f"the body is longer than {self.settings.max_body_mb} MiB")
+            parts.append(part)
+        return b"".join(parts)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    async def completions(self, request: Request, value: Any) -> Response:
+        body = read_body(CompletionBody, value)
+        self.model.check_name(body.model)
+        return await self._run(request, completion_ask(body, self.model, self.settings))
+
+    async def chat(self, request: Request, value: Any) -> Response:
+        body = read_body(ChatBody, value)
+        self.model.check_name(body.model)
+        tools = None if body.tool_choice == "none" else body.tools
+        prompt = await asyncio.to_thread(self.model.templated, body.messages, tools, body.chat_template_kwargs)
+        return await self._run(request, chat_ask(body, prompt, self.model, self.settings))
+
+    async def _run(self, request: Request, ask: Ask) -> Response:
+        if self.engine.num_open + len(ask.choices) > self.settings.max_open:
+            raise ApiError(429, f"{self.engine.num_open} choices wait or run already; come back later", None,
+                           "rate_limit_exceeded")  # fmt: skip
+        if not self.engine.alive:
+            raise ApiError(503, "the server is being shut down")
+        submission = Submission(ask, self.engine)
+        if ask.stream:
+            return EventStream(self._events(submission), submission, self)
+        try:
+            await unless_gone(submission.whole(), request.receive)
+        finally:
+            submission.close()
+        self._count(submission)
+        return _json(self.writer.whole(ask, submission.scores, submission.outputs))
+
+    async def _events(self, submission: Submission) -> AsyncIterator[bytes]:
+        """A streamed answer's bytes. An error in the middle of it is its last event."""
+        try:
+            async for piece in streamed(submission, self.writer):
+                yield b"data: " + as_json(piece) + b"\n\n"
+        except ApiError as error:
+            yield b"data: " + as_json(error.body) + b"\n\n"
+            return
+        self._count(submission)
+        yield b"data: [DONE]\n\n"
+
+    def _count(self, submission: Submission) -> None:
+        counts = usage(submission.ask, submission.outputs)
+        self.metrics.tokens.labels("prompt").inc(counts["prompt_tokens"])
+        self.metrics.tokens.labels("answer").inc(counts["completion_tokens"])
+
+    # -- the model, its tokenizer, and the server itself ---------------------------------------------------------------
+
+    async def models(self, request: Request, _: Any) -> Response:
+        model = {"id": self.model.name, "object": "model", "created": CREATED, "owned_by": "evalengine",
+                 "max_model_len": self.model.limits.max_model_len}  # fmt: skip
+        return _json({"object": "list", "data": [model]})
+
+    async def tokenize(self, request: Request, value: Any) -> Response:
+        body = read_body(TokenizeBody, value)
+        self.model.check_name(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", "prompt")
+        text = body.prompt or ""
+        if body.messages is not None:
+            given = body.messages, body.tools, body.chat_template_kwargs, body.add_generation_prompt
+            text = await asyncio.to_thread(self.model.templated, *given)
+        ids = self.model.encoded(text, body.add_special_tokens)
+        texts = {"token_strs": self.writer.tokens.texts(ids)} if body.return_token_strs else {}
+        return _json({"count": len(ids), "max_model_len": self.model.limits.max_model_len, "tokens": ids, **texts})
+
+    async def detokenize(self, request: Request, value: Any) -> Response:
+        body = read_body(DetokenizeBody, value)
+        self.model.check_name(body.model)
+        return _json({"prompt": self.model.decoded(body.tokens)})
+
+    async def tokenizer_info(self, request: Request, _: Any) -> Response:
+        return _json(self.model.tokenizer_info())
+
+    async def health(self, request: Request, _: Any) -> Response:
+        if not self.engine.alive:
+            raise ApiError(503, "the engine does not run")
+        return _json({"status": "ok"})
+
+    async def prometheus(self, request: Request, _: Any) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class EventStream(StreamingResponse):
+    """A stream whose requests are dropped when it ends, however it ends; a client that takes nothing for too long ends
+    it."""
+
+    def __init__(self, events: AsyncIterator[bytes], submission: Submission, server: Server) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._submission, self._server = submission, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = self._server.settings.client_seconds
+
+        async def in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), seconds)
+
+        try:
+            await super().__call__(scope, receive, in_time)
+        except asyncio.TimeoutError:
+            logger.warning("a client took nothing of its answer for %d s", seconds)
+        finally:
+            if self._submission.unfinished:
+                self._server.metrics.gone.inc()
+            self._submission.close()
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(as_json(value), status, media_type="application/json")
+
+
+def _refused(error: ApiError) -> Response:
+    response = _json(error.body, error.status)
+    if error.status == 429:
+        response.headers["retry-after"] = "1"
+    return response
+
+
+async def _not_a_path(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    what = {404: "there is no such path here", 405: "this path takes another method"}
+    return _refused(ApiError(status, what.get(status, "the request cannot be answered")))

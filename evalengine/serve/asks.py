@@ -1,0 +1,222 @@
+"""From a body to what the engine is asked: prompts, sampling settings, the seed, and the answer's id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
+from evalengine.engine.submission import check_requests
+from evalengine.errors import ConfigError
+from evalengine.records.sealed import canonical
+from evalengine.serve.bodies import ChatBody, CompletionBody, SamplingBody
+from evalengine.serve.errors import ApiError
+from evalengine.serve.model import ServedModel
+from evalengine.serve.settings import ServeSettings
+
+NOT_OF_THE_ID = ("params", "stream", "include_usage")
+COMPLETION_TOKENS = 16  # of a completion that names no max_tokens, as OpenAI's
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer of a request: the prompt that it continues, and which of its samples it is."""
+
+    index: int
+    prompt: int
+    sample: int  # counts equal prompts of one request, too: each has its own noise
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, resolved. Equal asks have equal answers, to the byte."""
+
+    chat: bool
+    prompts: list[list[int]]
+    texts: list[str | None]  # each prompt as it was given, None for token ids
+    n: int
+    params: SamplingParams | None  # None: the prompt alone is wanted (echo with max_tokens=0)
+    alternatives: int | None  # logprobs are wanted, with so many alternatives a token
+    echo: bool = False
+    prompt_alternatives: int | None = None  # the prompt's logprobs are wanted, likewise
+    stream: bool = False
+    include_usage: bool = False
+    token_ids: bool = False
+
+    @cached_property
+    def id(self) -> str:
+        """The answer's id: the request's hash, the same for a stream."""
+        asked = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in NOT_OF_THE_ID}
+        sampled = None if self.params is None else asdict(self.params)
+        digest = hashlib.sha256(canonical({**asked, "params": sampled}).encode()).hexdigest()
+        return f"{'chatcmpl' if self.chat else 'cmpl'}-{digest[:24]}"
+
+    @property
+    def seed(self) -> int:
+        return 0 if self.params is None else self.params.seed
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """The answers, prompt by prompt."""
+        met: Counter[tuple[int, ...]] = Counter()
+        choices: list[Choice] = []
+        for place, prompt in enumerate(self.prompts):
+            for _ in range(self.n):
+                choices.append(Choice(len(choices), place, met[tuple(prompt)]))
+                met[tuple(prompt)] += 1
+        return choices
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the prompts' own logprobs are wanted."""
+        return self.prompt_alternatives is not None or (self.echo and self.alternatives is not None)
+
+    def scores(self, ids: list[int]) -> dict[int, ScoreRequest]:
+        """Prompt -> the request of its tokens' logprobs, of which the first has none."""
+        if not self.scores_prompts:
+            return {}
+        most = max(self.alternatives or 0, self.prompt_alternatives or 0)
+        return {place: ScoreRequest(ids[place], prompt[:1], prompt[1:], most)
+                for place, prompt in enumerate(self.prompts) if len(prompt) > 1}  # fmt: skip
+
+    def generations(self, ids: list[int]) -> dict[int, GenerateRequest]:
+        """Choice -> its request. Without sampling noise the samples of a prompt are one, and asked once."""
+        if self.params is None:
+            return {}
+        wanted = [c for c in self.choices if self.params.temperature > 0 or c.sample == 0]
+        return {c.index: GenerateRequest(ids[c.index], self.prompts[c.prompt], self.params, c.sample) for c in wanted}
+
+    def answered_by(self, choice: Choice) -> int:
+        """The choice whose generation answers this one."""
+        assert self.params is not None
+        return choice.index if self.params.temperature > 0 else self._first[tuple(self.prompts[choice.prompt])]
+
+    @cached_property
+    def _first(self) -> dict[tuple[int, ...], int]:
+        """Prompt -> its first choice."""
+        first: dict[tuple[int, ...], int] = {}
+        for choice in self.choices:
+            first.setdefault(tuple(self.prompts[choice.prompt]), choice.index)
+        return first
+
+
+def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSettings) -> Ask:
+    """What a completion asks. Raises ApiError, or ConfigError for what the engine refuses."""
+    texts, prompts = _prompts(body, model)
+    _refuse_neutral(body, body.best_of not in (None, 1, body.n or 1) and "best_of")
+    budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if budget == 0 and not body.echo:
+        raise ApiError(400, "max_tokens=0 without echo=true asks for nothing", "max_tokens")
+    if body.stream and body.echo:
+        raise ApiError(400, "echo: a stream does not repeat the prompt; leave one of the two out", "echo")
+    params = None if budget == 0 else _params(body, budget, prompts, model, body.logprobs)
+    ask = Ask(False, prompts, texts, body.n or 1, params, body.logprobs, bool(body.echo), **_common(body))
+    return _checked(ask, model, settings)
+
+
+def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> Ask:
+    """What a chat asks, whose messages the template has put into words. Raises as `completion_ask`."""
+    _refuse_neutral(body, body.response_format not in (None, {"type": "text"}) and "response_format")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+    ids = model.encoded(prompt)
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    budget = max(1, model.limits.max_model_len - len(ids)) if asked is None else asked
+    if asked is None and settings.max_tokens:
+        budget = min(budget, settings.max_tokens)
+    alternatives = (body.top_logprobs or 0) if body.logprobs else None
+    params = _params(body, budget, [ids], model, alternatives)
+    if model.think_end is not None:
+        params = replace(params, think_end_token=model.think_end)
+    return _checked(Ask(True, [ids], [prompt], body.n or 1, params, alternatives, **_common(body)), model, settings)
+
+
+def _common(body: SamplingBody) -> Mapping[str, Any]:
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs: a stream has none; leave one of the two out", "prompt_logprobs")
+    return {
+        "prompt_alternatives": body.prompt_logprobs,
+        "stream": bool(body.stream),
+        "include_usage": body.stream_options is not None and body.stream_options.include_usage,
+        "token_ids": bool(body.return_token_ids),
+    }
+
+
+def _prompts(body: CompletionBody, model: ServedModel) -> tuple[list[str | None], list[list[int]]]:
+    given = body.prompt
+    batch: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    if not batch:
+        raise ApiError(400, "prompt: an empty list asks for nothing", "prompt")
+    texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
+    return texts, [model.encoded(p, body.add_special_tokens) if isinstance(p, str) else p for p in batch]
+
+
+def _refuse_neutral(body: SamplingBody, further: str | bool) -> None:
+    """Raises ApiError for a setting that is not built and has another value than the one that changes nothing."""
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+        if getattr(body, name):
+            raise ApiError(400, f"{name}: not built; leave it out", name)
+    if further:
+        raise ApiError(400, f"{further}: not built; leave it out", str(further))
+
+
+def _params(
+    body: SamplingBody, budget: int, prompts: list[list[int]], model: ServedModel, alternatives: int | None
+) -> SamplingParams:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    changed: dict[str, Any] = {}
+    if body.repetition_penalty is not None:
+        changed["repetition_penalty"] = body.repetition_penalty
+    if body.min_tokens:
+        changed["min_new_tokens"] = body.min_tokens
+    params = SamplingParams(
+        max_tokens=budget,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=0 if body.top_k in (None, -1) else body.top_k,
+        stop=tuple(stop),
+        stop_token_ids=None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        seed=0 if body.seed is None else body.seed,
+        logprobs=alternatives or 0,
+        processors=replace(model.spec.processors, **changed) if changed else None,
+    )
+    return params if body.seed is not None else replace(params, seed=derived_seed(prompts, params))
+
+
+def derived_seed(prompts: list[list[int]], params: SamplingParams) -> int:
+    """The seed of a request that names none: 31 bits of the hash of its prompts and of how tokens are drawn, so that
+    the same request has the same one, and a longer answer begins as the shorter one did."""
+    drawn = [prompts, params.temperature, params.top_p, params.top_k]
+    return int.from_bytes(hashlib.sha256(canonical(drawn).encode()).digest()[:4], "big") >> 1
+
+
+def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
+    """The ask, if the engine can answer it. Raises ApiError and ConfigError."""
+    if len(ask.choices) > settings.max_choices:
+        raise ApiError(400, f"{len(ask.choices)} choices (prompts times n): this server answers at most "
+                       f"{settings.max_choices} in one request", "n")  # fmt: skip
+    most = max(ask.alternatives or 0, ask.prompt_alternatives or 0)
+    if most > settings.max_logprobs:
+        why = f"{most} alternatives a token: this server gives at most {settings.max_logprobs}"
+        raise ApiError(400, why, "logprobs")
+    if settings.max_tokens and ask.params is not None and ask.params.max_tokens > settings.max_tokens:
+        raise ApiError(400, f"max_tokens={ask.params.max_tokens}: this server gives at most {settings.max_tokens}",
+                       "max_tokens")  # fmt: skip
+    if any(not prompt for prompt in ask.prompts):
+        raise ApiError(400, "prompt: the tokenizer makes no tokens of it; give at least one", "prompt")
+    generations = ask.generations([choice.index for choice in ask.choices])
+    of_prompts = {tuple(request.prompt_ids): request for request in generations.values()}
+    requests: list[Request] = [*ask.scores([*range(len(ask.prompts))]).values(), *of_prompts.values()]
+    for request in requests:
+        try:  # one by one: the messages then name no numbers, which clients do not know
+            check_requests([request], model.limits)
+        except ConfigError as error:
+            raise ConfigError([problem.partition(": ")[2] for problem in error.problems]) from error
+    if ask.params is None and any(max(prompt) >= model.limits.vocab_size or min(prompt) < 0 for prompt in ask.prompts):
+        raise ApiError(400, f"token ids must lie in 0 ... {model.limits.vocab_size - 1}", "prompt")
+    return ask

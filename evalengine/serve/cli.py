@@ -1,0 +1,110 @@
+"""`python -m evalengine serve`: loads the model, listens, and ends once the answers that run are finished."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.plain_text import say, warn
+from evalengine.serve.settings import LOOPBACK, ServeSettings, read_words
+from evalengine.util.command import Namespace
+from evalengine.util.endings import SIGNALS, hear
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+IDLE_SECONDS = 15  # that a connection may stay open without a request
+BACKLOG = 2048  # connections that the system holds for us while we are busy
+
+
+def main(arguments: Namespace) -> int:
+    """Runs `serve` with its words; returns the exit code once it is asked to end.
+
+    Raises: ConfigError for bad settings and where the extra is not installed, before anything is loaded.
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ConfigError(f"serve: {', '.join(missing)} not installed: pip install 'evalengine[serve]'")
+    settings, words = read_words(arguments.words)
+    if arguments.api_key is not None and (not arguments.api_key.strip() or not arguments.api_key.isascii()):
+        raise ConfigError("serve: --api-key: must be ASCII characters, and not empty")
+    from evalengine.config.compose import compose_jobs
+
+    config = compose_jobs(words)[0].config
+    with _listening(settings) as bound:
+        _serve(config, settings, arguments.api_key, bound)
+    return 0
+
+
+def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: socket.socket) -> None:
+    from evalengine.engine.llm import LLM
+    from evalengine.engine.thread import EngineThread
+    from evalengine.serve.app import Server
+    from evalengine.serve.model import ServedModel
+
+    if settings.host not in LOOPBACK and api_key is None:
+        warn(f"host={settings.host}: whoever reaches this machine can ask; EVALENGINE_API_KEY=... asks for a key")
+    llm = LLM(config.model, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine)
+    with llm:
+        model = ServedModel(config, llm)
+        engine = EngineThread(llm)
+        engine.start()
+        try:
+            if llm.settings.numerics == "fast":
+                warn("numerics=fast: bits depend on what else is asked; batch_invariant=true has equal bytes")
+            where = f"[{settings.host}]" if ":" in settings.host else settings.host
+            _listen(Server(model, engine, settings, api_key).app, bound, lambda: say(
+                f"{model.name} at http://{where}:{bound.getsockname()[1]}/v1, {model.fingerprint}, "
+                f"{llm.settings.numerics} on {llm.settings.device}"
+            ))  # fmt: skip
+        finally:
+            engine.stop(halt=True)
+
+
+@contextmanager
+def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
+    """A socket that listens there, before seconds are spent on loading. Raises ConfigError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        bound = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"serve: host={settings.host} port={settings.port}: {why}; name another port (0: any), or "
+                          "another of this machine's addresses") from error  # fmt: skip
+    with bound:
+        yield bound
+
+
+def _listen(app: Any, bound: socket.socket, ready: Any) -> None:
+    """Answers until a signal comes, and what has been asked by then."""
+    import uvicorn
+
+    class _Server(uvicorn.Server):
+        """uvicorn's, without its messages, which raises no signal again: to end so is what it was asked for."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            before = {number: signal.signal(number, self._take) for number in SIGNALS}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+        def _take(self, number: int, frame: Any) -> None:
+            hear()
+            if self.should_exit:
+                self.force_exit = True
+            else:
+                warn("ending once the answers that run are finished; Ctrl-C again ends at once")
+                self.should_exit = True
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=IDLE_SECONDS,
+                            server_header=False, date_header=False)  # fmt: skip
+    _Server(config).run(sockets=[bound])

@@ -1,0 +1,71 @@
+"""The words of `serve`: the server's own settings, and those of the model and the engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from evalengine.errors import ConfigError
+
+# Settings of a run that a server has, too; a name that ends with a dot stands for all below it.
+OF_THE_ENGINE = ("model", "model.", "engine.", "batch_invariant", "numerics")
+OF_THE_TEMPLATE = ("chat_template_date", "chat_template_args", "enable_thinking")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_WORD = re.compile(r"[+~]*([\w.@/]+)=(.*)", re.S)
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """The server's own settings."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+    max_tokens: int = 0  # the most that one choice may ask for; 0: as many as the model's context holds
+    max_choices: int = 1024  # of one request: its prompts times n
+    max_open: int = 8192  # choices that wait or run; beyond them a client is told to come back
+    max_body_mb: int = 32  # of a request's body
+    max_logprobs: int = 20  # alternatives a token
+    client_seconds: int = 60  # that a client may take to send its body, or to take a piece of its answer
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a request's body."""
+        return self.max_body_mb << 20
+
+
+INTEGERS = {"port": (0, 65_535), "max_tokens": (0, 1 << 24)}  # (least, largest); the others are at least 1
+
+
+def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
+    """The server's settings, and the words that are left for the model and its engine.
+
+    Raises: ConfigError with all that is wrong.
+    """
+    own, others = {}, []
+    problems = []
+    names = {item.name for item in fields(ServeSettings)}
+    for word in words:
+        match = _WORD.fullmatch(word)
+        if match is None:
+            problems.append(f"{word}: settings are written name=value")
+        elif (name := match[1]) in names:
+            problems += [f"{name}: is given twice"] if name in own else []
+            own[name] = match[2]
+        elif name in (*OF_THE_ENGINE, *OF_THE_TEMPLATE) or name.startswith(OF_THE_ENGINE[1:3]):
+            others.append(word)
+        else:
+            known = ", ".join([*sorted(names), *(f"{n}*" if n.endswith(".") else n for n in OF_THE_ENGINE)])
+            problems.append(f"{name}: no setting of a server; there are {known}, {', '.join(OF_THE_TEMPLATE)}")
+    values: dict[str, int | str] = {}
+    for name, text in own.items():
+        least, largest = INTEGERS.get(name, (1, 1 << 24))
+        if name == "host":
+            values[name] = text
+        elif not text.isdecimal() or not least <= int(text) <= largest:
+            problems.append(f"{name}={text}: must be an integer from {least} to {largest:,}")
+        else:
+            values[name] = int(text)
+    if problems:
+        raise ConfigError([f"serve: {problem}" for problem in problems])
+    return ServeSettings(**values), others  # type: ignore[arg-type]  # `host` alone is no integer
