@@ -69,7 +69,7 @@ class LoadedModel:
             raise
 
     def _load(self) -> None:
-        """Loads the weights, makes a KV pool in the memory that they leave, and captures the CUDA graphs."""
+        """Loads the weights and makes a KV pool in the memory that they leave."""
         note_compilations()
         settings = self.settings
         backend, tp = settings.attention_backend, self._ranks.tp
@@ -84,9 +84,6 @@ class LoadedModel:
         with phase("weights"):
             model, *_ = self._ranks.on_all_ranks("load", orders, own)
         self._build(model, ops)
-        assert self.runner is not None
-        with phase("graphs"):
-            self.runner.capture_graphs()
 
     def _build(self, model: CausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
         """Makes the KV pool, the scheduler and the runner, once the kernels of this block size are verified.
@@ -136,6 +133,12 @@ class LoadedModel:
 
     def load(self) -> None:
         """Does nothing, for the same reason."""
+
+    def capture_graphs(self) -> None:
+        """Captures the CUDA graphs of all usual decode steps now, which takes seconds; otherwise each is captured when
+        its step is met. For a server or a measurement, whose steps should not wait for that."""
+        assert self.runner is not None, "the engine is not closed"
+        self.runner.capture_graphs()
 
     def facts(self) -> EngineFacts:
         """What answers depend on here. Reads all weight files, unless they have been hashed already."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from evalengine.engine.execute.cuda_graphs import LARGEST_BATCH, LENGTH_AT_START, DecodeGraphs, batch_sizes, kv_lengths
+from evalengine.engine.execute.cuda_graphs import LARGEST_BATCH, LENGTH_AT_ONCE, DecodeGraphs, batch_sizes, kv_lengths
 from evalengine.engine.execute.decode_inputs import DecodeInputs, KnownPages
 from evalengine.engine.execute.read_out import LastTokens
 from evalengine.engine.llm import LLM
@@ -96,6 +97,28 @@ def test_a_token_that_is_not_known_yet_comes_from_its_row_of_the_last_step() -> 
     assert last_tokens.resolve(inputs.ids[:2]).tolist() == [77, 0]
 
 
+def test_the_largest_graph_is_captured_first_and_no_other_before_it_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is captured when it is met for the second time; before the first one comes that of the largest size."""
+    captured: list[int] = []
+
+    def capture(_: DecodeGraphs, size: int, __: AttentionMetadata) -> Any:
+        captured.append(size)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(DecodeGraphs, "_warm", lambda *_: None)
+    monkeypatch.setattr(DecodeGraphs, "_captured_now", capture)
+    ops: Any = SimpleNamespace(device=torch.device("cpu"), tp=SimpleNamespace(size=1))
+    sizes = {"block_size": 4, "max_num_seqs": 16, "max_model_len": 64}
+    graphs = DecodeGraphs(Any, ops, [], LastTokens(16, 1024, ops.device), **sizes)  # type: ignore[arg-type]
+    found = []
+    for sequences in (3, 3, 3, 2, 2, 1):
+        step = graphs.plan([decoding(4, [7])] * sequences)
+        found.append(None if step is None else step.capture)
+        if step is not None and step.capture:
+            assert graphs.capture(step.size, step.kv_len)
+    assert found == [None, True, False, None, True, None] and captured == [16, 4, 2]
+
+
 # -- on a GPU --------------------------------------------------------------------------------------------------------
 
 PROMPTS = [[(7 * i + j * j) % 300 + 3 for j in range(1 + i % 37)] for i in range(40)]
@@ -154,15 +177,15 @@ def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("settings", [{"max_num_seqs": 5}, {"max_model_len": 300}, {"max_num_seqs": 1}], ids=str)
-def test_an_engine_starts_with_its_graphs(settings: dict[str, Any]) -> None:
-    """At its start an engine has captured the graphs of every batch size, and replays them with the eager steps'
-    bytes."""
+def test_an_engine_captures_its_graphs_at_once_where_asked(settings: dict[str, Any]) -> None:
+    """`capture_graphs` captures the graphs of every batch size, which have the eager steps' bytes."""
     params = SamplingParams(ignore_eos=True, max_tokens=9)
     with LLM("asset:tinymath", enforce_eager=True, **settings) as eager:
         expected = eager.generate(PROMPTS, params)
     with LLM("asset:tinymath", **settings) as llm:
         assert llm.runner is not None and llm.runner.graphs is not None
-        lengths = [n for n in kv_lengths(llm.settings.max_model_len) if n <= LENGTH_AT_START]
+        llm.capture_graphs()
+        lengths = [n for n in kv_lengths(llm.settings.max_model_len) if n <= LENGTH_AT_ONCE]
         sizes = batch_sizes(llm.config.max_num_seqs)
         assert set(llm.runner.graphs._captured) == {(size, length) for size in sizes for length in lengths}
         steps_at_start = llm.stats.num_graph_steps
@@ -171,6 +194,18 @@ def test_an_engine_starts_with_its_graphs(settings: dict[str, Any]) -> None:
     for output, eager_output in zip(outs, expected, strict=True):
         assert output.token_ids == eager_output.token_ids
         assert_bitwise_equal(output.logprobs, eager_output.logprobs)
+
+
+@pytest.mark.gpu
+def test_an_engine_captures_only_what_it_meets() -> None:
+    """Scores are read without a decode step, and a batch of four meets one size; the largest serves it with memory."""
+    with LLM("asset:tinymath", max_num_seqs=32) as llm:
+        assert llm.runner is not None and llm.runner.graphs is not None
+        llm.score([(PROMPTS[3], PROMPTS[4])] * 8)
+        assert not llm.runner.graphs._captured
+        llm.generate(PROMPTS[:4], SamplingParams(max_tokens=9, ignore_eos=True))
+        assert {size for size, _ in llm.runner.graphs._captured} == {4, 32}
+        assert llm.stats.num_graph_steps > 0
 
 
 @pytest.mark.gpu

@@ -6,8 +6,8 @@ A step in which every sequence computes one token has the same kernels as the la
 a ladder of sizes and KV lengths, and replayed over buffers of fixed addresses (`DecodeInputs`). Rows past the batch
 are padding. In the batch-invariant level a graph gives the bytes of the eager step, since every schedule does.
 
-An engine captures the ladder up to `LENGTH_AT_START` tokens when it starts (`capture`). A longer one, and every one
-after `reconfigure`, is captured when it is met for the second time: a short run's last steps are not worth a graph.
+A graph is captured when its size and length are met for the second time: a run that scores meets none, and the whole
+ladder takes seconds. `LLM.capture_graphs` captures it up to `LENGTH_AT_ONCE` tokens at once, where no step may wait.
 
 A step may be launched before the tokens of the last one are known on the host: the new step takes them where the last
 one left them on the device (`LastTokens`), and `PendingTokens` fetches the new step's own tokens while the GPU works.
@@ -39,13 +39,14 @@ from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
+from evalengine.util.phases import phase
 
 logger = logging.getLogger(__name__)
 
 LARGEST_BATCH = 512  # sequences: a larger step keeps the GPU busy for longer than the host takes to launch it
 KV_STEP = 1024  # tokens: the shortest captured KV length; the kernels' grids grow in chunks of this many tokens
-LENGTH_AT_START = 4096  # KV tokens: longer sequences are rare, and every length costs a graph of each size
-CAPTURE_AFTER = 2  # steps of a size and length after which its graph is captured, if it was not at the start
+LENGTH_AT_ONCE = 4096  # KV tokens: longer sequences are rare, and every length costs a graph of each size
+CAPTURE_AFTER = 2  # steps of a size and length after which its graph is captured: one step is not worth a graph
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,10 @@ class DecodeGraphs:
         self._uses: Counter[tuple[int, int]] = Counter()
         self._full = False  # whether there is no memory for another graph
 
-    def keys_at_start(self) -> list[tuple[int, int]]:
-        """The graphs to capture when an engine starts: every (size, length), the largest size first, since its memory
-        serves the others."""
-        lengths = [length for length in self._lengths if length <= LENGTH_AT_START]
+    def usual_keys(self) -> list[tuple[int, int]]:
+        """The graphs to capture at once: every (size, length), the largest size first, since its memory serves the
+        others."""
+        lengths = [length for length in self._lengths if length <= LENGTH_AT_ONCE]
         return [(size, length) for length in lengths for size in reversed(self._sizes)]
 
     def capture(self, size: int, kv_len: int) -> bool:
@@ -222,8 +223,15 @@ class DecodeGraphs:
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._ops.device)
 
+    @phase("graphs")
     def _capture(self, size: int, kv_len: int) -> _Captured | None:
-        """Captures the step's graph; None, with a warning, if even the memory that torch caches does not suffice."""
+        """Captures the step's graph; None, with a warning, if even the memory that torch caches does not suffice.
+
+        The largest size is the first that is captured, since its memory serves the others: batches that grow would
+        otherwise take memory for each size.
+        """
+        if not self._captured and not self._full and size < self._sizes[-1]:
+            self._capture(self._sizes[-1], kv_len)
         warm_alone = self._ops.tp.size > 1  # the warm-up's collectives run once on every rank, even if a capture fails
         metadata = self._metadata(size, kv_len)
         if warm_alone:

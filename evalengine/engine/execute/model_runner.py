@@ -57,11 +57,11 @@ class ModelRunner(RankRunner):
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Captures the decode steps of the usual sizes and lengths, if this level and device have CUDA graphs, while
-        there is memory for them."""
+        """Captures the decode steps of the usual sizes and lengths now, where this level and device have CUDA graphs,
+        while there is memory for them."""
         if self.graphs is not None:
             with self._after_the_last_step():
-                for key in self.graphs.keys_at_start():
+                for key in self.graphs.usual_keys():
                     self._ranks.broadcast("capture", *key)
                     if not self.capture(*key):
                         return
