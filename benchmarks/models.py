@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalengine.certify.model import SHAPES
+from evalengine.certify.model import shapes
 from evalengine.kernels.shapes import Shapes
 from evalengine.models.hf_config import spec_from_json
 from evalengine.models.spec import ModelSpec
@@ -20,7 +20,7 @@ PRODUCTS_OF = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Llama-3.2-1B
 
 def published_spec(name: str) -> ModelSpec:
     """The spec of a model whose config.json `verify` knows as `shape:<name>`."""
-    return spec_from_json(SHAPES[name.lower()])
+    return spec_from_json(shapes()[name.lower()])
 
 
 def shapes_of(name: str) -> Shapes:

@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.measure import WrongResult, guarded
 from benchmarks.report import Line, Timing
 from evalengine.bench.timing import free_memory
-from evalengine.certify.model import SHAPES
+from evalengine.certify.model import shapes
 from evalengine.invariant import set_batch_invariant_mode
 
 BATCH_TARGET, LAUNCH_TARGET = 1.15, 1.3  # SDPA's time in the mode over its time without, at most
@@ -67,7 +67,7 @@ def _model(device: torch.device, name: str, attention: str, sizes: RunShape) -> 
     """The body of a Qwen3 model of transformers with random weights."""
     from transformers import Qwen3Config, Qwen3Model
 
-    fields = {**SHAPES[name.lower()], **sizes.config, "num_hidden_layers": sizes.num_layers}
+    fields = {**shapes()[name.lower()], **sizes.config, "num_hidden_layers": sizes.num_layers}
     config = Qwen3Config.from_dict({**fields, "attn_implementation": attention})
     torch.manual_seed(0)
     with torch.device(device):

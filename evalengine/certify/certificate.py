@@ -19,11 +19,10 @@ from evalengine import version
 from evalengine.certify.axes import AXES
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.certificate_text import markdown
-from evalengine.certify.compare import Answer
 from evalengine.certify.kernels import failures
 from evalengine.certify.proof import AxisResult, Proof, Trial
 from evalengine.certify.subject import Subject
-from evalengine.engine.request import GenerateRequest
+from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version, cpu_name, gpu_names
@@ -103,7 +102,7 @@ def default_path(content: Mapping[str, Any]) -> Path:
     return Path("results", "certificates", name)
 
 
-def answers_sha256(answers: Mapping[int, Answer]) -> str:
+def answers_sha256(answers: Mapping[int, RequestOutput]) -> str:
     """SHA-256 (hex) over every answer's key, token ids (int32) and logprobs (float32), little-endian, by key."""
     digest = hashlib.sha256()
     for key, answer in sorted(answers.items()):

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a request."""
-
-    token_ids: list[int]
-    logprobs: np.ndarray  # float32 [len(token_ids)]
-    error: str | None = None
+from evalengine.engine.request import RequestOutput
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Tally:
     largest_difference: float = 0.0  # between two finite logprobs of the same token
     first_difference: Difference | None = None
 
-    def add(self, schedule: str, request: str, expected: Answer, found: Answer) -> None:
+    def add(self, schedule: str, request: str, expected: RequestOutput, found: RequestOutput) -> None:
         """Compares token by token. A logprob of another token, or one that is missing, differs in all 4 bytes."""
         for token in range(max(len(expected.token_ids), len(found.token_ids))):
             self.logprobs += 1
@@ -53,7 +46,7 @@ class Tally:
                     left, right = _show(expected, token), _show(found, token)
                     self.first_difference = Difference(schedule, request, token, left, right)
 
-    def _differing_bytes(self, expected: Answer, found: Answer, token: int) -> int:
+    def _differing_bytes(self, expected: RequestOutput, found: RequestOutput, token: int) -> int:
         if token >= min(len(expected.token_ids), len(found.token_ids)):
             return 4
         if expected.token_ids[token] != found.token_ids[token]:
@@ -75,7 +68,7 @@ class Tally:
         return asdict(self)
 
 
-def _show(answer: Answer, token: int) -> str:
+def _show(answer: RequestOutput, token: int) -> str:
     """`token id: logprob (its bits)`, or why there is none."""
     if token >= len(answer.token_ids):
         return f"nothing ({answer.error})" if answer.error else "nothing"

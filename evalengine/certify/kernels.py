@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from evalengine.certify.exact_kernels import exact_kernels_verdict
 from evalengine.engine.settings import Settings
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.spec import ModelSpec
+from evalengine.verification.exact_kernels import exact_kernels_verdict
 from evalengine.version import CONTRACT_VERSION
 
 PAGE_SIZES = (16, 64, 256)  # the page sizes that the engine's proof varies

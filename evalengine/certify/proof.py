@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from evalengine.certify.again import in_a_new_process
 from evalengine.certify.axes import AXES, MIXED, control
-from evalengine.certify.busy import NoNeighbour, busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case
-from evalengine.certify.compare import Answer, Tally
+from evalengine.certify.compare import Tally
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
+from evalengine.certify.new_process import NoNeighbour, busy_neighbour, in_a_new_process
 from evalengine.certify.run import alone, together
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.certify.subject import Subject
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
+from evalengine.engine.request import RequestOutput
 from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
 from evalengine.layers.attention_backends import possible_backends
@@ -78,7 +78,7 @@ class Proof:
 
     facts: dict[str, Any]  # about the engine that ran
     cases: list[Case]
-    reference: dict[int, Answer]
+    reference: dict[int, RequestOutput]
     axes: list[AxisResult]
     control: Control
     logprobs_asked: int = 0  # the number of logprobs that the caller wants compared
@@ -213,7 +213,7 @@ class Prover:
     def _trial(self, name: str, variant: Variant, work: ReferenceWorkload, llm: LLM) -> Trial:
         started = time.perf_counter()
         if variant.new_process:
-            stats, answers = EngineStats(), in_a_new_process(self.subject, variant.cases)
+            stats, answers = EngineStats(), in_a_new_process(self.subject)
         else:
             with busy_neighbour(str(llm.settings.device)) if variant.busy else nullcontext():
                 answers = together(llm, variant)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from evalengine.certify.cases import Case, pool_pages
-from evalengine.certify.compare import Answer
 from evalengine.certify.schedules import Variant
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError
 
+Answers = list[tuple[Case, RequestOutput]]
 BLOCK_SIZE = 64
 DEFAULTS = {
     "max_num_seqs": 256,
@@ -22,7 +22,7 @@ DEFAULTS = {
 }
 
 
-def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
+def alone(llm: LLM, cases: list[Case]) -> dict[int, RequestOutput]:
     """Makes the reference: every case runs by itself, its prompt in one chunk, without a prefix cache, every kernel
     launched.
 
@@ -35,13 +35,13 @@ def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
     answers = {}
     for case in cases:
         assert case.key is not None
-        answers[case.key] = _answer(next(iter(llm.run([case.request]))))
+        answers[case.key] = next(iter(llm.run([case.request])))
         if error := answers[case.key].error:
             raise EvalEngineError(f"{case.what}, run alone: {error}; this model cannot be certified")
     return answers
 
 
-def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
+def together(llm: LLM, variant: Variant) -> Answers:
     """Runs every pass over the variant's cases in one engine; the neighbours' answers are left out."""
     _reconfigure(llm, variant.cases, variant.settings, fill=float("nan") if variant.nan_pool else 0.0)
     cases = {case.request.request_id: case for case in variant.cases}
@@ -49,7 +49,7 @@ def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
     for _ in range(variant.passes):
         for output in llm.run([case.request for case in variant.cases]):
             if (case := cases[output.request_id]).key is not None:
-                answers.append((case, _answer(output)))
+                answers.append((case, output))
     # Sorted, so that the first difference is always the same.
     return sorted(answers, key=lambda pair: pair[0].key or 0)
 
@@ -63,7 +63,3 @@ def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any], fill:
     llm.reconfigure(**{"num_kv_blocks": pool_pages(cases, settings["block_size"]), **settings})
     assert llm.runner is not None
     llm.runner.fill_pool(fill)
-
-
-def _answer(output: RequestOutput) -> Answer:
-    return Answer(output.token_ids, output.logprobs, output.error)

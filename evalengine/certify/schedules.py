@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evalengine.certify.cases import Case, Effort, affordable
-from evalengine.certify.compare import Answer
-from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.engine.request import GenerateRequest, RequestOutput, ScoreRequest
 from evalengine.engine.stats import EngineStats
 
 LARGE = 1 << 16  # a limit of tokens in a step that no step reaches
@@ -21,7 +20,7 @@ class ReferenceWorkload:
     """The requests, and the answer of each one alone."""
 
     cases: list[Case]
-    reference: Mapping[int, Answer]
+    reference: Mapping[int, RequestOutput]
     effort: Effort
     max_model_len: int
     vocab_size: int

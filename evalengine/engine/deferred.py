@@ -40,9 +40,10 @@ class DeferredLLM:
 
     def load(self) -> None:
         """Makes the LLM if there is none. Raises ConfigError and EvalEngineError as `LLM` does."""
-        self._made()
+        self.made()
 
-    def _made(self) -> LLM:
+    def made(self) -> LLM:
+        """The LLM, which `load` or this call makes."""
         if self._llm is None:
             self._llm = LLM(self.checkpoint, **self._mode, engine=self.config)
         return self._llm
@@ -76,7 +77,7 @@ class DeferredLLM:
 
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
         """`Engine.run`, by an LLM that is made if there is none."""
-        return self._made().run(requests, on_step)
+        return self.made().run(requests, on_step)
 
     def reset_prefix_cache(self) -> None:
         """`Engine.reset_prefix_cache`, where there is an engine."""

@@ -27,9 +27,6 @@ from evalengine.util.command import Namespace
 if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
     from evalengine.explain.rerun import Side
 
-if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
-    from evalengine.explain.rerun import Side
-
 
 def main(arguments: Namespace) -> int:
     """Runs `explain` with its arguments; returns the exit code."""

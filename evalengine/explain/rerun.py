@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalengine.config.compose import COMPUTED_AGAIN, read_config
-from evalengine.config.schema import ClusterConfig, Config
+from evalengine.config.schema import Config
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.engine.load.shards import weight_files
@@ -24,11 +23,11 @@ from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import ComputationRecorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
-from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.runner import engine_settings
-from evalengine.harness.same_run import check_model, check_prompts, check_weights
+from evalengine.harness.same_run import config_again, plan_again
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.report.read.run import Run
@@ -60,19 +59,13 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         EvalEngineError: the item failed (non-finite activations).
     """
     config = _configuration(side)
-    checkpoint, tasks = prepare(config, scores=False)
     same_model = not _names(side.instead, "model.")
-    if same_model:
-        check_weights(side.run.name, side.run.identity, checkpoint)
-    with LLM(checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine) as llm:
-        if same_model:
-            check_model(side.run.name, side.run.identity, config, llm)
-        plan = build_plan(config, tasks, llm)
-        check_prompts(side.label, side.run.identity, plan)
+    plan, deferred = plan_again(side.label, side.run.identity, config, same_model)
+    with deferred.made() as llm:
         item = next(planned for planned in plan.requests if planned.key == key)
         recorder = ComputationRecorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)
-        weights = side.run.identity["weights"] if same_model else weights_fingerprint(checkpoint)
+        weights = side.run.identity["weights"] if same_model else weights_fingerprint(llm.checkpoint)
         settings = {**engine_settings(llm), "seed": config.seed, "weights": weights}
         return _trace(side, item, recorder, output, len(plan.requests), settings)
 
@@ -87,26 +80,23 @@ def weight_files_of(side: Side) -> list[Path]:
 
 def _configuration(side: Side) -> Config:
     """The run's configuration, with what the run resolved by itself pinned."""
-    overrides = (*side.places, *side.instead)
-    config = read_config(side.run.source / "config.yaml", (*COMPUTED_AGAIN, *overrides))
-    resolved = side.run.manifest.engine_settings
-    names = list(ALWAYS if side.instead else RESOLVED)
-    if not side.instead and side.run.manifest.engine.numerics == "fast":
-        names.append("attention_backend")
-    pinned = {name: resolved[name] for name in names if not _names(overrides, f"engine.{name}=")}
-    if pinned.get("device", "cpu").startswith("cuda") and not torch.cuda.is_available():
+    resolved, name = side.run.manifest.engine_settings, side.run.name
+    is_fast = side.run.manifest.engine.numerics == "fast"
+    names = [*(ALWAYS if side.instead else RESOLVED), *(["attention_backend"] if is_fast and not side.instead else [])]
+    config = config_again(side.run.source, {name: resolved[name] for name in names}, (*side.places, *side.instead))
+    device = config.engine.device
+    if device == resolved["device"] and device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
-            f"explain: {side.run.name} ran on {pinned['device']}, which this machine does not have. Where it ran, "
-            "write a file by `explain RUN --item ITEM --write FILE`, and compare that: `explain FILE FILE`"
+            f"explain: {name} ran on {device}, which this machine does not have. Where it ran, write a file by "
+            "`explain RUN --item ITEM --write FILE`, and compare that: `explain FILE FILE`"
         )
-    if side.run.manifest.engine.numerics == "fast" and config.engine.tensor_parallel_size > 1:
+    if is_fast and config.engine.tensor_parallel_size > 1:
         raise ConfigError(
-            f"explain: {side.run.name} summed over {config.engine.tensor_parallel_size} ranks (numerics=fast), and one "
-            "process, which is what can be listened to, gives other bits; explain a run with batch_invariant=true"
+            f"explain: {name} summed over {config.engine.tensor_parallel_size} ranks (numerics=fast), and one process, "
+            "which is what can be listened to, gives other bits; explain a run with batch_invariant=true"
         )
     # One op at a time cannot be heard inside a captured graph, on one of several ranks, or in a replica.
-    engine = replace(config.engine, **pinned, enforce_eager=True, tensor_parallel_size=1)
-    return replace(config, engine=engine, cluster=ClusterConfig())
+    return replace(config, engine=replace(config.engine, enforce_eager=True, tensor_parallel_size=1))
 
 
 def _run(

@@ -1,43 +1,80 @@
-"""Checks that the weights, the model and the prompts on this machine are still those of a finished run."""
+"""A finished run planned again from its folder: its rows, tokenizer, weights and model must be unchanged.
+
+What `explain`, `prove` and `check` compute again, they compute through this: the run's configuration, its plan, and an
+engine that loads its weights when the first request runs. `engine.difference` then says where two answers part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from evalengine.config.schema import Config
-from evalengine.engine.llm import LLM
-from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
+from evalengine.config.compose import COMPUTED_AGAIN, read_config
+from evalengine.config.schema import ClusterConfig, Config
+from evalengine.engine.deferred import DeferredLLM
+from evalengine.engine.load.loader import weights_fingerprint
+from evalengine.engine.request import RequestOutput
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import model_identity
-from evalengine.harness.plan import Plan
+from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.records.differences import differences
+from evalengine.records.schema import RequestRecord
 
 MAX_LISTED = 5  # changed fields of the model that are listed
 NAME_IT = "by --with model.path=..."
 
 
-def check_weights(name: str, identity: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for weights that are not those of the run called `name`. Hashes the files."""
-    if weights_fingerprint(checkpoint) != identity["weights"]:
+def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) -> Config:
+    """The configuration of the run in `folder`, for one process that reads and keeps no answers.
+
+    pinned: fields of the engine's settings that are not the file's. words: settings that hold over both.
+    """
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    settings = {f"engine.{name}": "null" if value is None else value for name, value in pinned.items()}
+    pins = [f"{name}={value}" for name, value in settings.items() if name not in given]
+    config = read_config(folder / "config.yaml", (*COMPUTED_AGAIN, *pins, *words))
+    return replace(config, cluster=ClusterConfig())
+
+
+def plan_again(
+    name: str, identity: Mapping[str, Any], config: Config, same_model: bool = True
+) -> tuple[Plan, DeferredLLM]:
+    """The plan of the run called `name`, whose recorded identity is given, and an engine without weights yet.
+
+    same_model: whether the model must be the run's. Raises ConfigError for weights (whose files it hashes), a model or
+    requests that are not the run's.
+    """
+    checkpoint, tasks = prepare(config, scores=False)
+    if same_model and weights_fingerprint(checkpoint) != identity["weights"]:
         raise ConfigError(f"{checkpoint.source}: these are not the weights of {name}; name them {NAME_IT}")
-
-
-def check_model(name: str, identity: Mapping[str, Any], config: Config, llm: LLM) -> None:
-    """Raises ConfigError for a model that differs from the run's in more than weights, as far as that is recorded."""
-    now = model_identity(config, llm)
+    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    llm = DeferredLLM(checkpoint, **mode, engine=config.engine)
+    now = model_identity(config, llm) if same_model else {}
     pairs = [(identity[part], value, part) for part, value in now.items() if part in identity]
     if changed := [words for pair in pairs for words in differences(*pair)]:
         raise ConfigError(
-            f"{llm.checkpoint.source}: no longer the model of {name}: {'; '.join(changed[:MAX_LISTED])}; restore its "
+            f"{checkpoint.source}: no longer the model of {name}: {'; '.join(changed[:MAX_LISTED])}; restore its "
             f"configuration, or name the run's own model {NAME_IT}"
         )
-
-
-def check_prompts(name: str, identity: Mapping[str, Any], plan: Plan) -> None:
-    """Raises ConfigError for requests that are not the run's."""
+    plan = build_plan(config, tasks, llm)
     if plan.prompts_sha256 != identity["prompts"]:
         raise ConfigError(
             f"{name}: the rows, the tokenizer or the prompts made of them are no longer the run's; name the run's own "
             f"by --with data_dir=... or --with model.path=..."
         )
+    return plan, llm
+
+
+def answer_of(record: RequestRecord) -> RequestOutput:
+    """The answer of the run's engine, from its record."""
+    return RequestOutput(
+        request_id=0,
+        prompt_ids=list(record.prompt_ids),
+        token_ids=list(record.output_ids),
+        logprobs=record.logprobs,
+        finish_reason=record.finish_reason,  # type: ignore[arg-type]  # compared with what is computed, as a text
+        text=record.text,
+        is_greedy=record.is_greedy,
+    )

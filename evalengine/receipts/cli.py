@@ -17,7 +17,7 @@ def prove(arguments: Namespace) -> int:
     """Runs `prove` with its arguments; returns the exit code."""
     if arguments.output.is_dir():
         raise ConfigError(f"prove: -o {arguments.output}: a folder; name a file in it")
-    from evalengine.receipts.prove import prove as proved
+    from evalengine.receipts.of_run import prove as proved
     from evalengine.receipts.receipt import write_receipt
     from evalengine.report.read.load import load_run
 
@@ -87,7 +87,7 @@ def _asked(settings: Mapping[str, Any] | None) -> str:
 
 
 def _check_run(arguments: Namespace) -> int:
-    from evalengine.receipts.check_run import differing
+    from evalengine.receipts.of_run import differing
     from evalengine.report.read.load import load_run
 
     run = load_run(arguments.source)

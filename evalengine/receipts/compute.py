@@ -10,16 +10,16 @@ from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.difference import difference
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
-from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import plain_spec
+from evalengine.harness.same_run import answer_of
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import dtype_name
 from evalengine.receipts.needs import check_contract, check_level
 from evalengine.receipts.receipt import Receipt
 from evalengine.records.differences import differences
-from evalengine.records.schema import RequestRecord
 
 BLOCK = 64  # tokens of a KV page
 MAX_LISTED = 3
@@ -52,19 +52,6 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
             raise ConfigError(f"{whose}: computed in {receipt.computed_by['dtype']}, and this engine in {dtype}")
         (output,) = llm.run([request])
     return difference(answer_of(receipt.record), output, "in the receipt")
-
-
-def answer_of(record: RequestRecord) -> RequestOutput:
-    """The answer of the run's engine, from its record."""
-    return RequestOutput(
-        request_id=0,
-        prompt_ids=list(record.prompt_ids),
-        token_ids=list(record.output_ids),
-        logprobs=record.logprobs,
-        finish_reason=record.finish_reason,  # type: ignore[arg-type]  # compared with what is computed, as a text
-        text=record.text,
-        is_greedy=record.is_greedy,
-    )
 
 
 def _other_model(receipt: Receipt, checkpoint: Checkpoint, whose: str) -> Iterator[str]:

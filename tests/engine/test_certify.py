@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.certify import again, axes, busy, proof, schedules
+from evalengine.certify import axes, new_process, proof, schedules
 from evalengine.certify.cases import EFFORTS
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
@@ -248,40 +248,32 @@ def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], m
 
 def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, the engine's requests run while the neighbouring process does, and it is gone afterwards."""
-    started: list[subprocess.Popen] = []
-    popen = subprocess.Popen
-
-    def recorded(*arguments: Any, **options: Any) -> subprocess.Popen:
-        started.append(popen(*arguments, **options))
-        return started[-1]
-
-    neighbour_runs: list[list[bool]] = []
+    neighbours: list[list[Any]] = []
     run = proof.together
 
     def together(llm: LLM, variant: Variant) -> Any:
-        neighbour_runs.append([process.poll() is None for process in started])
+        neighbours.append(multiprocessing.active_children())
         return run(llm, variant)
 
-    monkeypatch.setattr(subprocess, "Popen", recorded)
     monkeypatch.setattr(proof, "together", together)
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     proven = prove("busy")
     assert proven.axes[0].tally.logprobs and proven.verdict == "IDENTICAL"
-    assert neighbour_runs[0] == [True] and len(started) == 1 and started[0].poll() is not None
+    assert [len(running) for running in neighbours] == [1, 0, 0, 0], "the control's three schedules have none"
+    assert not neighbours[0][0].is_alive()
 
 
 def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
     prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["sh", "-c", "echo Traceback >&2; echo 'RuntimeError: Expected one of' >&2; exit 1"]  # torch's, in no time
-    monkeypatch.setattr(busy, "own_command", lambda *_: words)
+    real = new_process.busy_neighbour
+    monkeypatch.setattr(proof, "busy_neighbour", lambda device: real("cuda:77"))  # which no machine has
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     (axis,) = prove("busy").axes
     assert not axis.trials and axis.skipped is not None
-    assert axis.skipped == "no other process could keep cpu busy: RuntimeError: Expected one of"
+    assert re.fullmatch(r"no other process could keep cuda:77 busy: \w+: .*CUDA.*", axis.skipped)
 
 
-def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(EvalEngineError, match="the same requests in a new process failed"):
-        again.in_a_new_process(Subject(CPU, "quick"), [])
+def test_a_new_process_that_fails_says_why() -> None:
+    with pytest.raises(EvalEngineError, match=r"the same requests in a new process failed: .*no such shape"):
+        new_process.in_a_new_process(Subject((*CPU, "model.path=shape:none"), "quick"))

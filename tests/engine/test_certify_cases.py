@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from evalengine.certify import again, certificate, schedules
+from evalengine.certify import certificate, schedules
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
-from evalengine.certify.compare import Answer, Tally
+from evalengine.certify.compare import Tally
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.subject import Subject, open_subject, read_settings
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint
-from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.engine.request import GenerateRequest, RequestOutput, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.models.decoder import num_parameters
 from tests.engine.certify_double import CPU
@@ -46,25 +44,29 @@ def test_a_slow_schedule_takes_fewer_requests() -> None:
     assert pool_pages(built, 16) >= sum(-(-case.length // 16) for case in built)
 
 
+def answer_of(token_ids: list[int], logprobs: np.ndarray, error: str | None = None) -> RequestOutput:
+    return RequestOutput(0, [], token_ids, logprobs, "length", error=error)
+
+
 def test_comparison_counts_bytes_and_shows_the_first() -> None:
     tally = Tally()
-    expected = Answer([1, 2, 3], np.array([-1.0, -0.0, np.nan], np.float32))
-    tally.add("s", "r", expected, Answer([1, 2, 3], expected.logprobs.copy()))
+    expected = answer_of([1, 2, 3], np.array([-1.0, -0.0, np.nan], np.float32))
+    tally.add("s", "r", expected, answer_of([1, 2, 3], expected.logprobs.copy()))
     assert (tally.logprobs, tally.differing_logprobs) == (3, 0), "the same NaN is equal"
-    tally.add("s", "r", expected, Answer([1, 2, 3], np.array([-1.0, 0.0, np.nan], np.float32)))
+    tally.add("s", "r", expected, answer_of([1, 2, 3], np.array([-1.0, 0.0, np.nan], np.float32)))
     assert (tally.differing_logprobs, tally.differing_bytes) == (1, 1), "-0 is not +0"
     assert str(tally.first_difference) == "s: r, token 1: 0 (00000000) of id 2 against -0 (80000000) of id 2 alone"
-    tally.add("s", "r", expected, Answer([1, 7], expected.logprobs[:2], "gone"))
+    tally.add("s", "r", expected, answer_of([1, 7], expected.logprobs[:2], "gone"))
     assert (tally.differing_logprobs, tally.differing_bytes) == (3, 9), "another token, and a missing one"
-    tally.add("s", "r", Answer([], expected.logprobs[:0]), expected)
+    tally.add("s", "r", answer_of([], expected.logprobs[:0]), expected)
     assert tally.logprobs == 12 and tally.differing_logprobs == 6, "what should not be there differs"
 
 
 def test_answers_hash_covers_every_field() -> None:
-    answer = Answer([1, 2], np.array([-1.0, -2.0], np.float32))
+    answer = answer_of([1, 2], np.array([-1.0, -2.0], np.float32))
     changed_answers = [
-        {0: Answer([1, 3], answer.logprobs)},
-        {0: Answer([1, 2], np.nextafter(answer.logprobs, np.float32(0)))},
+        {0: answer_of([1, 3], answer.logprobs)},
+        {0: answer_of([1, 2], np.nextafter(answer.logprobs, np.float32(0)))},
         {1: answer},
         {0: answer, 1: answer},
     ]
@@ -121,10 +123,3 @@ def test_a_shape_is_asked_no_task() -> None:
     """A model that is only a shape has no requests of tasks."""
     assert Subject(("model.path=shape:qwen3-8b",), "gpu").task_names == []
     assert Subject((), "cpu").task_names == ["arithmetic"]
-
-
-def test_answers_survive_the_way_to_another_process(tmp_path: Path) -> None:
-    answer = Answer([5, 6], np.array([np.nan, -0.0], np.float32))
-    again._save(tmp_path / "a.npz", [(Case(3, ScoreRequest(3, [1], [5, 6])), answer)])
-    loaded = again._load(tmp_path / "a.npz")
-    assert loaded[3].token_ids == [5, 6] and loaded[3].logprobs.tobytes() == answer.logprobs.tobytes()

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
-from evalengine.certify import axes, exact_kernels, kernels, proof
+from evalengine.certify import axes, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.cli.commands import verify
 from evalengine.engine import settings
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
+from evalengine.verification import exact_kernels
 from evalengine.verification.verdict_cache import sources_sha256
 from tests.engine.certify_double import CPU, TINY
 from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evalengine.certify.exact_kernels import exact_kernels_verdict
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Prover
 from evalengine.certify.subject import Subject
 from evalengine.cli.commands.verify import AXES
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import SamplingParams
+from evalengine.verification.exact_kernels import exact_kernels_verdict
 from tests.bitwise import assert_bitwise_equal
 
 pytestmark = pytest.mark.gpu

@@ -11,8 +11,8 @@ import sys
 import torch
 from torch import Tensor
 
-from evalengine.certify.exact_kernels import PRODUCTS, digests, seeded, workload
 from evalengine.invariant import set_batch_invariant_mode
+from evalengine.verification.exact_kernels import PRODUCTS, digests, seeded, workload
 
 
 def exact_results() -> dict[str, list[Tensor]]:

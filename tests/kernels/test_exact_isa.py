@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.certify.exact_kernels import GOLDEN
+from evalengine.verification.exact_kernels import GOLDEN
 
 WORKLOAD = Path(__file__).with_name("exact_workload.py")
 ROOT = WORKLOAD.parents[2]

@@ -94,7 +94,6 @@ def test_lines_are_printed_in_one_place() -> None:
         "cli.commands.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0])",
         "report.cli.gate: command",
         "report.cli.gate: to_json(report)",
-        "certify.busy: 'busy'",
     }
 
 
