@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from evalengine.certify.model import SHAPE, SHAPES
+from evalengine.certify.model import SHAPE, shapes
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.plain_text import say, warn
 from evalengine.records.folder import write_text_file
@@ -197,11 +197,11 @@ def _model_words(path: str, tokenizer: str, scratch: Path) -> list[str]:
     if not path.startswith(SHAPE):
         return [f"model.path={path}"]
     name = path.removeprefix(SHAPE)
-    if name not in SHAPES:
-        raise ConfigError(f"--models {path}: no such shape; there are {', '.join(SHAPE + known for known in SHAPES)}")
+    if name not in shapes():
+        raise ConfigError(f"--models {path}: no such shape; there are {', '.join(SHAPE + known for known in shapes())}")
     folder = scratch / name
     folder.mkdir(exist_ok=True)
-    write_text_file(folder / "config.json", json.dumps(SHAPES[name]))
+    write_text_file(folder / "config.json", json.dumps(shapes()[name]))
     return [f"model.path={folder}", f"model.name={name}", "model.load_format=dummy", f"model.tokenizer={tokenizer}"]
 
 

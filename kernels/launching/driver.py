@@ -4,6 +4,9 @@ A forward step of a small model is bound by how fast the host issues its kernels
 argument anew, asks the driver about each pointer and encodes each tensor map again. Here everything that stays the
 same from one launch to the next is laid out once; a launch only writes the pointers that vary and makes one call.
 
+Without it whole runs of the 0.6B shape on an H200 take longer (medians of two times four rounds): 512 gsm8k generations
+6.35 s for 5.89 s, MMLU's 4,000 scores 0.45 s for 0.32 s, HellaSwag's 0.76 s for 0.54 s.
+
 How Triton lays out a kernel's parameters is not its public interface, so nothing is assumed: the driver is asked for
 every parameter's size, and a kernel that is not as expected is launched by Triton (`Unsupported`).
 """
