@@ -5,11 +5,11 @@ T tokens, Hq/Hkv heads, D head_dim, B pages of `block_size` tokens.
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from evalengine.errors import ConfigError
 from evalengine.kernels.attention_variant import AttentionVariant
-from evalengine.layers.base import Layer
+from evalengine.layers.base import Layer, shard_rows
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.layers.rows import RowNorm
@@ -40,17 +40,24 @@ class NormRopeStore(Layer):
 class PagedAttention(Layer):
     """Attends over the pools, which hold the step's k and v already: KV is written before it is read."""
 
-    def __init__(self, ops: Ops, variant: AttentionVariant) -> None:
-        """Raises `ConfigError` for a variant that the ops do not compute."""
+    def __init__(self, ops: Ops, variant: AttentionVariant, num_heads: int) -> None:
+        """num_heads: of all ranks. Raises `ConfigError` for a variant that the ops do not compute."""
         super().__init__(ops)
         if problems := ops.problems(variant):
             raise ConfigError("; ".join(problems))
-        self.variant = variant
+        self.variant, self.num_heads = variant, num_heads
+        self.sinks = self.new_parameter(num_heads // ops.tp.size) if variant.sinks else None
 
-    def forward(self, q: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, sinks: Tensor | None = None) -> Tensor:
-        """q [T, Hq, D], pools [B, block_size, Hkv, D], sinks [Hq] if the variant has them -> [T, Hq, D]."""
+    def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
+        return {name: (self.num_heads,)}
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        param.copy_(shard_rows(loaded_weight, self.ops.tp.rank, self.ops.tp.size))
+
+    def forward(self, q: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+        """This rank's heads q [T, Hq, D], pools [B, block_size, Hkv, D] -> [T, Hq, D]."""
         k_cache, v_cache = kv_cache
-        return self.ops.attention(q, k_cache, v_cache, metadata, self.variant, sinks)
+        return self.ops.attention(q, k_cache, v_cache, metadata, self.variant, self.sinks)
 
 
 class StoreKV(Layer):

@@ -55,7 +55,7 @@ class DecoderAttention(nn.Module):
         self.fused = not spec.qk_norm or (of_head and not block.qk_norm_last)
         self.norm_rope_store = NormRopeStore(ops)
         self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
-        self.attention = PagedAttention(ops, spec.attention_of(block))
+        self.attention = PagedAttention(ops, spec.attention_of(block), spec.num_heads)
         features = spec.num_heads * spec.head_dim
         self.o_proj = OutputLinear(ops, features, spec.hidden_size, bias=spec.attention_output_bias, whole=whole)
 

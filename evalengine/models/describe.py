@@ -122,6 +122,15 @@ def _slides(kind: str) -> bool:
     return kind == "sliding_attention"
 
 
+def first_dense(config: Any, block: Block) -> tuple[Block, ...]:
+    """A block with experts for each layer; the first `first_k_dense_replace` layers have none."""
+    dense = config.first_k_dense_replace
+    if not is_integer(dense, 0, 1024):
+        raise ConfigError(f"first_k_dense_replace={shown(dense)}: must be a number of layers")
+    layers = range(config.num_hidden_layers)
+    return (block,) if dense == 0 else tuple(block if i >= dense else replace(block, mixture=None) for i in layers)
+
+
 def rope_of(config: Any, kind: str | None = None, **more: Any) -> RopeSpec:
     """The configuration's RoPE: `rope_parameters`, or their entry for a kind of layer. more: further fields.
 

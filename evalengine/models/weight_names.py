@@ -31,7 +31,8 @@ class WeightNames:
     decoder's names, after `parts`, of tensors that hold several of its own in one; qkv_by_head: such a tensor has q, k
     and v of each head side by side, not all of q before k. expert_parts: an expert's parts, each with our name for it.
     experts_transposed: tensors of all experts have their inputs before their outputs, and gate and up column by column
-    in turn, not one after the other.
+    in turn, not one after the other. layers_beyond: layers after the model's last one guess further tokens, and are
+    skipped.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -43,8 +44,9 @@ class WeightNames:
     gate_up: str | None = None
     expert_parts: Mapping[str, str] = field(default_factory=dict)
     experts_transposed: bool = False
+    layers_beyond: bool = False
 
-    def renamed(self, name: str) -> str | None:
+    def renamed(self, name: str, num_layers: int) -> str | None:
         """The decoder's name of a checkpoint's tensor; None for one that is skipped."""
         if name.startswith(self.skipped) or name.endswith(self.buffers):
             return None
@@ -54,6 +56,8 @@ class WeightNames:
                 break
         if not (match := _OF_A_LAYER.fullmatch(name)):
             return name
+        if self.layers_beyond and int(match[1]) >= num_layers:
+            return None
         part = self.parts.get(match[2], match[2])
         if expert := _OF_AN_EXPERT.fullmatch(part):
             part = f"mlp.experts.{expert[1]}.{self.expert_parts.get(expert[2], expert[2])}"
@@ -101,6 +105,10 @@ class WeightNames:
             yield from zip(sizes, tensor.split(list(sizes.values())), strict=True)
 
 
+# The names of an expert that all tokens share, where they are of several.
+SHARED_EXPERTS = {
+    f"mlp.shared_experts.{part}": f"mlp.shared_expert.{part}" for part in ("gate_proj", "up_proj", "down_proj")
+}
 # The names of the text part of a model of texts and images, as transformers 4 and 5 save it.
 OF_TEXT_PART = WeightNames(
     prefixes={

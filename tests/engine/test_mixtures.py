@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,16 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from evalengine import LLM
-from evalengine.engine.load.loader import Checkpoint, load_model
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import num_parameters
 from tests.engine.test_families import SCHEDULES, requests
 from tests.engine.test_schedule_invariance import differing, one_by_one, run
-from tests.parity.families import make, random_model
+from tests.parity.families import CASES, SIZES, make, random_model
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import without_tokenizer
 from tests.parity.test_families import tokens
@@ -125,8 +128,6 @@ def test_every_expert_counts_in_memory_and_must_be_there(tmp_path: Path) -> None
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(field: str, value: int, why: str, tmp_path: Path) -> None:
-    import json
-
     random_model("qwen3_moe", {"moe_intermediate_size": 52, "num_experts": 6, "num_hidden_layers": 1}, tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
@@ -134,3 +135,38 @@ def test_what_makes_no_sense_is_refused_by_name(field: str, value: int, why: str
     file.write_text(json.dumps({**config, field: value}))
     with pytest.raises(ConfigError, match=why):
         without_tokenizer(tmp_path)
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """GLM-4.5's checkpoints have a layer after the last; where the class has none, such a layer is unexpected."""
+    make("glm4-moe", tmp_path)
+    plain = logits_of(without_tokenizer(tmp_path))
+    extra = {f"model.layers.{LAYERS}.eh_proj.weight": torch.ones(2, 2)}
+    assert torch.equal(logits_of(edited(tmp_path, lambda tensors: {**tensors, **extra})), plain)
+    make("qwen3-moe", tmp_path)
+    with pytest.raises(EvalEngineError, match=f"unexpected: model.layers.{LAYERS}.eh_proj"):
+        logits_of(edited(tmp_path, lambda tensors: {**tensors, **extra}))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "why"),
+    [
+        ("olmoe", "clip_qkv", 3.0, "clip_qkv=3.0: no model of this class computes it"),
+        ("gpt-oss", "swiglu_limit", 5.0, "swiglu_limit=5.0: the feed-forward"),
+        ("ernie-moe", "use_bias", True, "its head would have a bias"),
+        ("ernie-moe", "moe_layer_interval", 0, "moe_layer_interval=0: must name layers"),
+        ("minimax-m2", "scoring_func", "softmax", "only sigmoid is supported"),
+        ("glm4-moe", "n_group", 3, "8 experts in 3 groups"),
+        ("glm4-moe", "topk_group", 1, "a token cannot have 3 of 8 experts"),
+        ("mixtral", "quantization_config", {"quant_method": "awq"}, "packed weights are not supported"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(
+    name: str, field: str, value: object, why: str, tmp_path: Path
+) -> None:
+    model_type, more = CASES[name]
+    sizes = {n: v for n, v in {**SIZES, **more}.items() if v is not None}
+    config = {**CONFIG_MAPPING[model_type](**sizes).to_dict(), field: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=why):
+        resolve_checkpoint(ModelConfig(name="t", path=str(tmp_path), load_format="dummy", implementation="native"))

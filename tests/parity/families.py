@@ -44,6 +44,26 @@ FACTORS = {
     "attention_multiplier": 0.05,
 }
 EXPERTS = {"moe_intermediate_size": 52, "num_experts": 6, "num_experts_per_tok": 3}
+UNTRUNCATED = {**YARN, "truncate": False}
+GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 52,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "use_qk_norm": True,
+    "n_shared_experts": 2,
+    "attention_bias": True,
+}
+ERNIE = {
+    "head_dim": None,
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_intermediate_size": 52,
+    "moe_layer_interval": 2,
+    "moe_layer_start_index": 1,
+}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
 BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAIN}
 
@@ -73,6 +93,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", OF_QWEN),
     "qwen3-window": ("qwen3", OF_QWEN),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen2-moe": ("qwen2_moe", {"head_dim": None, **OF_QWEN, **EXPERTS, "shared_expert_intermediate_size": 60}),
+    "mixtral": ("mixtral", {"num_local_experts": 6, "sliding_window": WINDOW}),
+    "olmoe": ("olmoe", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3}),
+    "gpt-oss": ("gpt_oss", {"sliding_window": WINDOW, "num_local_experts": 6, "rope_parameters": UNTRUNCATED}),
+    "granite-moe": ("granitemoe", {"head_dim": None, **FACTORS, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "glm4-moe": ("glm4_moe", GLM),
+    "ernie-moe": ("ernie4_5_moe", ERNIE),
+    "minimax-m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),
 }  # fmt: skip
 
@@ -100,5 +128,8 @@ def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrai
             if parameter.ndim == 1:  # Gemma's norms add 1 to their weights themselves.
                 one = "norm" in parameter_name and not model_type.startswith("gemma")
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + one)
+        for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor_name.endswith("e_score_correction_bias"):
+                tensor.copy_(torch.randn_like(tensor) * 0.3)
     model.save_pretrained(folder)
     return model

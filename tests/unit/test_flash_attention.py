@@ -110,8 +110,8 @@ def test_sinks_are_refused_by_the_package_and_go_to_another_backend() -> None:
     for backend, variant in (("flash_attn", AttentionVariant(0.17, 128, 50.0)), ("triton", sinks), ("sdpa", sinks)):
         assert attention_backends.variant_problems(backend, variant) == []
     with pytest.raises(ConfigError, match=r"engine.attention_backend=flash_attn: flash-attn knows no attention sinks"):
-        PagedAttention(FastOps(torch.bfloat16, CPU, "flash_attn"), sinks)
-    PagedAttention(FastOps(torch.bfloat16, CPU), sinks)
+        PagedAttention(FastOps(torch.bfloat16, CPU, "flash_attn"), sinks, 4)
+    PagedAttention(FastOps(torch.bfloat16, CPU), sinks, 4)
 
 
 @pytest.mark.gpu

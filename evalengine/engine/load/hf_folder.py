@@ -114,7 +114,7 @@ def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, Stor
     names = get_family(spec.architecture).weights
     renamed: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
-        ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name)
+        ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name, spec.num_layers)
         if ours in renamed:
             raise EvalEngineError(
                 f"{tensor.file}: {plain(name)} and {plain(renamed[ours].name)} are one tensor's names"

@@ -9,11 +9,15 @@ from evalengine.models.families import (
     gemma,
     glm,
     gpt_neox,
+    gpt_oss,
     granite,
     hunyuan,
     llama,
+    minimax,
     mistral,
+    mixtral,
     olmo,
+    olmoe,
     phi,
     qwen,
     qwen_moe,
@@ -21,5 +25,6 @@ from evalengine.models.families import (
     starcoder,
 )
 
-__all__ = ["cohere", "ernie", "exaone", "gemma", "glm", "gpt_neox", "granite", "hunyuan", "llama", "mistral", "olmo",
-           "phi", "qwen", "qwen_moe", "smollm", "starcoder"]  # fmt: skip
+__all__ = ["cohere", "ernie", "exaone", "gemma", "glm", "gpt_neox", "gpt_oss", "granite", "hunyuan", "llama",
+           "minimax", "mistral", "mixtral", "olmo", "olmoe", "phi", "qwen", "qwen_moe", "smollm",
+           "starcoder"]  # fmt: skip

@@ -1,18 +1,43 @@
-"""GLM-4: norms around both branches, RoPE on half of each head, its pairs side by side, gate and up in one tensor."""
+"""GLM-4, with norms around both branches, and GLM-4.5, with experts; both turn half of each head.
+
+GLM-4's pairs stand side by side, and its gate and up in one tensor. GLM-4.5's first layers have no experts, its others
+a shared one, too; its checkpoints have a layer more, which guesses further tokens and is left out.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from evalengine.models.describe import describe, rope_of
+from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.models.describe import describe, first_dense, rope_of
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
-from evalengine.models.weight_names import WeightNames
+from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
     rope = rope_of(config, interleaved=True)
     return describe(family, config, biases=(config.attention_bias, False), rope=rope, blocks=(Block(norm_after=True),))
+
+
+def _moe(family: Family, config: Any) -> ModelSpec:
+    router = Router(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        "sigmoid",
+        wide=True,
+        choice_bias=True,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        normed=config.norm_topk_prob,
+        sum_offset=1e-20,
+        scaling=float(config.routed_scaling_factor),
+        rounded=False,
+    )
+    inner = config.moe_intermediate_size
+    blocks = first_dense(config, Block(mixture=Mixture(router, inner, shared_size=inner * config.n_shared_experts)))
+    biases = (config.attention_bias, False)
+    return describe(family, config, biases=biases, qk_norm=config.use_qk_norm, blocks=blocks)
 
 
 GLM4 = Family(
@@ -24,4 +49,17 @@ GLM4 = Family(
         parts={"post_self_attn_layernorm": "attention_output_norm", "post_mlp_layernorm": "mlp_output_norm"},
         gate_up="mlp.gate_up_proj",
     ),
+)
+GLM4_MOE = Family(
+    "Glm4MoeForCausalLM",
+    "glm4_moe",
+    _moe,
+    frozenset(
+        {
+            *("partial_rotary_factor", "use_qk_norm", "n_routed_experts", "num_local_experts", "num_experts_per_tok"),
+            *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "moe_intermediate_size"),
+            *("n_shared_experts", "first_k_dense_replace"),
+        }
+    ),
+    WeightNames(parts=SHARED_EXPERTS, layers_beyond=True),
 )

@@ -1,23 +1,24 @@
-"""Granite 3 and 4, dense: a Llama whose embedding, scores, branches and logits have factors of their own."""
+"""Granite 3 and 4, dense or with experts: a Llama with factors of its embedding, scores, branches and logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import WeightNames
 
-_READS = frozenset(
-    {"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "mlp_bias"}
-)
+_READS = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
-def _spec(family: Family, config: Any) -> ModelSpec:
+def _spec(family: Family, config: Any, *, mlp_bias: bool = False, mixture: Mixture | None = None) -> ModelSpec:
     block = Block(
         scale=config.attention_multiplier,
         residual_scale=config.residual_multiplier,
-        mlp_bias=config.mlp_bias,
+        mlp_bias=mlp_bias,
+        mixture=mixture,
     )
     return describe(
         family,
@@ -29,4 +30,29 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     )
 
 
-GRANITE = Family("GraniteForCausalLM", "granite", _spec, _READS)
+def _dense(family: Family, config: Any) -> ModelSpec:
+    return _spec(family, config, mlp_bias=config.mlp_bias)
+
+
+def _moe(family: Family, config: Any) -> ModelSpec:
+    router = Router(config.num_local_experts, config.num_experts_per_tok, scores="logit")
+    return _spec(family, config, mixture=Mixture(router, config.intermediate_size))
+
+
+GRANITE = Family("GraniteForCausalLM", "granite", _dense, _READS | {"mlp_bias"})
+GRANITE_MOE = Family(
+    "GraniteMoeForCausalLM",
+    "granitemoe",
+    _moe,
+    _READS | {"num_local_experts", "num_experts_per_tok"},
+    WeightNames(
+        parts={
+            "block_sparse_moe.router.layer": "mlp.gate",
+            "block_sparse_moe.router": "mlp.gate",
+            "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
+            "block_sparse_moe.output_linear": "mlp.experts.down_proj",
+            "block_sparse_moe.experts.gate_up_proj": "mlp.experts.gate_up_proj",
+            "block_sparse_moe.experts.down_proj": "mlp.experts.down_proj",
+        }
+    ),
+)

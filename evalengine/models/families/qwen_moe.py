@@ -7,7 +7,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.models.describe import describe
+from evalengine.models.describe import WINDOW, describe, window, windows
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
@@ -15,7 +15,7 @@ from evalengine.models.spec import Block, ModelSpec
 _READS = frozenset(
     {
         *("decoder_sparse_step", "moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok"),
-        *("norm_topk_prob", "mlp_only_layers", "use_sliding_window", "max_window_layers"),
+        *("norm_topk_prob", "mlp_only_layers", "use_sliding_window", "sliding_window", "max_window_layers"),
     }
 )
 
@@ -35,12 +35,21 @@ def _router(config: Any) -> Router:
     return Router(config.num_experts, config.num_experts_per_tok, normed=config.norm_topk_prob)
 
 
+def _qwen2(family: Family, config: Any) -> ModelSpec:
+    shared = config.shared_expert_intermediate_size
+    mixture = Mixture(_router(config), config.moe_intermediate_size, shared_size=shared, shared_gate=True)
+    blocks = _with_experts(config, windows(config, Block()), mixture)
+    return describe(family, config, biases=(config.qkv_bias, False), blocks=blocks)
+
+
 def _qwen3(family: Family, config: Any) -> ModelSpec:
-    window = config.sliding_window if config.use_sliding_window else None
-    mixture = Mixture(_router(config), config.moe_intermediate_size)
-    blocks = _with_experts(config, (Block(window=window),), mixture)
+    block = Block(window=window(config)) if config.use_sliding_window else Block()
+    blocks = _with_experts(config, (block,), Mixture(_router(config), config.moe_intermediate_size))
     biases = (config.attention_bias, config.attention_bias)
     return describe(family, config, biases=biases, qk_norm=True, blocks=blocks)
 
 
-QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3, _READS | {"sliding_window"})
+QWEN2_MOE = Family(
+    "Qwen2MoeForCausalLM", "qwen2_moe", _qwen2, _READS | WINDOW | {"shared_expert_intermediate_size", "qkv_bias"}
+)
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3, _READS)

@@ -1,0 +1,48 @@
+"""gpt-oss: experts with biases and a clamped SwiGLU, and a sink in every head; every other layer sees a window.
+
+Checkpoints hold the experts as MXFP4, from which they are made bfloat16, exactly, as they are loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.layers.variants import Norm
+from evalengine.models.describe import WINDOW, by_layer, describe, window
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import WeightNames
+
+_SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # `clamped_swiglu` has no others
+
+
+def _spec(family: Family, config: Any) -> ModelSpec:
+    if other := [f"{name}={getattr(config, name)}" for name, own in _SWIGLU.items() if getattr(config, name) != own]:
+        raise ConfigError(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
+    router = Router(config.num_local_experts, config.num_experts_per_tok, scores="logit", bias=True)
+    mixture = Mixture(router, config.intermediate_size, bias=True)
+
+    def block(kind: str) -> Block:
+        seen = window(config) if kind == "sliding_attention" else None
+        return Block(window=seen, sinks=True, activation="clamped_swiglu", mixture=mixture)
+
+    return describe(
+        family,
+        config,
+        biases=(config.attention_bias, config.attention_bias),
+        blocks=by_layer(config, block),
+        norm=Norm(eps=0.0, cast_first=False),
+    )
+
+
+GPT_OSS = Family(
+    "GptOssForCausalLM",
+    "gpt_oss",
+    _spec,
+    WINDOW | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "yarn", "mxfp4"},
+    WeightNames(
+        parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
+    ),
+)
