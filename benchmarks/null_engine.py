@@ -38,7 +38,7 @@ class NullEngine(Engine):
         assert self.runner is not None
         runner = self.runner
         runner.is_asynchronous = True
-        sizes = {"max_num_seqs": self.config.max_num_seqs, "max_model_len": self.settings.max_model_len}
+        sizes: dict[str, Any] = {"max_num_seqs": self.config.max_num_seqs, "max_model_len": self.settings.max_model_len}
         runner.graphs = _Graphs(model, ops, [], runner.last_tokens, block_size=self.settings.block_size, **sizes)
 
 

@@ -12,7 +12,7 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import resolve_settings
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import RequestLimits
+from evalengine.engine.submission import RequestLimits, request_limits
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,8 +57,8 @@ class DeferredLLM:
         """The bounds of the requests that can run, as far as they are known."""
         if self._llm is not None:
             return self._llm.limits
-        length, size, pages = self.settings.max_model_len, self.settings.block_size, self.num_kv_blocks or ANY_POOL
-        return RequestLimits(length, self.spec.vocab_size, size, pages, self.tokenizer is not None)
+        pages = self.num_kv_blocks or ANY_POOL
+        return request_limits(self.spec, self.settings, self.config, pages, self.tokenizer is not None)
 
     @property
     def num_kv_blocks(self) -> int | None:

@@ -23,7 +23,6 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
 from evalengine.engine.settings import engine_config
 from evalengine.engine.stats import EngineStats
@@ -141,8 +140,7 @@ class Engine(LoadedModel):
         Weights, pool, CUDA graphs, settings and counters stay. Raises EvalEngineError while requests run.
         """
         with self._alone("empty its prefix cache"):
-            size, caching = self.settings.block_size, self.config.enable_prefix_caching
-            self.block_manager = BlockManager(self.num_kv_blocks, size, caching)
+            self.block_manager = self._new_block_manager()
             self.scheduler.block_manager = self.block_manager
 
     def close(self) -> None:

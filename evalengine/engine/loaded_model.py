@@ -18,12 +18,13 @@ from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.execute.parallel.group import share_memory, slot_bytes
 from evalengine.engine.execute.parallel.ranks import Ranks
+from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import RequestLimits
+from evalengine.engine.submission import RequestLimits, request_limits
 from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
@@ -103,15 +104,21 @@ class LoadedModel:
                 "plan", (self.config, settings), lambda: plan_num_kv_blocks(self.config, self.spec, settings)
             )
             num_kv_blocks = min(fitting)
-        self.num_kv_blocks = num_kv_blocks
-        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
+        self.num_kv_blocks, self.kv_layout = num_kv_blocks, kv_layout(self.spec, settings)
+        self.block_manager = self._new_block_manager()
         self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
         longest = None if self.config.enforce_eager else settings.max_model_len
-        pool = self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
+        pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
         runners = self._ranks.on_all_ranks(
             "build", pool, lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
         )
         self.runner = runners[0]
+
+    def _new_block_manager(self) -> BlockManager:
+        """An empty pool's."""
+        config, groups = self.config, self.kv_layout.groups
+        pool = self.num_kv_blocks, self.settings.block_size, config.enable_prefix_caching
+        return BlockManager(*pool, groups, config.max_num_batched_tokens)
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
@@ -121,10 +128,7 @@ class LoadedModel:
     @property
     def limits(self) -> RequestLimits:
         """The bounds of the requests that can run."""
-        settings, has_tokenizer = self.settings, self.tokenizer is not None
-        return RequestLimits(
-            settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
-        )
+        return request_limits(self.spec, self.settings, self.config, self.num_kv_blocks, self.tokenizer is not None)
 
     @property
     def loaded(self) -> bool:

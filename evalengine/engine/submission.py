@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from evalengine.config.arguments import shown
+from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute.processing import Processing
+from evalengine.engine.kv_layout import ONE_TABLE, KVLayout, kv_layout
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.schedule.scoring import PendingScore, Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence
+from evalengine.engine.settings import Settings
 from evalengine.engine.text.detokenizer import Detokenizer
 from evalengine.errors import ConfigError, first_of
 from evalengine.models.spec import ModelSpec
@@ -30,6 +33,27 @@ class RequestLimits:
     block_size: int  # tokens
     num_kv_blocks: int
     has_tokenizer: bool
+    layout: KVLayout = ONE_TABLE
+    largest_step: int = 1  # tokens
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How much of the pool one sequence of so many tokens takes at most."""
+        return self.layout.blocks_for(num_tokens, self.block_size, self.largest_step)
+
+
+def request_limits(
+    spec: ModelSpec, settings: Settings, config: EngineConfig, num_kv_blocks: int, has_tokenizer: bool
+) -> RequestLimits:
+    """The bounds of the requests that an engine can run."""
+    return RequestLimits(
+        settings.max_model_len,
+        spec.vocab_size,
+        settings.block_size,
+        num_kv_blocks,
+        has_tokenizer,
+        kv_layout(spec, settings),
+        config.max_num_batched_tokens,
+    )
 
 
 def check_requests(
@@ -94,7 +118,7 @@ def _problem(request: Request, limits: RequestLimits, known_context: bool) -> st
         return "token ids must be integers; its list was changed after the request was made"
     if not 0 <= min(ids) <= max(ids) < limits.vocab_size:
         return f"token ids must lie in 0 ... {limits.vocab_size - 1} (the tokenizer may not belong to the model)"
-    pages = -(-longest // limits.block_size)
+    pages = limits.blocks_for(longest)
     if pages > limits.num_kv_blocks:
         return (
             f"{longest} tokens need {pages} KV pages of {limits.block_size} tokens, the pool has "

@@ -33,7 +33,7 @@ NORM_PARTS = ("norm", "residual")  # the outputs of a norm
 @dataclass(frozen=True)
 class _Row:
     row: int  # its place in the step's batch
-    slot: int  # its place in the KV pool
+    slots: list[int]  # its places in the KV pool, one for each of the layout's block tables
     computation: Computation
 
 
@@ -47,7 +47,7 @@ class ComputationRecorder:
         self.keep = frozenset(keep)
         self.computations: list[Computation] = []
         self.ops: dict[str, str] = {}  # op -> dtype, in order
-        self._slots: dict[int, Computation] = {}  # slot of the pool -> what it holds
+        self._slots: dict[int, Computation] = {}  # slot of the pool, by the first table -> what it holds
         self._collected: set[int] = set()  # id() of each computation in `computations`
         self._owned: dict[int, bool] = {}  # sequence -> whether it serves the request
         self._alike: dict[int, int] = {}  # sequence -> how many of the item's first tokens it begins with
@@ -90,7 +90,7 @@ class ComputationRecorder:
                 self._wanted.extend((num_wanted + number, by_position[p]) for number, p in enumerate(positions))
             num_wanted += len(positions)
             self._batch += chunk.end - chunk.start
-        self._slots.update((row.slot, row.computation) for row in self._rows)
+        self._slots.update((row.slots[0], row.computation) for row in self._rows)
         for chunk in own:  # last: pages may be shared with a request that computes them in this very step
             if chunk.start == chunk.seq.num_cached_tokens:  # The sequence was just admitted.
                 self._take_reused(chunk, runner.block_size)
@@ -101,7 +101,7 @@ class ComputationRecorder:
         return [
             _Row(
                 self._batch + position - chunk.start,
-                _slot(chunk, position, block_size),
+                _slots(chunk, position, block_size),
                 Computation(position, *size),
             )
             for position in range(chunk.start, end)
@@ -109,8 +109,8 @@ class ComputationRecorder:
 
     def _take_reused(self, chunk: Chunk, block_size: int) -> None:
         """Adds the positions that the prefix cache gave the item, unless the item computed them itself before."""
-        for position in range(chunk.start):
-            computation = self._slots.get(_slot(chunk, position, block_size))
+        for position in range(chunk.seq.num_passed[0] * block_size, chunk.start):
+            computation = self._slots.get(_slots(chunk, position, block_size)[0])
             # A slot may be unknown here: a preempted item can be given another request's pages of generated tokens that
             # the item computed itself before. `_slots` may then hold an old computation of another position.
             if computation is not None and computation.position == position and id(computation) not in self._collected:
@@ -160,8 +160,9 @@ class ComputationRecorder:
             return
         op = _named(name)
         if op.endswith(("store_kv.k", "store_kv.v")):  # the pool holds the values rounded to its dtype
-            output = _stored(op, runner)
-            observed = [(row.slot, row.computation) for row in self._rows]
+            layer = int(op.split(".")[2])
+            output = runner.kv_caches[layer][op.endswith(".v")].flatten(0, 1)  # [slots, Hkv, D]
+            observed = [(row.slots[runner.table_of[layer]], row.computation) for row in self._rows]
         if not output.is_floating_point():
             output = output.float()  # the numbers of experts
         self.ops.setdefault(op, str(output.dtype).removeprefix("torch."))
@@ -172,8 +173,9 @@ class ComputationRecorder:
             computation.take(op, values.copy() if keep else values, keep)
 
 
-def _slot(chunk: Chunk, position: int, block_size: int) -> int:
-    return chunk.seq.block_table[position // block_size] * block_size + position % block_size
+def _slots(chunk: Chunk, position: int, block_size: int) -> list[int]:
+    page, offset = divmod(position, block_size)
+    return [table[page] * block_size + offset for table in chunk.seq.block_tables]
 
 
 def first_tokens(request: Request) -> list[int]:
@@ -200,12 +202,6 @@ def _named(name: str) -> str:
     parts = PARTS.get(stem.rpartition(".")[2], NORM_PARTS)
     group, part = divmod(int(number), len(parts))  # a model with several RoPEs has a cos and a sin of each
     return f"{stem}.{parts[part]}{group or ''}"
-
-
-def _stored(op: str, runner: ModelRunner) -> Tensor:
-    """A layer's pool of keys or values, [slots, Hkv, D]."""
-    layer = int(op.split(".")[2])
-    return runner.kv_caches[layer][op.endswith(".v")].flatten(0, 1)
 
 
 def _as_float32(rows: Tensor) -> np.ndarray:

@@ -9,7 +9,7 @@ the device, and results come back, without making the host wait for earlier work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +77,7 @@ class AttentionMetadata:
     query_lens: list[int]  # the lengths on the host, so that no layer waits for the device
     kv_lens: list[int]
     plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # data of kernels, made once a step
+    layers: Sequence[AttentionMetadata] = ()  # what each layer takes, if they have several block tables
 
     @classmethod
     def build(
@@ -88,18 +89,44 @@ class AttentionMetadata:
         device: torch.device,
     ) -> AttentionMetadata:
         """The metadata of sequences with these numbers of new tokens, numbers of tokens and page ids."""
+        return cls.build_each(query_lens, kv_lens, [pages], block_size, device)[0]
+
+    @classmethod
+    def build_each(
+        cls,
+        query_lens: list[int],
+        kv_lens: list[int],
+        tables: Sequence[Sequence[list[int]]],
+        block_size: int,
+        device: torch.device,
+    ) -> list[AttentionMetadata]:
+        """`build` for each of several block tables, which name the page ids of the same tokens in different layers."""
         new = np.array(query_lens, dtype=np.int64)
         width = max(-(-n // block_size) for n in kv_lens)
-        table = np.zeros((len(pages), width), dtype=np.int32)
-        for row, ids in zip(table, pages, strict=True):
-            row[: len(ids)] = ids[:width]
         positions = token_positions(query_lens, kv_lens)
-        page = table[np.repeat(np.arange(len(new)), new), positions // block_size].astype(np.int64)
-        starts = np.concatenate([[0], new.cumsum()], dtype=np.int32)
-        lengths = np.array(kv_lens, dtype=np.int32)
-        arrays = [page * block_size + positions % block_size, starts, lengths, table]
-        slot_mapping, cu_seqlens_q, seqlens_k, block_table = upload(arrays, device)
-        return cls(slot_mapping, cu_seqlens_q, seqlens_k, block_table, query_lens, kv_lens)
+        rows, columns, offsets = np.repeat(np.arange(len(new)), new), positions // block_size, positions % block_size
+        arrays = [np.concatenate([[0], new.cumsum()], dtype=np.int32), np.array(kv_lens, dtype=np.int32)]
+        for pages in tables:
+            table = np.zeros((len(pages), width), dtype=np.int32)
+            for row, ids in zip(table, pages, strict=True):
+                row[: len(ids)] = ids[:width]
+            arrays += [table[rows, columns].astype(np.int64) * block_size + offsets, table]
+        starts, lengths, *own = upload(arrays, device)
+        return [
+            cls(slots, starts, lengths, table, query_lens, kv_lens)
+            for slots, table in zip(own[::2], own[1::2], strict=True)
+        ]
+
+    @classmethod
+    def of_layers(cls, tables: list[AttentionMetadata], table_of: Sequence[int]) -> AttentionMetadata:
+        """The metadata of a step whose layers take those of these block tables, each by its number."""
+        if len(tables) == 1:
+            return tables[0]
+        return replace(tables[0], layers=[tables[table] for table in table_of])
+
+    def of_layer(self, layer: int) -> AttentionMetadata:
+        """What a layer takes, by its number."""
+        return self.layers[layer] if self.layers else self
 
     @cached_property
     def num_decodes(self) -> int:

@@ -199,8 +199,8 @@ class Decoder(nn.Module):
             x = self.embedding_scale(x)
         residual = torch.zeros_like(x)  # 0 + x is x, except that -0 becomes +0, which no later norm or sum tells apart
         tables = self.rope_table(positions)
-        for layer, kv_cache in zip(self.layers[: len(kv_caches)], kv_caches, strict=True):
-            x, residual = layer(x, residual, tables, kv_cache, metadata)
+        for i, (layer, kv_cache) in enumerate(zip(self.layers[: len(kv_caches)], kv_caches, strict=True)):
+            x, residual = layer(x, residual, tables, kv_cache, metadata.of_layer(i))
         return self.norm(x, residual)[0]
 
 
@@ -227,7 +227,7 @@ class DecoderForCausalLM(CausalLM):
         super().__init__()
         self.spec = spec
         self.ops = ops
-        self.layers_alike = len({block.mixture for block in spec.blocks}) == 1
+        self.layers_alike = len(set(spec.blocks)) == 1
         self.model = Decoder(spec, ops)
         tied = self.model.embed_tokens if spec.tie_word_embeddings else None
         self.lm_head = LMHead(ops, spec.vocab_size, spec.hidden_size, tied_to=tied)

@@ -23,7 +23,7 @@ from evalengine.engine.execute.batch import NextToken, ScoredTokens
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
-from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.block_manager import BlockManager, Hit
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
@@ -110,9 +110,10 @@ def test_a_prefix_hit_that_is_too_long_is_caught(prove: Callable[..., Proof], mo
     real = BlockManager._match
 
     def match(self: BlockManager, seq: Any) -> Any:
-        shared, copy_from, length = real(self, seq)
-        too_long = copy_from is not None and len(shared) * self.block_size + length < seq.first_wanted_position
-        return shared, copy_from, length + 1 if too_long and length + 1 < self.block_size else length
+        hit = real(self, seq)
+        room = hit.num_blocks * self.block_size + hit.num_copied < seq.first_wanted_position
+        too_long = hit.copied and room and hit.num_copied + 1 < self.block_size
+        return replace(hit, num_copied=hit.num_copied + 1) if too_long else hit
 
     monkeypatch.setattr(BlockManager, "_match", match)
     (axis,) = prove("prefix").axes
@@ -167,7 +168,7 @@ def test_a_budget_and_a_cache_that_are_ignored_are_no_proof(
     (axis,) = prove("chunks").axes
     assert [missed.split(":")[0] for missed in axis.missed] == [f"max_num_batched_tokens={n}" for n in (17, 64, 100)]
     monkeypatch.setattr(Scheduler, "__init__", real)
-    monkeypatch.setattr(BlockManager, "_match", lambda self, seq: ([], None, 0))
+    monkeypatch.setattr(BlockManager, "_match", lambda self, seq: Hit(0, [[] for _ in self.groups]))
     (axis,) = prove("prefix").axes
     assert [m.split(":")[0] for m in axis.missed] == ["cold and warm", "warm, chunks of 100", "hit inside a page"]
 

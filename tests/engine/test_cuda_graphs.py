@@ -39,7 +39,7 @@ def decoding(tokens: int, pages: list[int]) -> Chunk:
     """A chunk that decodes the last of `tokens` tokens, whose KV lies in `pages`."""
     ids = list(range(100, 100 + tokens))
     seq = Generating(ids, request=GenerateRequest(0, [1]), max_output_tokens=9, stop_ids=frozenset())
-    seq.block_table = pages
+    seq.block_tables = [pages]
     return Chunk(seq, tokens - 1, tokens)
 
 
@@ -52,10 +52,10 @@ def test_inputs_are_what_an_eager_step_builds() -> None:
     for chunks, size in (([a, b, c], 4), ([a, b, c], 8), ([b, c], 2), ([grown, moved, c], 3), ([moved], 1)):
         if grown in chunks:
             a.seq.token_ids.append(55)
-            a.seq.block_table.append(6)
+            a.seq.block_tables[0].append(6)
         inputs.fill(known_pages.decodes(chunks), size)
         n = len(chunks)
-        tables = [chunk.seq.block_table for chunk in chunks]
+        tables = [chunk.seq.block_tables[0] for chunk in chunks]
         expected = AttentionMetadata.build([1] * n, [chunk.end for chunk in chunks], tables, 4, torch.device("cpu"))
         metadata = inputs.metadata(size, 20)
         assert inputs.ids[:n].tolist() == [chunk.seq.token_ids[chunk.start] for chunk in chunks]
@@ -78,7 +78,7 @@ def test_after_a_step_that_failed_every_row_is_said_again() -> None:
     for chunks in ([a, b], [b, a], [b, a]):
         inputs.fill(known_pages.decodes(chunks), 2)
         for row, chunk in enumerate(chunks):
-            pages = chunk.seq.block_table
+            pages = chunk.seq.block_tables[0]
             assert inputs.metadata(2, 20).block_table[row, : len(pages)].tolist() == pages
 
 

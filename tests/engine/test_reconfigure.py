@@ -23,7 +23,7 @@ def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[...,
     model, answer = llm.runner.model, llm.generate([[1, 2, 3]], SHORT)[0]
     llm.reconfigure(block_size=8, num_kv_blocks=99, max_num_seqs=2)
     assert llm.runner.model is model and (llm.num_kv_blocks, llm.settings.block_size) == (99, 8)
-    assert llm.scheduler.max_num_seqs == 2 and llm.stats.num_steps == 0 and not llm.block_manager.by_hash
+    assert llm.scheduler.max_num_seqs == 2 and llm.stats.num_steps == 0 and not llm.block_manager.indexes[0].by_hash
     assert llm.generate([[1, 2, 3]], SHORT)[0].logprobs.tobytes() == answer.logprobs.tobytes()
     for refused_settings in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
         with pytest.raises(ConfigError):

@@ -15,42 +15,61 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalengine.engine.kv_layout import KVGroup, KVLayout
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.schedule.block_manager import BlockManager
-from evalengine.engine.schedule.scheduler import Scheduler, SchedulerOutput, in_prefix_order
+from evalengine.engine.schedule.block_manager import WHOLE, BlockManager
+from evalengine.engine.schedule.scheduler import Chunk, Scheduler, SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.scoring import Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence, Status
 from evalengine.engine.submission import to_sequences
 
+# One window or several, wider and narrower than pages and chunks, alone and beside layers that see everything.
+GROUPS = [
+    WHOLE,
+    (KVGroup(None, 1), KVGroup(5, 3)),
+    (KVGroup(None, 2), KVGroup(20, 1)),
+    (KVGroup(1, 1),),
+    (KVGroup(4, 2), KVGroup(17, 1)),
+]
 STOPS = frozenset({2})  # This token ends a generation that does not ignore it.
 
 
 @dataclass
 class RememberingModel:
-    """slots[page][offset] is the tuple of all tokens up to and including the one whose KV lies there."""
+    """slots[page][offset] is the block table by which KV was written there, and all tokens up to the one it is of."""
 
     num_blocks: int
     block_size: int
+    groups: tuple[KVGroup, ...]
     chosen: dict[int, int] = field(default_factory=dict)  # Sequence id -> its next token, not yet taken.
-    slots: list[list[tuple[int, ...] | None]] = field(init=False)
+    slots: list[list[tuple[int, tuple[int, ...]] | None]] = field(init=False)
     computed: int = 0
 
     def __post_init__(self) -> None:
-        self.slots = [[None] * self.block_size for _ in range(self.num_blocks)]
+        num_pages = self.num_blocks * sum(group.num_tables for group in self.groups)
+        self.slots = [[None] * self.block_size for _ in range(num_pages)]
 
     def execute(self, schedule: SchedulerOutput) -> None:
         old_slots = [list(page) for page in self.slots]
         for source, destination in schedule.copies:
             self.slots[destination] = list(old_slots[source])
         for chunk in schedule.chunks:  # All of a step's KV is written before any is read.
-            for p in range(chunk.start, chunk.end):
-                page, offset = chunk.seq.block_table[p // self.block_size], p % self.block_size
-                self.slots[page][offset] = tuple(self.tokens(chunk.seq)[: p + 1])
+            for table, pages in enumerate(chunk.seq.block_tables):
+                for p in range(chunk.start, chunk.end):
+                    page, offset = pages[p // self.block_size], p % self.block_size
+                    self.slots[page][offset] = table, tuple(self.tokens(chunk.seq)[: p + 1])
         for chunk in schedule.chunks:
             self.computed += chunk.end - chunk.start
-            for p in range(chunk.end):
-                page, offset = chunk.seq.block_table[p // self.block_size], p % self.block_size
-                assert self.slots[page][offset] == tuple(self.tokens(chunk.seq)[: p + 1]), (chunk, p)
+            self.read(chunk)
+
+    def read(self, chunk: Chunk) -> None:
+        """Looks at all that the chunk's queries see, in the layers of each table."""
+        windows = [group.window for group in self.groups for _ in range(group.num_tables)]
+        for table, (window, pages) in enumerate(zip(windows, chunk.seq.block_tables, strict=True)):
+            for p in range(0 if window is None else max(0, chunk.start + 1 - window), chunk.end):
+                page, offset = pages[p // self.block_size], p % self.block_size
+                wanted = table, tuple(self.tokens(chunk.seq)[: p + 1])
+                assert self.slots[page][offset] == wanted, (chunk, table, p)
 
     def tokens(self, seq: Sequence) -> list[int]:
         chosen = self.chosen.get(seq.seq_id)
@@ -81,15 +100,18 @@ class Driver:
     caching: bool
     seed: int = 0
     ahead: bool = False
+    groups: tuple[KVGroup, ...] = WHOLE
     seen: dict[int, list[int]] = field(default_factory=dict)  # Sequence id -> positions whose logits were asked for.
     num_ahead: int = 0
 
     def __post_init__(self) -> None:
-        self.manager = BlockManager(self.num_blocks, self.block_size, self.caching)
+        self.manager = BlockManager(self.num_blocks, self.block_size, self.caching, self.groups, self.budget)
         self.scheduler = Scheduler(self.manager, self.max_num_seqs, self.budget)
-        self.model = RememberingModel(self.num_blocks, self.block_size)
+        self.model = RememberingModel(self.num_blocks, self.block_size, self.groups)
         self._rng = random.Random(self.seed)
         self._in_flight: list[tuple[Sequence, range, int]] = []
+        self._unread: list[Chunk] = []  # of the step in flight
+        self.most_pages = 0
 
     def run(self, sequences: list[Sequence]) -> Driver:
         for seq in sequences:
@@ -117,15 +139,21 @@ class Driver:
                 launched.append((chunk.seq, positions, self._rng.randrange(3)))
             self.scheduler.launched(chunk)
         self.take()
-        self._in_flight = launched
+        self._in_flight, self._unread = launched, schedule.chunks
+        self.most_pages = max(self.most_pages, len(self.model.slots) - self.manager.num_free_pages)
         self.model.chosen = {seq.seq_id: token for seq, _, token in launched if isinstance(seq, Generating)}
         if not self.ahead:
             self.take()
         self.manager.check(self.scheduler.sequences)
 
     def take(self) -> None:
-        """Takes the results of the step in flight, if there is one, and finishes the sequences that they complete."""
+        """Takes the results of the step in flight, if there is one, and finishes the sequences that they complete.
+        What it read is still there: a step whose results are not finite is computed again."""
         results, self._in_flight, self.model.chosen = self._in_flight, [], {}
+        for chunk in self._unread:
+            if chunk.seq.status is not Status.FINISHED:
+                self.model.read(chunk)
+        self._unread = []
         for seq, positions, token in results:
             if seq.status is Status.FINISHED:
                 continue
@@ -164,9 +192,10 @@ score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_
     seed=st.integers(0, 5),
     ahead=st.booleans(),
     stop=st.booleans(),
+    groups=st.sampled_from(GROUPS),
 )
 def test_every_read_finds_its_own_prefix(
-    generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop
+    generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop, groups
 ):
     """Over random requests, pools and limits, each read finds its own prefix, and each wanted position comes once."""
     requests: list = [
@@ -184,11 +213,11 @@ def test_every_read_finds_its_own_prefix(
         ),
         default=1,
     )
-    num_blocks = -(-longest // block_size) + spare
+    num_blocks = KVLayout(1, groups, ()).blocks_for(longest, block_size, budget) + spare
     sequences = as_sequences(requests, caching)
     everything = sequences + [child for seq in sequences for child in seq.successors]
     wanted_positions = {s.seq_id: list(s.wanted(0, s.num_tokens)) for s in everything if isinstance(s, Scoring)}
-    driver = Driver(num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead).run(sequences)
+    driver = Driver(num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead, groups).run(sequences)
     for seq in everything:
         if isinstance(seq, Generating):
             ended = seq.token_ids[-1] in seq.stop_ids
@@ -315,3 +344,54 @@ def test_the_order_of_shared_prefixes_saves_tokens(num_blocks, budget):
     fewest = 10 * 22 + 100 * 2
     assert fewest <= computed[1] < 1.4 * fewest, "whatever the pool"
     assert computed[0] > 5 * fewest or num_blocks == 1000
+
+
+def generation(prompt: list[int], tokens: int) -> list[Sequence]:
+    """One generation of so many tokens."""
+    return as_sequences([GenerateRequest(0, prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))], True)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_window_bounds_the_pages_of_a_long_generation(ahead: bool, caching: bool) -> None:
+    """Five hundred tokens in pages of 4, where a window of 9 spans at most 4 pages with the step before."""
+    windowed = Driver(5, 4, 1, 3, caching, ahead=ahead, groups=(KVGroup(9, 3),)).run(generation([7] * 20, 500))
+    assert windowed.most_pages <= 3 * 5 and windowed.scheduler.num_preemptions == 0
+    both = (KVGroup(), KVGroup(9, 3))
+    mixed = Driver(140, 4, 1, 3, caching, ahead=ahead, groups=both).run(generation([7] * 20, 500))
+    assert mixed.most_pages <= 130 + 3 * 5
+    assert Driver(140, 4, 1, 3, caching, ahead=ahead, groups=WHOLE).run(generation([7] * 20, 500)).most_pages == 130
+
+
+def test_a_prefix_is_found_where_each_group_has_what_it_sees() -> None:
+    """A window needs the last pages of a prefix alone, and without them the prefix is as good as unknown."""
+    prompt = [i % 50 for i in range(40)]
+    driver = Driver(100, 4, 1, 100, True, groups=(KVGroup(), KVGroup(9, 1)))
+    driver.run(as_sequences([GenerateRequest(0, [*prompt, 90], SamplingParams(max_tokens=1))], True))
+    windowed = driver.manager.indexes[1]
+    pages = sorted((b for b in windowed.by_hash.values()), key=lambda block: block.pages)
+    assert len(pages) == 10
+
+    def cached(forgotten: list[int]) -> int:
+        """How many tokens a prompt that goes on otherwise finds, once the windowed layers lost these pages."""
+        known = dict(windowed.by_hash)
+        for page in forgotten:
+            del windowed.by_hash[pages[page].hash]
+        hit = driver.manager._match(as_sequences([GenerateRequest(1, [*prompt, 91, 92])], True)[0])
+        windowed.by_hash.update(known)
+        assert len(hit.shared[0]) == hit.num_blocks and len(hit.shared[1]) <= 3
+        return hit.num_blocks
+
+    assert cached([]) == 10
+    assert cached([0, 1, 5, 7]) == 10, "no query after them sees these"
+    assert cached([8]) == 8, "the queries after page 9 and the one before it see page 8"
+    assert cached([1, 4, 7, 9]) == 7, "pages 5 and 6 are the last two of a prefix that pages 1 and 4 are not seen from"
+
+
+def test_blocks_before_a_window_are_found_again_by_another_sequence() -> None:
+    """A sequence that went on for long has given its prompt's pages back; they serve the next one with that prompt."""
+    prompt = [i % 50 for i in range(40)]
+    first, second = (GenerateRequest(i, [*prompt, 90 + i], SamplingParams(max_tokens=60)) for i in range(2))
+    sequences = as_sequences([first, second], True)
+    Driver(60, 4, 1, 100, True, groups=(KVGroup(), KVGroup(9, 2))).run(sequences)
+    assert sequences[1].num_cached_tokens == 40

@@ -24,7 +24,7 @@ class Batch:
     ids: np.ndarray  # int64 [T]: token ids, or references below 0 to what the last step chose (`LastTokens`)
     query_lens: list[int]  # [S]
     kv_lens: list[int]  # [S]
-    pages: list[list[int]]  # page ids of each sequence
+    tables: list[list[list[int]]]  # of each block table: the page ids of each sequence
 
     @classmethod
     def of(cls, chunks: SequenceOf[Chunk]) -> Batch:
@@ -33,7 +33,8 @@ class Batch:
             ids.extend(c.seq.token_ids[c.start : c.end])
             ids.extend(-1 - c.seq.device_row for _ in range(max(c.start, c.seq.num_tokens), c.end))
         lengths = [c.end - c.start for c in chunks], [c.end for c in chunks]
-        return cls(np.array(ids, dtype=np.int64), *lengths, [c.seq.block_table for c in chunks])
+        tables = [list(rows) for rows in zip(*(c.seq.block_tables for c in chunks), strict=True)]
+        return cls(np.array(ids, dtype=np.int64), *lengths, tables)
 
 
 def _none(*shape: int) -> np.ndarray:

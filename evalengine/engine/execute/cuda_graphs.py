@@ -153,11 +153,14 @@ class DecodeGraphs:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        table_of: Sequence[int] = (0,),
     ) -> None:
+        """table_of: each layer's block table."""
         self._model, self._ops, self._kv_caches, self._block_size = model, ops, kv_caches, block_size
         self._sizes, self._lengths = batch_sizes(max_num_seqs), kv_lengths(max_model_len)
         self._last_tokens = last_tokens
-        self._inputs = DecodeInputs(self._sizes[-1], -(-max_model_len // block_size), block_size, ops.device)
+        pages = -(-max_model_len // block_size)
+        self._inputs = DecodeInputs(self._sizes[-1], pages, block_size, ops.device, table_of)
         self._known_pages = KnownPages(self._sizes[-1])
         self._workspace = _Workspace(ops.device)
         self._captured: dict[tuple[int, int], _Captured] = {}
@@ -211,7 +214,8 @@ class DecodeGraphs:
 
     def _metadata(self, size: int, kv_len: int) -> AttentionMetadata:
         metadata = self._inputs.metadata(size, kv_len)
-        metadata.plans["workspace"] = self._workspace
+        for own in metadata.layers or (metadata,):
+            own.plans["workspace"] = self._workspace
         return metadata
 
     @cached_property

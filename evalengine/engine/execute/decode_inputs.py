@@ -21,15 +21,13 @@ from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY
 
-ROW_BYTES = 3 * 8 + 4  # a row holds a sequence's token id, position and slot (int64), and its length (int32)
-
 
 class PageChange(NamedTuple):
-    """New pages of one row of the block table, from column `start` on."""
+    """New pages of one row of the block tables, from column `start` on."""
 
     row: int
     start: int
-    pages: list[int]
+    pages: list[list[int]]  # of each table
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Decodes:
 
 
 class KnownPages:
-    """The pages that every row of the block table was last told to have; kept on rank 0, which has the sequences."""
+    """The pages that every row of the block tables was last told to have; kept on rank 0, which has the sequences."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -50,7 +48,7 @@ class KnownPages:
 
     def forget(self) -> None:
         """Has the next step tell all rows' pages anew: it is not known whether a failed step's changes were written."""
-        self._known: list[tuple[list[int], int]] = [([], 0)] * self._rows  # a row's page list and its length
+        self._known: list[tuple[list[list[int]], int]] = [([], 0)] * self._rows  # a row's page lists and their length
 
     def decodes(self, chunks: Sequence[Chunk]) -> Decodes:
         """The step of these chunks, with the pages that are new since the last one."""
@@ -60,25 +58,26 @@ class KnownPages:
         return Decodes(ids, positions, self._changes(chunks))
 
     def _changes(self, chunks: Sequence[Chunk]) -> list[PageChange]:
-        """The rows whose pages have changed. A sequence's page list only grows; another sequence has another list."""
+        """The rows whose pages have changed. A sequence's page lists only grow (pages that it has given back stay in
+        them); another sequence has other lists."""
         changes = []
         for row, chunk in enumerate(chunks):
-            pages = chunk.seq.block_table
+            tables = chunk.seq.block_tables
             before, count = self._known[row]
-            if before is not pages or count != len(pages):
-                start = count if before is pages else 0
-                self._known[row] = pages, len(pages)
-                changes.append(PageChange(row, start, pages[start:]))
+            if before is not tables or count != len(tables[0]):
+                start = count if before is tables else 0
+                self._known[row] = tables, len(tables[0])
+                changes.append(PageChange(row, start, [pages[start:] for pages in tables]))
         return changes
 
 
 class Stage:
     """Pinned memory on the host for one step's inputs and results."""
 
-    def __init__(self, rows: int, pages: int, pinned: bool) -> None:
-        self.scalars = torch.zeros(rows * ROW_BYTES, dtype=torch.uint8, pin_memory=pinned)
+    def __init__(self, rows: int, tables: int, pages: int, pinned: bool) -> None:
+        self.scalars = torch.zeros(rows * row_bytes(tables), dtype=torch.uint8, pin_memory=pinned)
         self.ids, self.positions, self.slots, self.lengths = (part.numpy() for part in _parts(self.scalars, rows))
-        self.pinned_table = torch.zeros(rows, pages, dtype=torch.int32, pin_memory=pinned)
+        self.pinned_table = torch.zeros(rows, tables, pages, dtype=torch.int32, pin_memory=pinned)
         self.table = self.pinned_table.numpy()
         self.missed: list[PageChange] = []  # changes of the steps since this stage was last used
         self.greedy_ids = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
@@ -91,9 +90,9 @@ class Stage:
             self.event.synchronize()
 
     def write_pages(self) -> None:
-        """Brings the host's block table up to date."""
+        """Brings the host's block tables up to date."""
         for row, start, pages in self.missed:
-            self.table[row, start : start + len(pages)] = pages
+            self.table[row, :, start : start + len(pages[0])] = pages
         self.missed.clear()
 
     def fetch(self, greedy_ids: Tensor, logprobs: Tensor) -> None:
@@ -108,16 +107,20 @@ class Stage:
 class DecodeInputs:
     """The buffers on the device that every graph reads. One or two transfers a step fill them.
 
-    The block table is kept from step to step: only the rows that have changed are written.
+    The block tables are kept from step to step: only the rows that have changed are written.
     """
 
-    def __init__(self, rows: int, pages: int, block_size: int, device: torch.device) -> None:
-        self._block_size = block_size
-        self._stages = [Stage(rows, pages, device.type == "cuda") for _ in range(2)]
-        self._scalars = torch.zeros(rows * ROW_BYTES, dtype=torch.uint8, device=device)
+    def __init__(
+        self, rows: int, pages: int, block_size: int, device: torch.device, table_of: Sequence[int] = (0,)
+    ) -> None:
+        """table_of: each layer's block table."""
+        self._block_size, self._table_of = block_size, table_of
+        tables = max(table_of) + 1
+        self._stages = [Stage(rows, tables, pages, device.type == "cuda") for _ in range(2)]
+        self._scalars = torch.zeros(rows * row_bytes(tables), dtype=torch.uint8, device=device)
         self.ids, self.positions, self.slots, self.lengths = _parts(self._scalars, rows)
         self.slots.fill_(-1)  # before the first step all rows are padding
-        self.table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
+        self.table = torch.zeros(rows, tables, pages, dtype=torch.int32, device=device)
         self.starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.wanted = torch.full((rows,), GREEDY, dtype=torch.int64, device=device)
 
@@ -129,13 +132,13 @@ class DecodeInputs:
             buffers.missed += decodes.changes
         stage.wait()
         stage.write_pages()
-        pages = stage.table[np.arange(n), positions // self._block_size].astype(np.int64)
+        pages = stage.table[np.arange(n), :, positions // self._block_size].astype(np.int64).T  # [tables, n]
         stage.ids[:n] = decodes.ids
         stage.positions[:n] = positions
-        stage.slots[:n] = pages * self._block_size + positions % self._block_size
+        stage.slots[:, :n] = pages * self._block_size + positions % self._block_size
         stage.lengths[:n] = positions + 1
         for values, padding in ((stage.ids, 0), (stage.positions, 0), (stage.slots, -1), (stage.lengths, 0)):
-            values[n:size] = padding
+            values[..., n:size] = padding
         self._scalars.copy_(stage.scalars, non_blocking=True)
         if changed := [change.row for change in decodes.changes]:
             part = slice(min(changed), max(changed) + 1)
@@ -145,14 +148,18 @@ class DecodeInputs:
     def metadata(self, size: int, kv_len: int) -> AttentionMetadata:
         """The metadata of `size` decodes of up to `kv_len` tokens. The kernels' grids are laid out for that length, and
         each sequence's own length is read from the buffer."""
-        return AttentionMetadata(
-            slot_mapping=self.slots[:size],
-            cu_seqlens_q=self.starts[: size + 1],
-            seqlens_k=self.lengths[:size],
-            block_table=self.table[:size, : -(-kv_len // self._block_size)],
-            query_lens=[1] * size,
-            kv_lens=[kv_len] * size,
-        )
+        tables = [
+            AttentionMetadata(
+                slot_mapping=slots[:size],
+                cu_seqlens_q=self.starts[: size + 1],
+                seqlens_k=self.lengths[:size],
+                block_table=table[:size, : -(-kv_len // self._block_size)],
+                query_lens=[1] * size,
+                kv_lens=[kv_len] * size,
+            )
+            for slots, table in zip(self.slots, self.table.unbind(1), strict=True)
+        ]
+        return AttentionMetadata.of_layers(tables, self._table_of)
 
 
 def _token_id(decode: Chunk) -> int:
@@ -162,7 +169,12 @@ def _token_id(decode: Chunk) -> int:
 
 
 def _parts(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Views of a byte buffer: int64 [rows] three times and int32 [rows], one after another."""
-    words = buffer[: rows * 3 * 8]
-    ids, positions, slots = words.view(torch.int64).view(3, rows)
-    return ids, positions, slots, buffer[len(words) :].view(torch.int32)
+    """Views of a byte buffer: int64 [rows] twice, int64 [tables, rows] and int32 [rows], one after another."""
+    words = buffer[: -4 * rows]
+    integers = words.view(torch.int64).view(-1, rows)
+    return integers[0], integers[1], integers[2:], buffer[len(words) :].view(torch.int32)
+
+
+def row_bytes(tables: int) -> int:
+    """Bytes of a row: a sequence's token id, position and slot in each block table (int64), and its length (int32)."""
+    return 8 * (2 + tables) + 4

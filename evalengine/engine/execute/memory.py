@@ -11,6 +11,7 @@ import torch
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute.cuda_graphs import graph_bytes, has_graphs
 from evalengine.engine.execute.read_out import SHARE
+from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
@@ -46,12 +47,14 @@ def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -
 
 
 def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
-    """The number of pages that the configuration asks for, or as many as can be useful within the memory fraction.
+    """The number of pages, of all layers, that the configuration asks for, or as many as can be useful within the
+    memory fraction.
 
     Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the cures.
     """
-    kv_heads = spec.kv_heads_of_rank(settings.tensor_parallel_size)
-    page = 2 * spec.num_layers * settings.block_size * kv_heads * spec.head_dim * settings.dtype.itemsize
+    kv_heads, layout = spec.kv_heads_of_rank(settings.tensor_parallel_size), kv_layout(spec, settings)
+    layers = layout.layers_per_page * layout.num_tables
+    page = 2 * layers * settings.block_size * kv_heads * spec.head_dim * settings.dtype.itemsize
     free = _free_bytes(settings.device)
     if settings.device.type == "cpu":
         free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory
@@ -70,7 +73,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
                 f"the host's memory, {_gib(ram)} are free; take fewer, larger pages (engine.block_size)"
             )
         return config.num_kv_blocks
-    one_sequence = -(-settings.max_model_len // settings.block_size)
+    one_sequence = layout.blocks_for(settings.max_model_len, settings.block_size, config.max_num_batched_tokens)
     budget = _pool_bytes(config, spec, settings, free)
     if settings.device.type == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, one_sequence * page))

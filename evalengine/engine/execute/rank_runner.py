@@ -12,6 +12,7 @@ from torch import Tensor
 from evalengine.engine.execute.batch import Batch, LogitsIndices
 from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.execute.read_out import Choose, DeviceResults, LastTokens, ReadOut
+from evalengine.engine.kv_layout import KVLayout
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
@@ -30,27 +31,30 @@ class RankRunner:
         model: CausalLM,
         spec: ModelSpec,
         ops: Ops,
+        layout: KVLayout,
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
         graphs_up_to: int | None = None,
     ) -> None:
-        """graphs_up_to: the most tokens of a sequence whose decode steps are replayed as CUDA graphs; None: never."""
+        """num_blocks: how often the pool has room for `block_size` tokens of all layers. graphs_up_to: the most tokens
+        of a sequence whose decode steps are replayed as CUDA graphs; None: never."""
         self.model = model
         self.spec = spec
         self.ops = ops
         self.block_size = block_size
         kv_heads = spec.kv_heads_of_rank(ops.tp.size)
-        shape = (spec.num_layers, 2, num_blocks, block_size, kv_heads, spec.head_dim)
+        pages = num_blocks * layout.num_tables
+        shape = (layout.layers_per_page, 2, pages, block_size, kv_heads, spec.head_dim)
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
-        self.kv_caches = [(layer[0], layer[1]) for layer in self.kv_pool]
+        self.kv_caches, self.table_of = layout.caches(self.kv_pool), layout.table_of
         self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
         self.graphs: DecodeGraphs | None = None
         if graphs_up_to is not None and ops.capturable and model.capturable:
             seqs = min(max_num_seqs, self.read_out.rows_per_slice)  # one slice, verified at the start
             sizes = {"block_size": block_size, "max_num_seqs": seqs, "max_model_len": graphs_up_to}
-            self.graphs = DecodeGraphs(model, ops, self.kv_caches, self.last_tokens, **sizes)
+            self.graphs = DecodeGraphs(model, ops, self.kv_caches, self.last_tokens, table_of=self.table_of, **sizes)
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""
@@ -84,9 +88,8 @@ class RankRunner:
         input_ids, where = upload([batch.ids, positions], self.ops.device)
         if batch.ids.min() < 0:
             input_ids = self.last_tokens.resolve(input_ids)
-        metadata = AttentionMetadata.build(
-            batch.query_lens, batch.kv_lens, batch.pages, self.block_size, self.ops.device
-        )
+        step = batch.query_lens, batch.kv_lens, batch.tables, self.block_size, self.ops.device
+        metadata = AttentionMetadata.of_layers(AttentionMetadata.build_each(*step), self.table_of)
         return self.model(input_ids, where, self.kv_caches, metadata)
 
     def culprits(self, batch: Batch) -> tuple[Culprits, Tensor]:

@@ -1,9 +1,13 @@
-"""Pages of the KV pool: who holds which, and which still hold something worth reusing.
+"""Blocks of the KV pool: who holds which, and which still hold something worth reusing.
 
-A page (block) holds the KV of `block_size` consecutive tokens. A full page is known by the SHA-256 of all tokens up to
-its end (a chain over pages), so that equal prefixes share pages by reference count. A free page keeps its content until
-it is handed out again (least recently used first). A hit may also end inside a page: the page with the longest common
-run of tokens is copied, and the copy is extended.
+A block is the KV of `block_size` consecutive tokens for one group of layers: a page of the pool, or one for each of the
+group's block tables (`kv_layout`). A full block is known by the SHA-256 of all tokens up to its end (a chain over
+blocks), so that equal prefixes share blocks by reference count. A free block keeps its content until its pages are
+handed out again (least recently used first). A hit may also end inside a block: the one with the longest common run of
+tokens is copied, and the copy is extended.
+
+A group with a window gives a sequence's blocks back once no query will see them. They stay in the cache like others,
+and a prefix is found where each group has what the queries after it see: all of it, or the last tokens.
 
 KV of equal prefixes is equal bit for bit in the batch-invariant levels, so a hit can never change a result there.
 """
@@ -12,157 +16,197 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from itertools import islice
 
+from evalengine.engine.kv_layout import KVGroup
+from evalengine.engine.schedule.prefix_index import ROOT, Block, PrefixIndex
 from evalengine.engine.schedule.sequence import Sequence
 
-ROOT = b""  # the hash before a sequence's first page
-# Pages that begin alike are indexed by their first 1, 8 and 32 tokens: by the first alone, each of N prompts that begin
-# with one word would look at the N before it (4,000 hellaswag choices: 0.4 million comparisons, 0.3 s of 1.6).
-RUNS = (1, 8, 32)
-CANDIDATES = 16  # pages compared, the newest first: the pages of one bucket begin alike, so few differ in worth
+PASSED = Block((), 0)  # stands in a sequence's list for the blocks that it gave back, or never had, before a window
+WHOLE = (KVGroup(),)  # the groups of a model whose layers all see everything
+UNBOUNDED = 1 << 62
 
 
-@dataclass
-class Block:
-    """One page of the pool and the tokens whose KV it holds."""
+@dataclass(frozen=True)
+class Hit:
+    """What the cache has of a sequence's prefix."""
 
-    block_id: int
-    ref_count: int = 0
-    parent: bytes = ROOT  # hash of the tokens before this page
-    hash: bytes | None = None  # hash of the tokens up to the page's end, once the page is full
-    token_ids: list[int] = field(default_factory=list)  # tokens whose KV is or will be here
-    num_computed: int = 0  # tokens whose KV every step launched from now on finds here
+    num_blocks: int  # full blocks of the prefix
+    shared: list[list[Block]]  # of each group: the last of these blocks, those that later queries see
+    copied: list[Block] = field(default_factory=list)  # of each group: the block after them whose first tokens agree
+    num_copied: int = 0  # how many of its tokens agree
 
 
 class BlockManager:
     """Hands out the pages of the KV pool, and finds those that hold a new sequence's prefix."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        groups: SequenceOf[KVGroup] = WHOLE,
+        largest_step: int = UNBOUNDED,
+    ) -> None:
+        """num_blocks: how often the pool has room for `block_size` tokens of all layers. largest_step: the most tokens
+        that are computed at once."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.blocks = [Block(i) for i in range(num_blocks)]
-        self.free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))  # oldest first
-        self.by_hash: dict[bytes, int] = {}
-        # (A prefix's hash, the first tokens after it) -> the pages that begin so, for each length in `RUNS`.
-        self.continuing: defaultdict[tuple[bytes, tuple[int, ...]], dict[int, None]] = defaultdict(dict)
+        self.groups = tuple(groups)
+        self.largest_step = largest_step
+        self.num_tables = sum(group.num_tables for group in self.groups)
+        self.num_free_pages = num_blocks * self.num_tables
+        self.spare = deque(range(self.num_free_pages))  # pages that belong to no block
+        self.free: OrderedDict[Block, None] = OrderedDict()  # blocks that nobody holds, oldest first
+        self.indexes = [PrefixIndex(block_size) for _ in self.groups]
+        self._windows = any(group.window is not None for group in self.groups)
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self.free)
+        """How many more blocks of all groups there is room for."""
+        return self.num_free_pages // self.num_tables
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many pages hold so many tokens."""
+        """How many blocks of a group hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
-    # -- taking pages ------------------------------------------------------------------------------------------------
+    # -- taking blocks -----------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence) -> list[tuple[int, int]] | None:
-        """Gives a waiting sequence the cached pages of its prefix and sets its `num_computed_tokens`.
+        """Gives a waiting sequence the cached blocks of its prefix and sets its `num_computed_tokens`.
 
         Returns the page copies (source, destination) to make before the step runs; None, and nothing taken, if the
-        pool could not hold all its present tokens.
+        pool could not hold all its present tokens (in a group with a window: as many as it holds at once).
         """
-        assert not seq.block_table
-        shared, copy_from, num_copied = self._match(seq)
-        fresh_needed = self.blocks_for(seq.num_tokens) - len(shared)
-        revived = sum(self.blocks[b].ref_count == 0 for b in shared)
-        if fresh_needed > len(self.free) - revived:
+        assert not seq.block_tables
+        hit = self._match(seq)
+        needed = 0
+        for group, shared in zip(self.groups, hit.shared, strict=True):
+            most = group.most_blocks(seq.num_tokens, self.block_size, self.largest_step)
+            unseen = hit.num_blocks - len(shared)
+            fresh = min(self.blocks_for(seq.num_tokens) - unseen, most) - len(shared)
+            needed += group.num_tables * (fresh + sum(block.ref_count == 0 for block in shared))
+        if needed > self.num_free_pages:
             return None
-        for block_id in shared:
-            self._hold(block_id)
-        seq.block_table = list(shared)
-        seq.num_computed_tokens = seq.num_recorded_tokens = len(shared) * self.block_size
-        copies = []
-        if copy_from is not None:
-            if copy_from in self.free:
-                self.free.move_to_end(copy_from)  # the page has just been used
-            # The source may be the very page that is handed out. It is then copied onto itself, which is right, too.
-            destination = self._allocate()
-            seq.block_table.append(destination)
-            seq.num_computed_tokens += num_copied
-            self._record(seq, len(shared) * self.block_size, seq.num_computed_tokens)
-            copies.append((copy_from, destination))
-        seq.num_cached_tokens = seq.num_computed_tokens
+        for shared in hit.shared:
+            for block in shared:
+                self._hold(block)
+        seq.blocks = [[PASSED] * (hit.num_blocks - len(shared)) + shared for shared in hit.shared]
+        seq.num_passed = [hit.num_blocks - len(shared) for shared in hit.shared]
+        seq.block_tables = self._tables(seq.blocks)
+        seq.num_computed_tokens = seq.num_recorded_tokens = hit.num_blocks * self.block_size
+        copies = self._copy(seq, hit)
+        seq.num_cached_tokens = seq.last_start = seq.num_computed_tokens
+        return copies
+
+    def _tables(self, blocks: list[list[Block]]) -> list[list[int]]:
+        """The block tables of each group's blocks; a page before a window may be any (here 0)."""
+        tables = []
+        for group, own in zip(self.groups, blocks, strict=True):
+            tables += [[b.pages[i] if b.pages else 0 for b in own] for i in range(group.num_tables)]
+        return tables
+
+    def _copy(self, seq: Sequence, hit: Hit) -> list[tuple[int, int]]:
+        """Gives the sequence a copy of the block that the hit ends in, in each group; returns the pages to copy."""
+        for source in hit.copied:
+            if source in self.free:
+                self.free.move_to_end(source)  # it has just been used
+        # A source may be what is handed out, here or for another group. All pages are read before one is written, and a
+        # page that is copied onto itself is right, too.
+        copies: list[tuple[int, int]] = []
+        for source, destination in zip(hit.copied, self._append(seq) if hit.copied else [], strict=True):
+            copies += zip(source.pages, destination.pages, strict=True)
+        start, seq.num_computed_tokens = seq.num_computed_tokens, seq.num_computed_tokens + hit.num_copied
+        self._record(seq, start, seq.num_computed_tokens)
         return copies
 
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
         """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if the pool is full.
 
-        Generated tokens are recorded a page at a time, once the next page is asked for: they may not even be known yet,
-        and hardly anything but the sequence itself, after a preemption, will look for them.
+        Generated tokens are recorded a block at a time, once the next one is asked for: they may not even be known yet,
+        and hardly anything but the sequence itself, after a preemption, will look for them. Then, too, blocks that
+        windows have passed are given back.
         """
         start = seq.num_computed_tokens
-        end, room = start + num_tokens, len(seq.block_table) * self.block_size
+        end, room = start + num_tokens, len(seq.block_tables[0]) * self.block_size
         if end > room:
             needed = self.blocks_for(end - room)
-            if needed > len(self.free):
-                return False
             self._record_generated(seq)
-            seq.block_table.extend(self._allocate() for _ in range(needed))
+            if self._windows:
+                self._give_back_passed(seq)
+            if needed * self.num_tables > self.num_free_pages:
+                return False
+            for _ in range(needed):
+                self._append(seq)
         if start < seq.num_prompt_tokens:
             self._record(seq, start, min(end, len(seq.token_ids)))
         return True
 
     def mark_computed(self, seq: Sequence, start: int, end: int) -> None:
         """Notes that a launched step writes the KV of tokens [start, end): every later step finds them in the pool."""
-        seq.num_computed_tokens = end
+        seq.last_start, seq.num_computed_tokens = start, end
         if start < seq.num_prompt_tokens:
             self._mark(seq, start, end)
 
     def release(self, seq: Sequence) -> None:
-        """Gives a sequence's pages back, the last first, so that a prefix outlives its tails."""
-        self._record_generated(seq)
-        for block_id in reversed(seq.block_table):
-            block = self.blocks[block_id]
-            assert block.ref_count > 0
-            block.ref_count -= 1
-            if block.ref_count == 0:
-                self._forget_uncomputed(block)
-                self.free[block_id] = None
-        seq.block_table = []
-        seq.num_computed_tokens = seq.num_recorded_tokens = 0
+        """Gives a sequence's blocks back, the last first, so that a prefix outlives its tails."""
+        if seq.block_tables:
+            self._record_generated(seq)
+        for index in reversed(range(len(seq.block_tables[0]) if seq.block_tables else 0)):
+            for passed, blocks in zip(seq.num_passed, seq.blocks, strict=True):
+                if index >= passed:
+                    self._give_back(blocks[index])
+        seq.block_tables, seq.blocks, seq.num_passed = [], [], []
+        seq.num_computed_tokens = seq.num_recorded_tokens = seq.last_start = 0
+
+    def _give_back_passed(self, seq: Sequence) -> None:
+        """Gives back the blocks that no query sees from the step on whose results may not be taken yet: if one is not
+        finite, that step is computed once more (`ModelRunner`)."""
+        for number, group in enumerate(self.groups):
+            first = group.first_seen(seq.last_start, self.block_size)
+            for index in range(seq.num_passed[number], first):
+                self._give_back(seq.blocks[number][index])
+                seq.blocks[number][index] = PASSED
+            seq.num_passed[number] = max(seq.num_passed[number], first)
 
     # -- prefix cache ------------------------------------------------------------------------------------------------
 
-    def _match(self, seq: Sequence) -> tuple[list[int], int | None, int]:
-        """Cached full pages of the prefix, then the page whose run is copied and the run's length. The hit ends before
-        the first position whose logits are wanted, since that position must be computed."""
+    def _match(self, seq: Sequence) -> Hit:
+        """What the cache has of the sequence's prefix. The hit ends before the first position whose logits are wanted,
+        since that position must be computed."""
         limit = seq.first_wanted_position
         if not self.enable_prefix_caching:
-            return [], None, 0
-        shared: list[int] = []
-        parent = ROOT
+            return Hit(0, [[] for _ in self.groups])
+        found: list[list[Block | None]] = [[] for _ in self.groups]
+        runs = [0] * len(self.groups)  # how many blocks up to here each group has one after another
+        usable = 0
         for index in range(limit // self.block_size):
             digest = self._hash(seq, index)
-            if digest not in self.by_hash:
+            for number, known in enumerate(self.indexes):
+                block = known.by_hash.get(digest)
+                found[number].append(block)
+                runs[number] = 0 if block is None else runs[number] + 1
+            end = index + 1
+            position = end * self.block_size
+            seen = [end - group.first_seen(position, self.block_size) for group in self.groups]
+            if all(run >= wanted for run, wanted in zip(runs, seen, strict=True)):
+                usable = end
+            elif any(not run and group.window is None for run, group in zip(runs, self.groups, strict=True)):
                 break
-            shared.append(self.by_hash[digest])
-            parent = digest
-        start = len(shared) * self.block_size
+        start = usable * self.block_size
+        parent = seq.block_hashes[usable - 1] if usable else ROOT
         rest = seq.token_ids[start : min(limit, start + self.block_size)]
-        return shared, *self._longest_run(parent, rest)
-
-    def _longest_run(self, parent: bytes, rest: list[int]) -> tuple[int | None, int]:
-        """The page after `parent` that has the longest computed run of `rest`'s first tokens, and the run's length."""
-        best, length = None, 0
-        for size in reversed(RUNS):
-            if length or len(rest) < size:
-                continue
-            newest = reversed(self.continuing.get((parent, tuple(rest[:size])), {}))
-            # Pages of the step being scheduled have nothing computed yet.
-            computed = (b for b in newest if self.blocks[b].num_computed)
-            for block_id in islice(computed, CANDIDATES):
-                block, longer = self.blocks[block_id], length + 1
-                if longer > len(rest):
-                    break
-                if block.num_computed < longer or block.token_ids[:longer] != rest[:longer]:
-                    continue  # most pages of a bucket are no better than the best so far: one comparison tells
-                best, length = block_id, min(_common_run(block.token_ids, rest), block.num_computed)
-        return best, length
+        ends = [known.longest_run(parent, rest) for known in self.indexes]
+        copied = [block for block, _ in ends if block is not None]
+        length = min(run for _, run in ends)
+        shared = [
+            [b for b in blocks[group.first_seen(start + length, self.block_size) : usable] if b is not None]
+            for group, blocks in zip(self.groups, found, strict=True)
+        ]
+        return Hit(usable, shared, copied if length else [], length)
 
     def _record_generated(self, seq: Sequence) -> None:
         """Records the tokens after the prompt that are known and whose KV is in the pool."""
@@ -171,45 +215,42 @@ class BlockManager:
             self._record(seq, start, end)
             self._mark(seq, start, end)
 
+    def _held(self, seq: Sequence, start: int, end: int) -> Iterable[tuple[int, int, Block]]:
+        """The blocks of tokens [start, end) that the sequence holds: their group, place in the sequence, and block."""
+        for number, (passed, blocks) in enumerate(zip(seq.num_passed, seq.blocks, strict=True)):
+            for index in range(max(start // self.block_size, passed), self.blocks_for(end)):
+                yield number, index, blocks[index]
+
     def _mark(self, seq: Sequence, start: int, end: int) -> None:
-        """Notes in the pages of tokens [start, end) that their KV is there."""
-        for index in range(start // self.block_size, self.blocks_for(end)):
-            block = self.blocks[seq.block_table[index]]
+        """Notes in the blocks of tokens [start, end) that their KV is there."""
+        for _, index, block in self._held(seq, start, end):
             computed = min(end - index * self.block_size, self.block_size)
             assert computed >= block.num_computed
             block.num_computed = computed
 
     def _record(self, seq: Sequence, start: int, end: int) -> None:
+        """Notes that the blocks of tokens [start, end) will hold them. A block's tokens only grow, so those that are
+        noted are not looked at again."""
         seq.num_recorded_tokens = end
-        if self.enable_prefix_caching:
-            for index in range(start // self.block_size, self.blocks_for(end)):
-                self._record_page(seq, index, seq.block_table[index], end)
-
-    def _record_page(self, seq: Sequence, index: int, block_id: int, end: int) -> None:
-        """Notes which tokens page number `index` of the sequence will hold, and indexes the page. A page's tokens only
-        grow, so those that are noted are not looked at again."""
-        block = self.blocks[block_id]
-        first = index * self.block_size
-        new = seq.token_ids[first + len(block.token_ids) : min(end, first + self.block_size)]
-        if not new:
+        if not self.enable_prefix_caching:
             return
-        num_recorded = len(block.token_ids)
-        if not num_recorded:
-            block.parent = self._hash(seq, index - 1) if index else ROOT
-        block.token_ids.extend(new)
-        for size in RUNS:
-            if num_recorded < size <= len(block.token_ids):
-                self.continuing[block.parent, tuple(block.token_ids[:size])][block_id] = None
-        if len(block.token_ids) == self.block_size:
-            block.hash = self._hash(seq, index)
-            self.by_hash.setdefault(block.hash, block_id)
+        for number, index, block in self._held(seq, start, end):
+            first, known = index * self.block_size, self.indexes[number]
+            new = seq.token_ids[first + len(block.token_ids) : min(end, first + self.block_size)]
+            if not new:
+                continue
+            if not block.token_ids:
+                block.parent = self._hash(seq, index - 1) if index else ROOT
+            known.extend(block, new)
+            if len(block.token_ids) == self.block_size:
+                known.complete(block, self._hash(seq, index))
 
     def page_hashes(self, seq: Sequence) -> list[bytes]:
-        """The hashes of the full pages that the sequence may find in the cache."""
+        """The hashes of the full blocks that the sequence may find in the cache."""
         return [self._hash(seq, index) for index in range(seq.first_wanted_position // self.block_size)]
 
     def _hash(self, seq: Sequence, index: int) -> bytes:
-        """SHA-256 of the sequence's tokens up to the end of its full page `index`."""
+        """SHA-256 of the sequence's tokens up to the end of its full block `index`."""
         while len(seq.block_hashes) <= index:
             first = len(seq.block_hashes) * self.block_size
             parent = seq.block_hashes[-1] if seq.block_hashes else ROOT
@@ -218,71 +259,66 @@ class BlockManager:
             seq.block_hashes.append(hashlib.sha256(parent + page.tobytes()).digest())
         return seq.block_hashes[index]
 
-    def _hold(self, block_id: int) -> None:
-        block = self.blocks[block_id]
+    # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def _hold(self, block: Block) -> None:
         if block.ref_count == 0:
-            del self.free[block_id]
+            del self.free[block]
+            self.num_free_pages -= len(block.pages)
         block.ref_count += 1
 
-    def _forget_uncomputed(self, block: Block) -> None:
-        """Drops the tokens whose KV a failed step never wrote: no sequence may find them."""
-        if block.num_computed < len(block.token_ids):
-            self._unhash(block)
-            self._unlist(block, keep=block.num_computed)
-            block.token_ids = block.token_ids[: block.num_computed]
+    def _give_back(self, block: Block) -> None:
+        assert block.ref_count > 0
+        block.ref_count -= 1
+        if block.ref_count == 0:
+            self.num_free_pages += len(block.pages)
+            self.free[block] = None
+            if block.num_computed < len(block.token_ids):  # a failed step never wrote the KV: no sequence may find it
+                self.indexes[block.group].forget(block, keep=block.num_computed)
 
-    def _unhash(self, block: Block) -> None:
-        if block.hash is not None and self.by_hash.get(block.hash) == block.block_id:
-            del self.by_hash[block.hash]
-        block.hash = None
-
-    def _unlist(self, block: Block, keep: int = 0) -> None:
-        """Takes the page out of the index, except under runs of up to `keep` tokens."""
-        for size in RUNS:
-            if keep < size <= len(block.token_ids):
-                key = (block.parent, tuple(block.token_ids[:size]))
-                del self.continuing[key][block.block_id]
-                if not self.continuing[key]:
-                    del self.continuing[key]
-
-    def _allocate(self) -> int:
-        """Takes the least recently freed page: its content is forgotten, and it has one holder."""
-        block_id, _ = self.free.popitem(last=False)
-        block = self.blocks[block_id]
-        assert block.ref_count == 0
-        self._unhash(block)
-        self._unlist(block)
-        self.blocks[block_id] = Block(block_id, ref_count=1)
-        return block_id
+    def _append(self, seq: Sequence) -> list[Block]:
+        """Adds a block of each group to the sequence: the pages that were freed least recently. What they held is
+        forgotten."""
+        added = []
+        table = 0
+        for number, (blocks, group) in enumerate(zip(seq.blocks, self.groups, strict=True)):
+            while len(self.spare) < group.num_tables:
+                oldest, _ = self.free.popitem(last=False)
+                assert oldest.ref_count == 0
+                self.indexes[oldest.group].forget(oldest)
+                self.spare.extend(oldest.pages)
+            block = Block(tuple(self.spare.popleft() for _ in range(group.num_tables)), number)
+            self.num_free_pages -= group.num_tables
+            blocks.append(block)
+            added.append(block)
+            for page in block.pages:
+                seq.block_tables[table].append(page)
+                table += 1
+        return added
 
     # -- integrity ---------------------------------------------------------------------------------------------------
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that reference counts, free list and indexes agree with the live sequences; tests call it."""
-        held: defaultdict[int, int] = defaultdict(int)
+        """Asserts that reference counts, free pages and indexes agree with the live sequences; tests call it."""
+        held: defaultdict[Block, int] = defaultdict(int)
         for seq in sequences:
-            assert len(set(seq.block_table)) == len(seq.block_table)
-            assert len(seq.block_table) >= self.blocks_for(seq.num_computed_tokens)
-            for block_id in seq.block_table:
-                held[block_id] += 1
-        for block in self.blocks:
-            assert block.ref_count == held[block.block_id], (block, held[block.block_id])
-            assert (block.block_id in self.free) == (block.ref_count == 0), block
-            assert block.num_computed <= self.block_size
-            assert block.ref_count or block.num_computed >= len(block.token_ids), block
-        for digest, block_id in self.by_hash.items():
-            assert self.blocks[block_id].hash == digest
-        for (parent, first), pages in self.continuing.items():
-            assert pages
-            for block in (self.blocks[b] for b in pages):
-                assert block.parent == parent and tuple(block.token_ids[: len(first)]) == first
-
-
-def _common_run(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
-    length = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        length += 1
-    return length
+            tables = iter(seq.block_tables)
+            for group, passed, blocks in zip(self.groups, seq.num_passed, seq.blocks, strict=False):  # none: it waits
+                assert len(blocks) >= self.blocks_for(seq.num_computed_tokens)
+                assert all(block is PASSED for block in blocks[:passed]) and PASSED not in blocks[passed:]
+                assert len({*blocks[passed:]}) == len(blocks) - passed
+                for i in range(group.num_tables):
+                    assert next(tables)[passed:] == [block.pages[i] for block in blocks[passed:]]
+                for block in blocks[passed:]:
+                    held[block] += 1
+        for block, count in held.items():
+            assert block.ref_count == count and block not in self.free, (block, count)
+        for block in self.free:
+            assert block.ref_count == 0 and block.num_computed >= len(block.token_ids), block
+        pages = [*self.spare, *(page for block in (*held, *self.free) for page in block.pages)]
+        assert sorted(pages) == list(range(len(pages))), "each page is spare or in one block"
+        assert self.num_free_pages == len(pages) - sum(len(block.pages) for block in held)
+        for known in self.indexes:
+            known.check()
+            assert all(b in held or b in self.free for bs in known.continuing.values() for b in bs)
+            assert all(b in held or b in self.free for b in known.by_hash.values())

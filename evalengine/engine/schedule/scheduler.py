@@ -137,7 +137,7 @@ class Scheduler:
     def _missing_blocks(self, seq: Sequence) -> int:
         """How many new pages a step needs to compute all of the sequence's tokens."""
         num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, self.max_num_batched_tokens)
-        return self.block_manager.blocks_for(seq.num_computed_tokens + num_new) - len(seq.block_table)
+        return self.block_manager.blocks_for(seq.num_computed_tokens + num_new) - len(seq.block_tables[0])
 
     def _schedule_running(self, schedule: SchedulerOutput) -> bool:
         """Adds chunks for the sequences that already hold pages; True if one had to be preempted."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.request import FinishReason, GenerateRequest, RequestOutput
+from evalengine.engine.schedule.prefix_index import Block
 from evalengine.layers.ops import GREEDY
 
 _ids = count()
@@ -38,9 +39,12 @@ class Sequence(ABC):
     """Token ids, how many of them have their KV in the pool, and the pages it lies in."""
 
     token_ids: list[int]
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)  # its pages in each of the layout's tables
+    blocks: list[list[Block]] = field(default_factory=list)  # the same, by the layout's groups
+    num_passed: list[int] = field(default_factory=list)  # of each group: the first blocks that it does not hold
     block_hashes: list[bytes] = field(default_factory=list)  # the full pages' hashes, as far as they were needed
     num_computed_tokens: int = 0
+    last_start: int = 0  # where the chunk that was launched last begins
     num_recorded_tokens: int = 0  # how many tokens the prefix cache knows of
     num_cached_tokens: int = 0  # how many tokens the prefix cache gave at the last admission
     num_in_flight: int = 0  # tokens that launched steps will append, not known on the host yet

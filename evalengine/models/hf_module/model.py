@@ -53,9 +53,10 @@ class PagedLayers:
             variant, sinks = self._variants[module.layer_idx], arguments.get("s_aux")
             size, dtype = k_cache.shape[-1], self.ops.activation_dtype
             rows = [_rows(x, size) for x in (q, k, v)]
-            self.ops.store_kv(rows[1], rows[2], k_cache, v_cache, self.metadata.slot_mapping)
+            metadata = self.metadata.of_layer(module.layer_idx)
+            self.ops.store_kv(rows[1], rows[2], k_cache, v_cache, metadata.slot_mapping)
             sinks = None if sinks is None else sinks.to(self.ops.dtype)
-            out = self.ops.attention(rows[0].to(dtype), k_cache, v_cache, self.metadata, variant, sinks)
+            out = self.ops.attention(rows[0].to(dtype), k_cache, v_cache, metadata, variant, sinks)
             return out[None, ..., : v.shape[-1]].to(v.dtype)
 
 

@@ -67,8 +67,7 @@ class Worker:
         torch.set_num_threads(settings.num_threads)
         return plan_num_kv_blocks(config, self.spec, replace(settings, device=self.device))
 
-    def build(self, num_kv_blocks: int, block_size: int, max_num_seqs: int, graphs_up_to: int | None) -> None:
-        pool = num_kv_blocks, block_size, max_num_seqs, graphs_up_to
+    def build(self, *pool: Any) -> None:
         self.runner = RankRunner(self.model, self.spec, self.ops, *pool)
 
     def compute(self, *step: Any) -> None:
