@@ -182,12 +182,18 @@ def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
         yield from _rope_problems(config.rope_parameters, reads)
     if not reads & {"layer_types", "sliding_window"}:
         yield from _window_problems(config)
-    if getattr(config, "quantization_config", None) is not None:
+    packed = getattr(config, "quantization_config", None)
+    if packed is not None and not ("mxfp4" in reads and _method_of(packed) == "mxfp4"):
         yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"
     if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
         yield f"hidden_act={shown(activation)}: only silu is supported"
     if "mlp_bias" not in reads and getattr(config, "mlp_bias", False):
         yield "mlp_bias=true is not supported"
+
+
+def _method_of(quantization: Any) -> Any:
+    """What a quantization_config calls its method."""
+    return quantization.get("quant_method") if isinstance(quantization, Mapping) else None
 
 
 def _window_problems(config: Any) -> Iterator[str]:

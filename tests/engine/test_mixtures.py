@@ -37,10 +37,11 @@ def edited(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]])
 
 
 def with_ties(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Two experts of every layer have one row of the router."""
-    for layer in range(LAYERS):
-        gate = tensors[f"model.layers.{layer}.mlp.gate.weight"]
-        gate[SECOND] = gate[FIRST]
+    """Two experts of every layer have one row of the router, and its biases."""
+    ends = ("gate.weight", "router.weight", "router.bias", "router.layer.weight", "e_score_correction_bias")
+    for name in [name for name in tensors if name.endswith(ends)]:
+        by_expert = tensors[name].view(-1) if "bias" in name else tensors[name]
+        by_expert[SECOND] = by_expert[FIRST]
     return tensors
 
 
@@ -63,7 +64,10 @@ def logits_of(checkpoint: Checkpoint, level: str = "exact") -> Tensor:
     return PagedRunner(model).step({"s": tokens(29)})["s"]
 
 
-def test_a_tie_of_the_router_goes_to_the_lower_id_under_every_schedule(tied: Checkpoint) -> None:
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "ernie-moe", "minimax-m2", "granite-moe"])
+def test_a_tie_of_the_router_goes_to_the_lower_id_under_every_schedule(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    tied = edited(tmp_path, with_ties)
     expected = one_by_one(tied, requests(), batch_invariant=True, max_model_len=96)
     for schedule in SCHEDULES:
         outputs = run(tied, requests(), schedule, batch_invariant=True, max_model_len=96)

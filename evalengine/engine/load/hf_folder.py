@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
+from evalengine.engine.load.packed import with_packed
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.config_fields import unknown_fields
@@ -111,7 +112,8 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
 def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, StoredTensor]:
     """The tensors by the decoder's names for them, without those that it has no use for. Raises EvalEngineError for two
     of one name."""
-    names = get_family(spec.architecture).weights
+    family = get_family(spec.architecture)
+    names, stored = family.weights, with_packed(stored) if "mxfp4" in family.reads else stored
     renamed: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name, spec.num_layers)

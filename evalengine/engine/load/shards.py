@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from evalengine.engine.load.mxfp4 import unpacked
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.file_values import one_line, plain, shown
 from evalengine.util.plain_files import read_json
@@ -45,6 +46,7 @@ class StoredTensor:
     file: Path
     dtype: str  # safetensors' name, e.g. "BF16"
     shape: tuple[int, ...]
+    scales: StoredTensor | None = None  # of one packed as MXFP4, whose dtype and shape are those it unpacks to
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -88,7 +90,14 @@ def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tens
     ):
         with _open(file) as tensors:
             for key, tensor in items:
-                yield key, tensors.get_tensor(tensor.name)
+                yield key, _content(tensors.get_tensor(tensor.name), tensor.scales)
+
+
+def _content(tensor: Tensor, scales: StoredTensor | None) -> Tensor:
+    if scales is None:
+        return tensor
+    with _open(scales.file) as tensors:
+        return unpacked(tensor, tensors.get_tensor(scales.name))
 
 
 def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:
