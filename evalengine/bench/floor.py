@@ -12,6 +12,8 @@ prompt rows     that lm_head must see in them: one a generation, and one for eve
     after.
 decode steps    as few as `max_num_seqs` sequences in a step allow. Each reads every weight once, lm_head's included;
     an embedding table that is not lm_head's is not counted.
+experts         of a mixture count in N and in the weights as far as they are used: k of E for a prompt's token; for a
+    decode step of n sequences as many as an even choice touches, E (1 - (1 - k / E)^n): a lopsided one touches fewer.
 KV tokens       that decode steps read: each sequence its own tokens in each of its steps. Of a prefix that several
     sequences share, one of them reads it.
 
@@ -79,6 +81,7 @@ class LeastWork:
     prompt_rows: int
     decode_steps: int
     kv_tokens_read: int
+    decode_tokens: int = 0  # those that all decode steps together compute
 
 
 def work_of(requests: Sequence[Request], max_num_seqs: int) -> LeastWork:
@@ -92,19 +95,38 @@ def work_of(requests: Sequence[Request], max_num_seqs: int) -> LeastWork:
     generations = sum(isinstance(r, GenerateRequest) for r in requests)
     scored = [r for r in requests if isinstance(r, ScoreRequest)]
     steps = max(max(outputs, default=0), -(-sum(outputs) // max_num_seqs))
-    return LeastWork(sum(new), pairs, generations + _scored_prefixes(scored), steps, read)
+    return LeastWork(sum(new), pairs, generations + _scored_prefixes(scored), steps, read, sum(outputs))
 
 
 def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
     """The floor in seconds. itemsize: bytes of a weight and of a number in the KV cache."""
     table = spec.vocab_size * spec.hidden_size
-    body = num_parameters(spec) - table * (1 if spec.tie_word_embeddings else 2)
-    flops = 2 * body * work.prompt_tokens
+    experts = expert_parameters(spec)
+    body = num_parameters(spec) - experts - table * (1 if spec.tie_word_embeddings else 2)
+    used, touched = _experts_used(work, spec)
+    flops = 2 * (body + experts * used) * work.prompt_tokens
     flops += 4 * spec.num_heads * spec.head_dim * spec.num_layers * work.pairs
     flops += 2 * table * work.prompt_rows
     kv_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
-    moved = work.decode_steps * (body + table) * itemsize + work.kv_tokens_read * kv_token
+    moved = work.decode_steps * (body + experts * touched + table) * itemsize + work.kv_tokens_read * kv_token
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
+
+
+def expert_parameters(spec: ModelSpec) -> int:
+    """The weights of all experts of all layers, without those that all tokens share."""
+    if spec.mixture is None:
+        return 0
+    mixture, layers = spec.mixture, range(spec.num_layers)
+    one = sum(layer.n * (layer.k + layer.biased) for layer in spec.shapes.expert_layers().values())
+    return one * mixture.router.experts * sum(spec.block(i).mixture is not None for i in layers)
+
+
+def _experts_used(work: LeastWork, spec: ModelSpec) -> tuple[float, float]:
+    """The shares of the experts that a token uses, and that a decode step reads."""
+    if spec.mixture is None:
+        return 0.0, 0.0
+    used = spec.mixture.router.chosen / spec.mixture.router.experts
+    return used, 1 - (1 - used) ** (work.decode_tokens / max(1, work.decode_steps))
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:

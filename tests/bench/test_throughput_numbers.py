@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from evalengine.bench.busy import HEAD, busy_share
-from evalengine.bench.floor import Ceilings, LeastWork, floor_seconds, measure_ceilings, work_of
+from evalengine.bench.floor import (
+    Ceilings,
+    LeastWork,
+    expert_parameters,
+    floor_seconds,
+    measure_ceilings,
+    work_of,
+)
 from evalengine.bench.throughput_compare import read_others
 from evalengine.bench.throughput_report import differing_digests, table_rows
 from evalengine.bench.workload_files import generation
 from evalengine.engine.request import Request, ScoreRequest
 from evalengine.errors import ConfigError
-from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.models.decoder import num_parameters
+from evalengine.models.spec import Block, ModelSpec, RopeSpec
 from tests.bench.workload_lines import a_row, write_rows
 
 TINY = ModelSpec(
@@ -45,7 +55,7 @@ def test_work_counts_a_shared_prefix_once() -> None:
     # These see 1+2+3 and 3+4 tokens. Decoding takes 2 and 4 steps: 6 one sequence at a time, 4 for both together.
     # The decode steps read 3+1 and 3+2 tokens' KV for the first, and 2+1, 2+2, 2+3 and 2+4 for the second.
     generations: list[Request] = [generation(0, [1, 2, 3], 3), generation(1, [1, 2, 4, 5], 5)]
-    assert work_of(generations, 2) == LeastWork(5, 13, 2, 4, 9 + 18)
+    assert work_of(generations, 2) == LeastWork(5, 13, 2, 4, 9 + 18, decode_tokens=6)
     assert work_of(generations, 1).decode_steps == 6
     # For [8], [8 9] and [8 7], [1 2] and [1 2 8] are fed: 3 tokens. Logits are read after each of them: two rows.
     scores: list[Request] = [ScoreRequest(i, [1, 2], ids) for i, ids in enumerate(([8], [8, 9], [8, 7]))]
@@ -59,6 +69,18 @@ def test_floor_of_a_hand_worked_example() -> None:
     flops = 2 * 1208 * 10 + 4 * 2 * 4 * 2 * 55 + 2 * 800 * 2
     moved = 3 * (1208 + 800) * 2 + 40 * 32
     seconds = floor_seconds(work, TINY, 2, Ceilings(1000.0, 100.0, 50.0))
+    assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
+
+
+def test_of_experts_the_floor_counts_those_in_use() -> None:
+    # The layers of the example with 4 experts of 3 x 8 x 6 weights in the place of the MLP, and a router of 4 x 8.
+    # A token has 1 of 4; a decode step of 2 sequences touches 4 (1 - (3/4)^2) = 7/4 of them by an even choice.
+    spec = replace(TINY, blocks=(Block(mixture=Mixture(Router(4, 1), 6)),))
+    assert expert_parameters(spec) == 2 * 4 * 144 and num_parameters(spec) == 2 * (600 - 384 + 32 + 576) + 8 + 1600
+    work = LeastWork(10, pairs=0, prompt_rows=0, decode_steps=3, kv_tokens_read=0, decode_tokens=6)
+    body = 2 * (600 - 384 + 32) + 8
+    seconds = floor_seconds(work, spec, 2, Ceilings(1000.0, 100.0, 50.0))
+    flops, moved = 2 * (body + 2 * 144) * 10, 3 * (body + 2 * 144 * 7 / 4 + 800) * 2
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 
 
