@@ -7,6 +7,7 @@ lm-eval's own files hold more, and may hold it in other ways.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ def read_results(file: Path) -> dict[str, Any]:
     if problem := wrong(results, _RESULTS):
         raise ConfigError(f"{file}: no results of lm-eval ({problem}): it was edited; {AGAIN}")
     return {**results, **{name: results.get(name) or {} for name in _SECTIONS}}
+
+
+def metrics_of(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    """(metric, filter, value, standard error) of one task's results; None for an error that they lack."""
+    for key, value in values.items():
+        metric, comma, name = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            yield metric, name, value, values.get(f"{metric}_stderr,{name}")
 
 
 def parse_sample(line: str, where: str) -> dict[str, Any]:

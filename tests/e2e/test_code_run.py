@@ -16,7 +16,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
 from evalengine.programs.run import problem
 from evalengine.report.html.samples import _facts
-from evalengine.report.read.load import load_run, load_run_data
+from evalengine.report.read.load import load_run_data
 from tests.e2e.command import Run, call, finish, finished, runs, start
 from tests.unit.hostile_programs import wait_for
 
@@ -81,7 +81,7 @@ def test_a_run_scores_its_programs_and_says_how_each_ended(tmp_path: Path) -> No
     assert programs["isolated"] is True and programs["limits"]["humaneval"]["cpu_seconds"] == 1
     assert run.manifest["identity"]["definitions"]["humaneval"]["limits"]["cpu_seconds"] == 1
     assert "allow_code_execution" not in run.manifest["identity"], "a permission is no part of a result"
-    data_of_run = load_run_data(run.folder, load_run(run.folder))
+    data_of_run = load_run_data(run.folder)
     facts = [_facts(data_of_run, item) for item in data_of_run.items("humaneval")]
     assert [dict(sample_facts)["program"] for sample_facts in facts] == expected, "each sample on the page says it"
     page = (run.folder / "report.html").read_text(encoding="utf-8")

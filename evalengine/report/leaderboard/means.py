@@ -29,7 +29,7 @@ def group_tasks(runs: Sequence[Run], tasks: Sequence[str]) -> dict[str, list[str
     for run in runs:
         for name, members in run.groups.items():
             subtasks.setdefault(name, members)
-    groups = {name: [task for task in dict.fromkeys(leaves(name, subtasks)) if task in tasks] for name in subtasks}
+    groups = {name: [task for task in leaves(name, subtasks) if task in tasks] for name in subtasks}
     return {name: members for name, members in groups.items() if len(members) > 1}
 
 

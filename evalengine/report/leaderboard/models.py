@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -68,12 +68,8 @@ def _known_and_other(x: Any, y: Any) -> bool:
 
 
 def _model_arguments(run: Run) -> dict[str, str]:
-    """lm-eval's arguments that say which model it is; it writes them as a mapping, or as `pretrained=...,dtype=...`."""
-    arguments = run.identity.get("model_args")
-    if isinstance(arguments, str):
-        parts = (part.partition("=") for part in arguments.split(","))
-        arguments = {name: value for name, _, value in parts}
-    return {k: str(v) for k, v in arguments.items() if k in MODEL_NAMES} if isinstance(arguments, Mapping) else {}
+    """lm-eval's arguments that say which model it is."""
+    return {name: str(value) for name, value in run.model_args.items() if name in MODEL_NAMES}
 
 
 def _name(run: Run) -> str:

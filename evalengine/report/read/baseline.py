@@ -11,7 +11,7 @@ The file carries its own hash (`records.sealed`), and the leaves must give the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -145,27 +145,18 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         identity=content["identity"],
         manifest=Manifest({**manifest, "identity": content["identity"]} if manifest else {}),
         items=dict(sorted(items.items())),
-        scores={
-            (task, metric, name): dict(zip(unfold(docs, count), map(float, unfold(values, count)), strict=True))
-            for task, metric, name, count, docs, values in content["scores"]
-        },
+        scores=_by_key(content["scores"], 3, float),
         results={(t, m, f): (float(value), unpack_number(error)) for t, m, f, value, error in content["results"]},
         higher_is_better={(task, metric, name): value for task, metric, name, value in content["higher_is_better"]},
-        answers={
-            (task, name): dict(zip(unfold(docs, count), unfold(values, count), strict=True))
-            for task, name, count, docs, values in content["answers"]
-        },
+        answers=_by_key(content["answers"], 2, lambda answer: answer),
         hashes={task: _hashes(*columns) for task, columns in content["hashes"].items()},
-        choices={
-            (task, metric, name): dict(zip(unfold(docs, count), map(_choice, unfold(values, count)), strict=True))
-            for task, metric, name, count, docs, values in content.get("choices", ())
-        },
+        choices=_by_key(content.get("choices", ()), 3, _choice),  # older files have none
         weighted={
             (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
             for task, metric, name, count, docs, *columns in content.get("weighted", ())  # older files have none
         },
         clusters={
-            task: dict(zip(unfold(docs, count), map(str, unfold(names, count)), strict=True))
+            task: _documents(count, docs, names, str)
             for task, (count, docs, names) in content.get("clusters", {}).items()
         },
     )
@@ -178,6 +169,17 @@ def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
     table["sum_logprob"] = unpack_floats(columns["sum_logprob"], count)
     rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
     return [Item(task=task, output_ids=None, logprobs=None, text=None, **row) for row in rows]
+
+
+def _by_key(rows: Sequence[Any], parts: int, read: Callable[[Any], Any]) -> dict[Any, dict[int, Any]]:
+    """What `_by_document` wrote under each key: rows of (*key, count, documents, values), keys of `parts` parts."""
+    if any(len(row) != parts + 3 for row in rows):
+        raise ValueError("a row of scores, answers or choices is too long or too short")
+    return {tuple(key): _documents(count, docs, values, read) for *key, count, docs, values in rows}
+
+
+def _documents(count: int, docs: Any, values: Any, read: Callable[[Any], Any]) -> dict[int, Any]:
+    return dict(zip(unfold(docs, count), map(read, unfold(values, count)), strict=True))
 
 
 def _choice(value: Any) -> int:

@@ -10,13 +10,10 @@ from evalengine.report.numbers import exact_sum
 from evalengine.report.read.run import Run, ScoreKey
 
 
-def leaves(name: str, subtasks: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The tasks of a group, those of its groups included; a task's own name. A task of two groups may come twice."""
-    if name not in subtasks or name in above:
-        yield name
-        return
-    for member in subtasks[name]:
-        yield from leaves(member, subtasks, (*above, name))
+def leaves(name: str, subtasks: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks of a group, those of its groups included, each once; a task's own name."""
+    inside = [member for member in dict.fromkeys(below(subtasks, name)) if member not in subtasks]
+    return inside if name in subtasks else [name]
 
 
 def groups_first(names: Iterable[str], subtasks: Mapping[str, Sequence[str]]) -> list[str]:
@@ -49,7 +46,7 @@ def members(run: Run, key: ScoreKey) -> list[tuple[ScoreKey, float]]:
     Empty for a key of no group, and where neither mean of the documents' scores is what the run reports.
     """
     group, metric, name = key
-    tasks = dict.fromkeys(leaves(group, run.groups)) if group in run.groups else ()
+    tasks = leaves(group, run.groups) if group in run.groups else ()
     keys: list[ScoreKey] = [(task, metric, name) for task in tasks]
     scores = [run.scores.get(task_key, {}) for task_key in keys]
     if not keys or key not in run.results or not all(scores):
@@ -98,8 +95,7 @@ def group_documents(run: Run, key: ScoreKey) -> int | None:
     group, metric, filter_name = key
     if group not in run.groups:
         return None
-    tasks = dict.fromkeys(leaves(group, run.groups))
-    return sum(len(run.scores.get((task, metric, filter_name), {})) for task in tasks) or None
+    return sum(len(run.scores.get((task, metric, filter_name), {})) for task in leaves(group, run.groups)) or None
 
 
 def below(groups: Mapping[str, Sequence[str]], name: str, seen: tuple[str, ...] = ()) -> Iterator[str]:

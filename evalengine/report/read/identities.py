@@ -107,9 +107,8 @@ def _identity(run: Run, alike: bool) -> dict[str, Any]:
     where it meets a run of another program. Where our engine ran lm-eval's tasks, the model is known by its content:
     what it was called counts only beside a run of lm-eval's own."""
     identity = dict(run.identity)
-    if isinstance(identity.get("model_args"), str):  # "pretrained=...,dtype=..."
-        parts = (part.partition("=") for part in identity["model_args"].split(","))
-        identity["model_args"] = {name: value for name, _, value in parts}
+    if isinstance(identity.get("model_args"), str):
+        identity["model_args"] = run.model_args
     if alike and run.program == "evalengine in lm-eval":
         identity.pop("model_args", None)
     if not alike and run.program != "evalengine":

@@ -15,7 +15,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.records.evidence import AGAIN, SHA256, file_sha256, is_bound
 from evalengine.records.folder import DIGEST
-from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
 from evalengine.records.manifest import MANIFEST, not_run
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import load_manifest
@@ -188,11 +188,9 @@ def _metrics(results: Mapping[str, Any], task: str) -> Iterator[RunMetric]:
     counted = results.get("n-samples")
     sizes = counted.get(task) if isinstance(counted, Mapping) else None
     documents = sizes.get("effective") if isinstance(sizes, Mapping) else values.get("sample_len")
-    for key, raw in values.items():
-        name, comma, filter_name = key.partition(",")
-        if comma and not name.endswith("_stderr") and (value := number(raw)) is not None:
-            stderr = number(values.get(f"{name}_stderr,{filter_name}"))
-            yield RunMetric(name, filter_name, value, stderr, documents if isinstance(documents, int) else None)
+    for name, filter_name, raw, stderr in metrics_of(values):
+        if (value := number(raw)) is not None:
+            yield RunMetric(name, filter_name, value, number(stderr), documents if isinstance(documents, int) else None)
 
 
 def _manifest(folder: Path) -> Manifest:

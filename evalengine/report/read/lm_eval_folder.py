@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
+from evalengine.records.lm_eval_file import (
+    AGAIN,
+    ISO,
+    metrics_of,
+    parse_sample,
+    read_results,
+    results_date,
+    results_files,
+)
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.chosen import choice_texts, choices_of
 from evalengine.report.read.groups import groups_of
@@ -161,10 +169,9 @@ def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
 
 def _aggregated(results: Mapping[str, Any]) -> Iterator[tuple[ScoreKey, tuple[float, float | None]]]:
     for task, values in results["results"].items():
-        for key, raw in values.items():
-            metric, comma, name = key.partition(",")
-            if comma and not metric.endswith("_stderr") and (value := number(raw)) is not None:
-                yield (task, metric, name), (value, number(values.get(f"{metric}_stderr,{name}")))
+        for metric, name, raw, stderr in metrics_of(values):
+            if (value := number(raw)) is not None:
+                yield (task, metric, name), (value, number(stderr))
 
 
 def _kind(config: Mapping[str, Any]) -> str | None:

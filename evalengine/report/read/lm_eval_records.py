@@ -100,10 +100,7 @@ def _joined(
 
 def _identity(run: Run, manifest: Manifest) -> dict[str, Any]:
     """The engine's part from the manifest, the tasks' from lm-eval's results."""
-    arguments = run.identity.get("model_args")
-    if isinstance(arguments, str):
-        arguments = {name: value for name, _, value in (part.partition("=") for part in arguments.split(","))}
-    names = {name: value for name, value in (arguments or {}).items() if name in MODEL_NAMES}
+    names = {name: value for name, value in run.model_args.items() if name in MODEL_NAMES}
     decided = {name: run.identity.get(name) for name in LM_EVAL_KEYS}
     return {**manifest.identity, **decided, "model_args": names}
 

@@ -16,7 +16,6 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.baseline import is_baseline, load_baseline
-from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.lm_eval_records import load_results
 from evalengine.report.read.names import RESULTS, experiment_runs, is_run_folder, stands_for
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
@@ -128,33 +127,31 @@ class RunData:
         return [row["filter"] for row in rows]
 
 
-def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -> RunData:
+def load_run_data(path: str | Path, page: bool = True) -> RunData:
     """Reads a run with its texts.
 
-    run: the path's, if it has been read already. page: whether `report.html` is checked, too.
+    page: whether `report.html` is checked, too.
     Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
     """
-    loaded = load_with_samples(path, page) if run is None else None
-    run = loaded.run if loaded else run
-    assert run is not None
+    loaded = load_with_samples(path, page)
+    run = loaded.run
     if run.kind == "baseline":
         raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
     if run.kind == "run" and (missing := missing_for_page(run.manifest)):
         raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
-    results, rows = (loaded.results, loaded.samples) if loaded else newest(run.source)
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for task, unsorted in rows.items():
+    for task, unsorted in loaded.samples.items():
         documents = samples.setdefault(task, {})
         for row in sorted(unsorted, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
             documents.setdefault(row["doc_id"], []).append(row)
     ours, place = run.kind == "run", run.records or run.source
-    endings = loaded.endings if loaded else None
+    endings = loaded.endings
     if endings is None:
         endings = read_endings(place / RECORDS) if ours else {}
     return RunData(
         run=run,
-        results=results,
+        results=loaded.results,
         samples=samples,
         endings=endings,
         thinking=read_thinking(place / RECORDS) if ours else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +85,14 @@ class Run:
     def by_lm_eval(self) -> bool:
         """Whether lm-eval ran it. For a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
         return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """lm-eval's arguments of the model by name; it writes them as a mapping, or as `pretrained=...,dtype=...`."""
+        arguments = self.identity.get("model_args")
+        if isinstance(arguments, str):
+            return {name: value for name, _, value in (part.partition("=") for part in arguments.split(","))}
+        return dict(arguments) if isinstance(arguments, Mapping) else {}
 
     @property
     def unbound(self) -> bool:

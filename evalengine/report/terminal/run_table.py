@@ -15,7 +15,7 @@ from rich.text import Text
 from evalengine.plain_text import printable
 from evalengine.records.evidence import open_run
 from evalengine.records.lm_eval import THINKING_TRUNCATED
-from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import CacheUse, Cluster
@@ -34,9 +34,8 @@ def stderr_notes(results: Mapping[str, Any], manifest: Manifest) -> Iterator[str
     """A sentence for scores of 0 or 1, whose ± 0 claims certainty, and one for tasks whose documents are related."""
     for task, samples in results.get("n-samples", {}).items():
         values, count = results["results"].get(task, {}), samples.get("effective", 0)
-        for name, value in values.items():
-            metric, comma, filter_name = name.partition(",")
-            if comma and value in (0, 1) and values.get(f"{metric}_stderr,{filter_name}") == 0 and count > 1:
+        for metric, filter_name, value, stderr in metrics_of(values):
+            if value in (0, 1) and stderr == 0 and count > 1:
                 low, high = wilson(int(value) * count, count)
                 words = f"all {count} documents score {value:g}; its 95 % interval is {low:.4f} to {high:.4f}"
                 yield f"{task} {metric}, {filter_name}: {words} (the ± claims certainty)"
@@ -80,10 +79,10 @@ def results_table(results: Mapping[str, Any]) -> Table:
         values = results["results"][task]
         name = str(values.get("alias", task)) if depth or task in (results.get("group_subtasks") or {}) else task
         label = [f"{'  ' * depth}{name}", str(results["versions"].get(task, "N/A"))]
-        if not any(_metrics(values)):  # a tag is a heading over its tasks
+        if not any(metrics_of(values)):  # a tag is a heading over its tasks
             add(table, label[:1])
         better = results["higher_is_better"].get(task, {})
-        for metric, filter_name, value, stderr in _metrics(values):
+        for metric, filter_name, value, stderr in metrics_of(values):
             arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
             shots = str(results["n-shot"].get(task, ""))
             cells = [*label, filter_name, shots, metric, arrow, _number(value), "±" if stderr is not None else ""]
@@ -180,14 +179,6 @@ def _cache_lines(cache: CacheUse) -> Iterator[str]:
         yield f"{cache.corrupt} entries of the cache were damaged; their requests were computed again"
     if cache.failed:
         yield f"the run went on without its cache: {cache.failed}"
-
-
-def _metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    """(metric, filter, value, stderr) of one task's results."""
-    for key, value in values.items():
-        metric, comma, filter_name = key.partition(",")
-        if comma and not metric.endswith("_stderr"):
-            yield metric, filter_name, value, values.get(f"{metric}_stderr,{filter_name}")
 
 
 def _number(value: Any) -> str:
