@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
-from evalengine.report.stats.components import two_way
+from evalengine.report.stats.measured import two_way
 from evalengine.report.sweep.prompts import prompts_page, sensitivities, sentence
 from evalengine.tasks.choice_order import reordered
 from evalengine.tasks.rows import content_hash

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evalengine.report.stats.components import TwoWay, samples, two_way
+from evalengine.report.stats.measured import TwoWay, samples, two_way
 
 
 def test_documents_by_prompts_by_hand() -> None:

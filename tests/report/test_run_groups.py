@@ -9,9 +9,8 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.report.html.run_page import write_run_report
-from evalengine.report.read.cut import cut_of
 from evalengine.report.read.load import load_run
-from evalengine.report.stats.metric_interval import metric_interval
+from evalengine.report.stats.metric_interval import cut_of, metric_interval
 from evalengine.report.terminal.run_table import print_report
 from tests.browser import Browser
 from tests.report.grouped_run import write_grouped

@@ -16,9 +16,8 @@ import pytest
 from evalengine.errors import EvalEngineError
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import content_sha256
-from evalengine.report.sweep.picture import picture
 from evalengine.report.sweep.sweep import Cell, Sweep, print_sweep, sweep, verdict
-from evalengine.report.sweep.write import sweep_json, write_sweep
+from evalengine.report.sweep.write import picture, sweep_json, write_sweep
 from tests.report.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
 
 Outputs = Mapping[int, Any]

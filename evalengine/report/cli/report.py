@@ -76,8 +76,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
 
 def _named_file(name: str, arguments: Namespace) -> int:
     """Writes a run's model index or its samples to the file that the option names."""
-    from evalengine.report.export.model_index import write_model_index
-    from evalengine.report.export.samples_csv import write_samples
+    from evalengine.report.export.files import write_model_index, write_samples
     from evalengine.report.read.load import load_run
 
     path = Path(arguments.model_index or arguments.samples)

@@ -9,8 +9,8 @@ import scipy
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.flips import OF_ANSWER
-from evalengine.report.compare.matrix_scores import ALPHA
 from evalengine.report.compare.metric_deltas import MetricDelta
+from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import above
 from evalengine.report.stats.detectable import mcnemar_power

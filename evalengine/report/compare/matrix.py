@@ -13,7 +13,7 @@ from evalengine.records.differences import differing
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare.comparability import incomparable, resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare
-from evalengine.report.compare.matrix_scores import leading_metrics, metric_name, score_text
+from evalengine.report.compare.metric_tables import leading_metrics, metric_name, score_text
 from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.terminal.tables import add, bullets, house_table
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from evalengine.report.read.chosen import BY_CHOICE
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval_samples import BY_CHOICE, ROLLING
 from evalengine.report.read.run import UNBOUND, Run
 
 _WEIGHTS = ("weights", "model_sha")

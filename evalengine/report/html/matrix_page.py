@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.matrix import Matrix, Pair, evidence, run_notes, told_apart
-from evalengine.report.compare.matrix_scores import (
+from evalengine.report.compare.metric_tables import (
     change_text,
     leading_metrics,
     look,

@@ -11,12 +11,11 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, table
 from evalengine.report.html.plots import interval, percent
 from evalengine.report.numbers import counted
-from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import group_documents, in_groups, members
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import ScoreKey
-from evalengine.report.stats.metric_interval import interval_cautions, metric_interval
+from evalengine.report.stats.metric_interval import cut_of, interval_cautions, metric_interval
 
 MOST = 12  # rows of one table: of more, each group's tasks are folded
 ABOUT = (

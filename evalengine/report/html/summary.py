@@ -16,11 +16,10 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, origin_facts, tiles, verdict
 from evalengine.report.html.plots import percent
 from evalengine.report.numbers import counted, outcome_words
-from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
-from evalengine.report.stats.metric_interval import metric_interval
+from evalengine.report.stats.metric_interval import cut_of, metric_interval
 
 TILES = 4  # metrics shown large
 MANY = 4  # tasks whose rows are listed; those of more are folded

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.report.read.chosen import continuations, target_index
 from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.lm_eval_samples import continuations, target_index
 from evalengine.report.read.run import Run
 
 Document = tuple[str, int]  # task, doc_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalengine.report.read.chosen import continuations, target_index
+from evalengine.report.read.lm_eval_samples import continuations, target_index
 from evalengine.report.read.load import RunData
 
 

@@ -25,9 +25,16 @@ from evalengine.records.lm_eval_file import (
     results_files,
 )
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.read.chosen import choice_texts, choices_of
 from evalengine.report.read.groups import groups_of
-from evalengine.report.read.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
+from evalengine.report.read.lm_eval_samples import (
+    ROLLING,
+    answer,
+    choice_texts,
+    choices_of,
+    number,
+    responses,
+    weighted_pair,
+)
 from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
 from evalengine.util.plain_files import read_bytes
 

@@ -1,9 +1,19 @@
-"""One row of `samples_<task>_<iso>.jsonl`: its numbers, its answer, its requests. lm-eval saves responses as text."""
+"""One row of `samples_<task>_<iso>.jsonl`: its numbers, its answer, its requests, and which choice each metric takes,
+not its 0/1 score. lm-eval saves responses as text.
+
+lm-eval 0.4.13, `ConfigurableTask.process_results`: `acc` takes the choice of the highest log-likelihood, `acc_norm`
+that of the highest per character of its text, `acc_bytes` per UTF-8 byte, `acc_mutual_info` that of the highest one
+less its log-likelihood without the context; `f1` and `mcc` take `acc`'s. The first of equals wins.
+
+A task of another rule may use the same names. So the choices of a metric count as known only where every recorded
+score bears them out.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +22,9 @@ from evalengine.report.read.run import Item
 
 ROLLING = "loglikelihood_rolling"
 _BEYOND = 2**1023  # float() of such an integer may fail
+BY_CHOICE = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info")  # 1 if the choice is right, else 0
+PREDICTED = ("f1", "mcc")  # a document's value is (right choice, choice)
+Rows = Sequence[Mapping[str, Any]]
 
 
 def number(value: Any) -> float | None:
@@ -91,3 +104,90 @@ def scored_pair(response: Any) -> tuple[float, bool] | None:
 
 def _continuation(row: Mapping[str, Any], place: int) -> str:
     return str((row.get("arguments") or {}).get(f"gen_args_{place}", {}).get("arg_1", ""))
+
+
+def choice_texts(rows: Rows, delimiter: str | None) -> dict[int, tuple[str, ...]]:
+    """The texts of each document's choices, without the delimiter before them. rows: of one task.
+
+    delimiter: None takes the white space that all of the task's texts begin with.
+    """
+    texts = {row["doc_id"]: continuations(row) for row in rows}
+    every = [text for listed in texts.values() for text in listed]
+    if delimiter is None:
+        delimiter = every[0][: len(every[0]) - len(every[0].lstrip())] if every else ""
+        while not all(text.startswith(delimiter) for text in every):
+            delimiter = delimiter[:-1]
+    cut = len(delimiter) if all(text.startswith(delimiter) for text in every) else 0
+    return {doc: tuple(text[cut:] for text in listed) for doc, listed in texts.items() if len(listed) > 1}
+
+
+def choices_of(rows: Rows, texts: Mapping[int, Sequence[str]]) -> dict[tuple[str, str], dict[int, int]]:
+    """The number of each document's choice, by (metric, filter). rows and texts: of one task."""
+    choices: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    refuted: set[tuple[str, str]] = set()
+    for row in rows:
+        doc, name = row["doc_id"], row["filter"]
+        metrics = [metric for metric in row["metrics"] if metric in (*BY_CHOICE, *PREDICTED)]
+        taken = dict(_taken(row, metrics, texts.get(doc, ())))
+        for metric in metrics:
+            if metric in taken and _bears_out(row, metric, taken[metric], texts[doc]):
+                choices[metric, name][doc] = taken[metric]
+            else:
+                refuted.add((metric, name))
+    return {key: chosen for key, chosen in choices.items() if key not in refuted}
+
+
+def continuations(row: Mapping[str, Any]) -> list[str]:
+    """The text of each choice of a sample; those without their context (acc_mutual_info's second half) left out."""
+    texts = [str(value.get("arg_1", "")) for value in _arguments(row)]
+    return texts[: len(texts) // 2] if "acc_mutual_info" in row["metrics"] else texts
+
+
+def target_index(row: Mapping[str, Any], texts: Sequence[str]) -> int | None:
+    """Which choice is right: the target is its number, or its text. None where it could be either (choices that are
+    numbers themselves): lm-eval's files do not say which."""
+    target = str(row.get("target", "")).strip()
+    places = {place for place, text in enumerate(texts) if text.strip() == target}
+    if target.isascii() and target.isdigit() and int(target) < len(texts):
+        places.add(int(target))
+    return places.pop() if len(places) == 1 else None
+
+
+def _taken(row: Mapping[str, Any], metrics: Collection[str], texts: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """(metric, choice) of these metrics, as far as the sample tells."""
+    filtered = row["filtered_resps"]
+    pairs = [scored_pair(response) for response in filtered] if isinstance(filtered, list) else []
+    sums = np.array([np.nan if pair is None else pair[0] for pair in pairs], dtype=np.float64)
+    if len(texts) < 2 or None in pairs or len(sums) not in (len(texts), 2 * len(texts)):
+        return
+    conditional, free = sums[: len(texts)], sums[len(texts) :]
+    yield from ((metric, int(np.argmax(conditional))) for metric in ("acc", *PREDICTED) if metric in metrics)
+    if len(free) and "acc_mutual_info" in metrics:
+        with np.errstate(invalid="ignore"):  # -inf less -inf is NaN
+            yield "acc_mutual_info", int(np.argmax(conditional - free))
+    if len({value.get("arg_0") for value in _arguments(row)[: len(texts)]}) > 1:
+        return  # one text after several contexts: the choices, whose lengths would count, are no continuations
+    for metric, length in (("acc_norm", len), ("acc_bytes", _octets)):
+        if metric in metrics:
+            with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice
+                yield metric, int(np.argmax(conditional / np.array([*map(length, texts)], dtype=np.float64)))
+
+
+def _octets(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence[str]) -> bool:
+    """Whether the recorded value is the one that this choice gives, as far as the sample says what is right."""
+    if metric in PREDICTED:
+        pair = row.get(metric)
+        return isinstance(pair, list) and len(pair) == 2 and number(pair[1]) == choice
+    score, target = number(row.get(metric)), target_index(row, texts)
+    return score in (0.0, 1.0) and (target is None or score == float(choice == target))
+
+
+def _arguments(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Each request's arguments, in order."""
+    arguments = row.get("arguments")
+    requests = arguments.values() if isinstance(arguments, Mapping) else ()
+    return [value for value in requests if isinstance(value, Mapping)]

@@ -1,13 +1,16 @@
-"""The 95 % interval of one metric of one run: a mean of documents' scores, or a perplexity."""
+"""What is said of one metric of one run: its 95 % interval, why that may be too narrow, and what the length limit
+cut."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cautions, cluster_names, heavy_tails
@@ -15,6 +18,35 @@ from evalengine.report.stats.mean_interval import mean_interval, weighted_interv
 
 if TYPE_CHECKING:
     from evalengine.report.stats.perplexity import Ratio
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A metric of the documents whose answers were cut, and of the finished ones."""
+
+    count: int  # documents that were cut
+    total: int
+    cut: float  # the mean of those that were cut
+    finished: float | None  # the mean of the others; None where there are none
+
+    @property
+    def words(self) -> str:
+        """`12.5 % cut at the limit: 0.0312 on these, 0.7750 on the finished ones`."""
+        rest = "" if self.finished is None else f", {self.finished:.4f} on the finished ones"
+        return f"{100 * self.count / self.total:.1f} % cut at the limit: {self.cut:.4f} on these{rest}"
+
+
+def cut_of(run: Run, key: ScoreKey) -> Cut | None:
+    """None where no answer behind the metric was cut, or it has no score by document. A document with several samples
+    counts as cut if one of them was; a group's documents are those of all its tasks."""
+    parts = [part for part, _ in members(run, key)] or [key]
+    scores = [(part[0], doc, value) for part in parts for doc, value in run.scores.get(part, {}).items()]
+    short = [value for task, doc, value in scores if doc in run.cut.get(task, ())]
+    whole = [value for task, doc, value in scores if doc not in run.cut.get(task, ())]
+    if not short:
+        return None
+    finished = exact_sum(whole) / len(whole) if whole else None
+    return Cut(len(short), len(scores), exact_sum(short) / len(short), finished)
 
 
 def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:

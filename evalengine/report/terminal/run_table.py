@@ -20,10 +20,10 @@ from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
-from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.mean_interval import wilson
+from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.terminal.tables import add
 from evalengine.util.tables import print_table
 

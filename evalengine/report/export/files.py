@@ -1,10 +1,12 @@
-"""A run's results as the Hub's `model-index`: YAML for the front matter of a model card, which shows the results.
+"""A run's results in files for other programs: a CSV of its samples, and the Hub's `model-index`, YAML for the front
+matter of a model card, which shows the results.
 
-The format is that of huggingface_hub's own `ModelCardData`, which writes it here and reads it back in the tests.
+The index has the format of huggingface_hub's own `ModelCardData`, which writes it here and reads it back in the tests.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
+from evalengine.report.python.frames import samples_frame
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
 from evalengine.util.plain_files import YAML_SUFFIXES
@@ -24,6 +27,31 @@ if TYPE_CHECKING:
 
 TASK_TYPE = "text-generation"  # the Hub's pipeline of causal language models
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def write_samples(run: Run, target: Path) -> int:
+    """Writes the columns of `frames.samples_frame`, whole or not at all; returns how many rows they have.
+
+    A text is a cell as it is; lists and what a dataset's row holds are JSON; what a task has no metric for is empty.
+    Lines end as RFC 4180 has them, so that both of their characters are quoted where a text holds them.
+
+    Raises `ConfigError` for another ending than .csv, and for a baseline, which holds no samples; `EvalEngineError` if
+    the disk refuses.
+    """
+    if target.suffix != ".csv":
+        raise ConfigError(f"report: --samples {target}: is CSV: name a file that ends in .csv")
+    if run.kind == "baseline":
+        raise ConfigError(f"report: --samples: {run.source} is a baseline, which holds no texts; give the run's folder")
+    _, samples = newest(run.source)
+    frame = samples_frame(samples)
+    for name in [name for name in frame if frame[name].dtype.kind == "O"]:
+        frame[name] = frame[name].map(_cell)
+    write_text_file(target, frame.to_csv(index=False, lineterminator="\r\n"))
+    return len(frame)
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
 
 
 def write_model_index(run: Run, target: Path) -> int:
