@@ -7,22 +7,21 @@ from dataclasses import asdict
 from math import log10
 from typing import Any
 
-from rich.table import Table
-
 from evalengine.explain.align import Explanation, First, OpDifference, Size
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace, in_words, place
 from evalengine.records.differences import differing
 from evalengine.report.numbers import shown
 from evalengine.report.read.identities import said
 from evalengine.report.read.names import item_name
-from evalengine.report.terminal.tables import add, bullets, house_table
+from evalengine.report.sheet import Line, Sheet
+from evalengine.report.terminal.tables import bullets
 
 STREAM = "input_layernorm.residual"  # a layer's input: the sum of all that the layers before it have added
 BAR = 24  # characters of the longest bar
 DECADES = 2.0  # the least that the longest bar stands for, so that the scale does not magnify small differences
 
 
-def report(e: Explanation, notes: Sequence[str] = (), weights: Sequence[str] = ()) -> Iterator[Table | str]:
+def report(e: Explanation, notes: Sequence[str] = (), weights: Sequence[str] = ()) -> Iterator[Line]:
     """Everything to print, in order; a string is one line. `notes` come before the verdict, `weights` (which of them
     differ) before the ops: other weights are no op's doing."""
     for label, trace in (("A", e.a), ("B", e.b)):
@@ -70,22 +69,20 @@ def machines(e: Explanation) -> list[str]:
     return [said(path, x, y) for path, x, y in differing(e.a.machine, e.b.machine)]
 
 
-def growth_table(e: Explanation) -> Table:
+def growth_table(e: Explanation) -> Sheet:
     """Every op of the first layer that differs, then each layer's input, then the last ops. `--json` holds all."""
-    table = house_table(("Layer", "Op", "Tokens", "Elements", "Max relative", ""), left=(0, 1, 5))
-    rows = list(_shown(e))
-    bars = _bars([row.size.max_relative if row.size else 0.0 for row in rows])
-    above = None
-    for row, bar in zip(rows, bars, strict=True):
+    ops, rows, above = list(_shown(e)), [], None
+    bars = _bars([row.size.max_relative if row.size else 0.0 for row in ops])
+    for row, bar in zip(ops, bars, strict=True):
         layer, name = place(row.op)
         size = (
             [f"{row.size.differing} of {row.size.elements}", shown(row.size.max_relative, ".2g")]
             if row.size
             else ["", ""]
         )
-        add(table, [layer if layer != above else "", name, f"{row.differing} of {row.compared}", *size, bar])
+        rows.append([layer if layer != above else "", name, f"{row.differing} of {row.compared}", *size, bar])
         above = layer
-    return table
+    return Sheet("Ops", ("Layer", "Op", "Tokens", "Elements", "Max relative", ""), rows, (0, 1, 5))
 
 
 def _shown(e: Explanation) -> Iterator[OpDifference]:

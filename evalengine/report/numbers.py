@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+MINUS = "\u2212"
+
 
 def exact_sum(values: Iterable[float]) -> float:
     """`math.fsum`; NaN for infinities of both signs, which fsum refuses."""

@@ -70,7 +70,7 @@ def test_the_noise_floor_and_the_sweep_count_another_wrong_choice(folders: tuple
     assert (floor.changed, floor.kinds["answer"]) == (6, 5)
     assert score_unchanged(floor.flips) == "5 from one wrong answer to another"
     swept = sweep("x", [Cell({"numerics": mode}, run_) for mode, run_ in (("exact", a), ("fast", b))])
-    rows = [str(cell) for column in floor_table(swept).columns for cell in column.cells]
+    rows = [cell for row in floor_table(swept).rows for cell in row]
     assert "6 (5 at an equal score)" in rows
     floor_json = sweep_json(swept, tmp_path)["noise_floor"][0]
     assert floor_json["flipped_answers_by_change"] == {"wrong to right": 1, "wrong to wrong": 5}

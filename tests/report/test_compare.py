@@ -196,8 +196,7 @@ def test_lm_eval_folders_are_compared_by_text_and_never_called_identical() -> No
 
 def test_the_table_of_runs_has_their_scores_and_short_digests() -> None:
     m = matrix([run(BASE), run(TOKEN, scores={0: 0.0})])
-    cells = [[str(cell) for cell in column.cells] for column in runs_table(m.runs).columns]
-    assert ["100.0 %", "66.7 %"] in cells
+    assert ("100.0 %", "66.7 %") in [*zip(*runs_table(m.runs).rows, strict=True)]
     digests = [line for line in matrix_report(m) if isinstance(line, str) and "digest" in line]
     assert digests[0] == f"Run 1: digest {(m.runs[0].digest or '')[:12]}"
 
@@ -229,14 +228,14 @@ def test_a_matrix_of_unlike_runs_says_what_was_left_out() -> None:
     ]
     evidence = "1 of 3 pairs identical, 2 identical on the requests that they share, 2 digests"
     assert lines[-1] == f"verdict: IDENTICAL where compared ({evidence})"
-    cells = [str(cell) for column in matrix_table(m).columns for cell in column.cells]
+    cells = [cell for row in matrix_table(m).rows for cell in row]
     assert cells.count("IDENTICAL") == 2 and cells.count("IDENTICAL on 1/3") == 4
     content = matrix_json(m)
     assert content["verdict"] == "IDENTICAL where compared"
     assert [pair["unlike"] for pair in content["pairs"]] == [[], why, why]
     apart = matrix([run(BASE), run({0: TOKEN[0]}, limit=1)], allow=True)
     assert apart.verdict == "DIFFERENT"  # a shared request differs, whatever else the runs hold
-    assert "DIFFERENT 1/1 on 1/3" in [str(cell) for column in matrix_table(apart).columns for cell in column.cells]
+    assert "DIFFERENT 1/1 on 1/3" in [cell for row in matrix_table(apart).rows for cell in row]
 
 
 def resumed(kept: int, outputs: Any = BIT) -> Run:

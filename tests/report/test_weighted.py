@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 
 from evalengine.harness.metrics import bits_per_byte, weighted_perplexity
 from evalengine.report.compare.as_json import comparison_json
@@ -21,6 +20,7 @@ from evalengine.report.read import rolling as aggregates
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.sheet import Sheet
 from tests.report.compared_runs import KEY, TASK, run
 from tests.report.test_rolling import rolling
 
@@ -74,8 +74,8 @@ def test_of_other_documents_the_common_ones_are_compared() -> None:
     assert abs(delta.difference or 0) < abs(b.results[PPL][0] - a.results[PPL][0]), "which was no like with like"
     lines = [line for line in report(c) if isinstance(line, str)]
     assert any("sums, word_perplexity, none: over the documents of both runs; as reported" in line for line in lines)
-    table = [t for t in report(c) if isinstance(t, Table)][-1]
-    columns = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
+    table = [t for t in report(c) if isinstance(t, Sheet)][-1]
+    columns = dict(zip(table.head, zip(*table.rows, strict=True), strict=True))
     assert columns["A"][1] == f"{expected[0]:.4f}" and columns["B - A"][1] == f"{expected[1] - expected[0]:+.4f}"
     windows = c.metrics[-1]
     assert (windows.common_a, windows.common_b) == (-5.0, -5.75), "their log-likelihoods too"

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from evalengine.__main__ import main
-from evalengine.report.terminal.tables import add, house_table
+from evalengine.report.sheet import Sheet
+from evalengine.report.terminal.tables import rich_table
 from evalengine.util.tables import print_table
 
 HEADINGS = ("Task", "Filter", "Metric", "A", "B", "95% interval", "Needs")
@@ -30,10 +31,7 @@ ROWS = [
 
 
 def table() -> Table:
-    made = house_table(HEADINGS, left=(0, 1, 2, 6))
-    for row in ROWS:
-        add(made, row)
-    return made
+    return rich_table(Sheet("", HEADINGS, ROWS, (0, 1, 2, 6)))
 
 
 def printed(width: int, terminal: bool = True) -> str:

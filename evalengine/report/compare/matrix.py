@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from rich.table import Table
-
 from evalengine.records.differences import differing
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare.comparability import incomparable, resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare
 from evalengine.report.compare.metric_tables import leading_metrics, metric_name, score_text
 from evalengine.report.read.run import UNBOUND, Run
-from evalengine.report.terminal.tables import add, bullets, house_table
+from evalengine.report.sheet import Line, Sheet
+from evalengine.report.terminal.tables import bullets
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")
@@ -82,7 +81,7 @@ def matrix(runs: Sequence[Run], allow: bool = False) -> Matrix:
     return Matrix(list(runs), pairs, refused)
 
 
-def matrix_report(m: Matrix) -> Iterator[Table | str]:
+def matrix_report(m: Matrix) -> Iterator[Line]:
     """Everything to print, in order; a string is one line."""
     yield runs_table(m.runs)
     yield matrix_table(m)
@@ -127,25 +126,24 @@ def evidence(m: Matrix) -> str:
     return f"{identical} of {total} pairs identical{partly}, {len(m.groups())} digests{refused}"
 
 
-def matrix_table(m: Matrix) -> Table:
+def matrix_table(m: Matrix) -> Sheet:
     """Verdicts of all pairs, with the number of differing requests. `on 12/80`: they share 12, the larger has 80."""
     numbers = range(1, len(m.runs) + 1)
-    table = house_table(("", *map(str, numbers)), left=tuple(numbers))
-    for i in numbers:
-        add(table, [str(i), *(_cell(m, i, j) for j in numbers)])
-    return table
+    rows = [[str(i), *(_cell(m, i, j) for j in numbers)] for i in numbers]
+    return Sheet("Run by run", ("", *map(str, numbers)), rows, numbers)
 
 
-def runs_table(runs: Sequence[Run]) -> Table:
+def runs_table(runs: Sequence[Run]) -> Sheet:
     """Numbers, folders, the settings in which the runs are not all alike, and their scores."""
-    names, rows = told_apart(runs)
+    names, settings = told_apart(runs)
     metrics = leading_metrics(runs)
     titles = [metric_name(key, len(metrics) > 1) for key in metrics]
-    table = house_table(("Run", "Folder", *names, *titles, "Digest"), left=(1, len(names) + len(metrics) + 2))
-    for number, (run, values) in enumerate(zip(runs, rows, strict=True), 1):
-        scores = [score_text(run, key) for key in metrics]
-        add(table, [str(number), run.source.name, *values, *scores, (run.digest or "none")[:12]])
-    return table
+    head = ("Run", "Folder", *names, *titles, "Digest")
+    rows = [
+        [str(number), run.source.name, *values, *(score_text(run, key) for key in metrics), (run.digest or "none")[:12]]
+        for number, (run, values) in enumerate(zip(runs, settings, strict=True), 1)
+    ]
+    return Sheet("Runs", head, rows, (1, len(head) - 1))
 
 
 def told_apart(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:

@@ -6,19 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.table import Table
-
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import MINUS, shown
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.sheet import Sheet
 from evalengine.report.stats.clusters import few_clusters
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.stats.paired import PairedResult
-from evalengine.report.terminal.tables import add, house_table
 
 ALPHA = 0.05  # significance level of a change in a metric, after Holm's correction
-MINUS = "\u2212"
 LARGE = 1e6  # from this value on, digits after the point say nothing
 MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
 
@@ -101,10 +98,10 @@ def moved(c: Comparison) -> bool:
     return any(metric.p_holm is not None and metric.p_holm < ALPHA for metric in c.metrics)
 
 
-def metrics_table(metrics: Sequence[MetricDelta]) -> Table:
+def metrics_table(metrics: Sequence[MetricDelta]) -> Sheet:
     """Each metric of both runs with the statistics of its pairs."""
     headings = ("Task", "Filter", "Metric", "", "A", "B", "B - A", "95% interval", "W/L/T", "p", "p (Holm)", "Test")
-    table = house_table((*headings, "MDE"), left=(0, 1, 2, 3, 11))
+    rows = []
     for metric in metrics:
         task, name, filter_name = metric.key
         arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
@@ -114,8 +111,8 @@ def metrics_table(metrics: Sequence[MetricDelta]) -> Table:
             between = interval(p, ", ")
             cells[1:] = [f"[{between}]" if between else "none", f"{p.wins}/{p.losses}/{p.ties}", *p_values(metric)]
             cells += [p.test, effect(p)]
-        add(table, [task, filter_name, name, arrow, *values, *cells])
-    return table
+        rows.append([task, filter_name, name, arrow, *values, *cells])
+    return Sheet("Metrics", (*headings, "MDE"), rows, (0, 1, 2, 3, 11))
 
 
 def value_text(number: float, sign: str = "") -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rich.table import Table
-
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
@@ -16,7 +14,8 @@ from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_tabl
 from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.numbers import shown
 from evalengine.report.read.names import item_name
-from evalengine.report.terminal.tables import add, bullets, house_table
+from evalengine.report.sheet import Line, Sheet
+from evalengine.report.terminal.tables import bullets
 
 ROWS = 10  # most rows of a table; --json holds the rest
 TIES = {True: "possible", False: "no", None: ""}
@@ -50,38 +49,40 @@ def evidence(c: Comparison) -> str:
     return f"{' and '.join([*asked, f'{c.outputs} of {c.common} outputs'])} differ; {changed_words(c)}{also}"
 
 
-def answers_table(c: Comparison) -> Table:
+def answers_sheet(c: Comparison) -> Sheet:
     """How many answers changed under each metric, and in which way."""
     tallies = tally(c.flips)
     changes = [change for change in CHANGES if any(change in counts for counts in tallies.values())]
-    table = house_table(("Changed answers", "Filter", "Metric", *changes), left=(0, 1, 2))
-    for (task, metric, name), counts in sorted(tallies.items()):
-        add(table, [task, name, metric, *(str(counts.get(change, 0)) for change in changes)])
-    return table
+    rows = [
+        [task, name, metric, *(f"{counts.get(change, 0):,}" for change in changes)]
+        for (task, metric, name), counts in sorted(tallies.items())
+    ]
+    return Sheet("Changed answers", ("Changed answers", "Filter", "Metric", *changes), rows, (0, 1, 2))
 
 
-def logprobs_table(change: LogprobChange) -> Table:
-    """How far apart the logprobs of equal tokens are."""
-    table = house_table(("Logprobs that differ", "Of", "|delta|", "p50", "p90", "p99", "max"), left=(2,))
-    counts = [str(change.differing), str(change.compared)]
-    nats = [f"{value:.3g}" if change.measured else "" for value in (*change.percentiles.values(), change.max_abs)]
-    add(table, [*counts, "nat", *nats])
-    return table
-
-
-def no_distance(change: LogprobChange) -> Iterator[str]:
-    """How many logprobs differ without a distance, if any do."""
+def logprob_lines(change: LogprobChange, ulps: bool = False) -> Iterator[Line]:
+    """How many logprobs differ, and how far apart those of equal tokens after equal tokens are. ulps: in float32 values
+    between the two, too."""
+    counts = f"{change.differing:,} of {change.compared:,} logprobs differ, in requests that differ"
+    yield f"{counts}. Largest |Δ logprob|: {change.largest}."
     if change.not_finite:
         yield (
             f"{change.not_finite} of the {change.differing} logprobs that differ have no distance: a run has NaN or "
             "infinity there."
         )
+    if change.measured:
+        rows = [["nat", *(f"{value:.3g}" for value in (*change.percentiles.values(), change.max_abs))]]
+        if ulps:
+            steps = (*change.percentile_ulps.values(), change.max_ulps)
+            rows.append(["float32 ulps", *(f"{value:,.0f}" for value in steps)])
+        yield "How far logprobs of equal tokens after equal tokens lie apart, where they differ:"
+        yield Sheet("Logprobs", ("|Δ logprob|", *change.percentiles, "max"), rows, (0,))
 
 
-def divergence_table(c: Comparison) -> Table:
+def divergence_table(c: Comparison) -> Sheet:
     """Where outputs part: both continuations, and how close the choice was."""
     headings = ("Item", "Token", "", "Goes on with", "Token ids", "Logprob", "Gap", "Near-tie")
-    table = house_table(headings, left=(0, 2, 3, 4, 7))
+    rows = []
     for d in c.divergences[:ROWS]:
         gap = "" if d.gap is None else shown(d.gap, "+.4f")
         for label, ids, logprob, text in (
@@ -92,20 +93,20 @@ def divergence_table(c: Comparison) -> Table:
             continuation = f"{d.before}|{text}" if text or d.before else ""
             number = "" if logprob is None else shown(logprob, ".4f")
             last = [gap, TIES[d.near_tie]] if label == "A" else ["", ""]
-            add(table, [*first, label, continuation, " ".join(map(str, ids[:4])) or "(ends)", number, *last])
-    return table
+            rows.append([*first, label, continuation, " ".join(map(str, ids[:4])) or "(ends)", number, *last])
+    return Sheet("Outputs that part", headings, rows, (0, 2, 3, 4, 7))
 
 
-def flips_table(c: Comparison) -> Table:
+def flips_table(c: Comparison) -> Sheet:
     """Documents whose answer or score changed."""
     headings = ("Task", "Filter", "Doc", "Answer A", "Answer B", "Metric", "A", "B", "Change", "Cause")
-    table = house_table(headings, left=(0, 1, 3, 4, 5, 8, 9))
+    rows = []
     for flip in c.flips[:ROWS]:
         answers = ["" if text is None else printable(text)[:40] for text in (flip.answer_a, flip.answer_b)]
         values = ["" if value is None else shown(value, "g") for value in (flip.value_a, flip.value_b)]
         last = [flip.metric or "", *values, flip.change, flip.cause]
-        add(table, [flip.task, flip.filter, str(flip.doc_id), *answers, *last])
-    return table
+        rows.append([flip.task, flip.filter, str(flip.doc_id), *answers, *last])
+    return Sheet("Flips", headings, rows, (0, 1, 3, 4, 5, 8, 9))
 
 
 def near_ties(c: Comparison) -> Iterator[str]:
@@ -126,7 +127,7 @@ def _total(c: Comparison) -> int:
     return sum(0 if item.logprobs is None else len(item.logprobs) for item in items)
 
 
-def report(comparison: Comparison) -> Iterator[Table | str]:
+def report(comparison: Comparison) -> Iterator[Line]:
     """Everything to print, in order; a string is one line."""
     c = comparison
     yield f"{headline(c)}."
@@ -144,14 +145,13 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
     yield from regression_lines(c)
     yield from _summary(c)
     if c.logprobs is not None and c.logprobs.differing:
-        yield logprobs_table(c.logprobs)
-        yield from no_distance(c.logprobs)
+        yield from logprob_lines(c.logprobs)
     if c.divergences:
         yield divergence_table(c)
         yield from _rest(len(c.divergences), "diverging outputs")
         yield from near_ties(c)
     if c.flips:
-        yield answers_table(c)
+        yield answers_sheet(c)
         yield flips_table(c)
         yield from _rest(len(c.flips), "changed answers")
     if c.verdict != "IDENTICAL" and c.metrics:

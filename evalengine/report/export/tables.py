@@ -9,12 +9,11 @@ from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.headline import changed_words, headline
 from evalengine.report.compare.metric_tables import value_text
 from evalengine.report.compare.regressions import facts, regressions
-from evalengine.report.leaderboard.formats import escaped, latex_table, markdown_table
 from evalengine.report.leaderboard.models import labels
-from evalengine.report.leaderboard.sheets import MINUS, Sheet
-from evalengine.report.numbers import counted
+from evalengine.report.numbers import MINUS, counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.sheet import Sheet, escaped, latex_table, markdown_table
 
 NEEDS = "% needs \\usepackage{booktabs}; made by evalengine report"
 TABLES: dict[str, Callable[[Sheet], str]] = {

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.flips import CHANGES, tally
 from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_deltas import MetricDelta
@@ -23,12 +22,12 @@ from evalengine.report.compare.metric_tables import (
     value_text,
 )
 from evalengine.report.compare.metric_tables import interval as interval_text
-from evalengine.report.compare.report import AGGREGATED, evidence, near_ties, no_distance, scope
+from evalengine.report.compare.report import AGGREGATED, answers_sheet, evidence, logprob_lines, near_ties, scope
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, origin_line, table, tiles, verdict
+from evalengine.report.html.parts import details, facts, lines_of, origin_line, sheet_table, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
 from evalengine.report.numbers import counted, shown
@@ -55,7 +54,7 @@ def comparison_page(c: Comparison) -> Page:
     map_section(page, c)
     if c.flips:
         note = "Documents whose answer or score is another one in B; of given choices, under each metric."
-        page.section("flips", "Flips", _changes(c), flips_grid(page, c), note=note)
+        page.section("flips", "Flips", sheet_table(answers_sheet(c)), flips_grid(page, c), note=note)
     if parting(c):
         page.section("outputs", "Outputs that part", outputs_grid(page, c), note=" ".join(near_ties(c)) or None)
     if c.metrics:
@@ -153,32 +152,12 @@ def _attribution(c: Comparison) -> Iterator[Markup]:
         yield listed(c.tensors)
     if c.rescored and not c.flips:
         yield tag("p", AGGREGATED)
-    if (change := c.logprobs) is None:
-        return
-    yield tag("p", f"{change.differing:,} of {change.compared:,} logprobs differ, in requests that differ. "
-                   f"Largest |Δ logprob|: {change.largest}.")  # fmt: skip
-    yield from (tag("p", text) for text in no_distance(change))
-    if change.measured:
-        rows = [
-            ("nat", *(f"{value:.3g}" for value in (*change.percentiles.values(), change.max_abs))),
-            ("float32 ulps", *(f"{value:,.0f}" for value in (*change.percentile_ulps.values(), change.max_ulps))),
-        ]
-        yield tag("p", "How far logprobs of equal tokens after equal tokens lie apart, where they differ:")
-        yield table(("|Δ logprob|", *change.percentiles, "max"), rows, numbers=(1, 2, 3, 4))
+    yield from lines_of(logprob_lines(c.logprobs, ulps=True) if c.logprobs is not None else ())
 
 
 def _sentence(text: str) -> Markup:
     """A cell of words, which a narrow screen must not press into a column of letters."""
     return tag("span", text, class_="words")
-
-
-def _changes(c: Comparison) -> Markup:
-    """How many answers changed under each metric, and in which way."""
-    tallies = tally(c.flips)
-    changes = [change for change in CHANGES if any(change in counts for counts in tallies.values())]
-    rows = [[", ".join(key), *(f"{counts.get(change, 0):,}" for change in changes)]
-            for key, counts in sorted(tallies.items())]  # fmt: skip
-    return table(("Metric", *changes), rows, numbers=range(1, 1 + len(changes)))
 
 
 def _statistics(c: Comparison) -> Iterator[Markup]:

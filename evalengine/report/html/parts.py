@@ -11,6 +11,7 @@ from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.read.provenance import provenance
 from evalengine.report.read.run import Run
+from evalengine.report.sheet import Line, Sheet
 
 Kind = Literal["text", "mono", "number", "mark"]
 
@@ -37,6 +38,20 @@ def table(
     body = [tag("tr", *(tag("td", c, class_=k) for c, k in zip(row, classes, strict=True))) for row in rows]
     inner = tag("table", tag("thead", top), tag("tbody", *body), **attributes)
     return tag("div", inner, class_="scroll", tabindex="0")
+
+
+def sheet_table(sheet: Sheet) -> Markup:
+    """A sheet as a table, its best cells bold."""
+    rows = [
+        [tag("strong", cell) if (place, n) in sheet.best else cell for n, cell in enumerate(row)]
+        for place, row in enumerate(sheet.rows)
+    ]
+    return table(sheet.head, rows, numbers=[n for n in range(len(sheet.head)) if n not in sheet.words])
+
+
+def lines_of(lines: Iterable[Line]) -> Iterator[Markup]:
+    """What a command would print: a paragraph for each line, and tables."""
+    return (sheet_table(line) if isinstance(line, Sheet) else tag("p", line) for line in lines)
 
 
 def facts(pairs: Mapping[str, Child] | Iterable[tuple[str, Child]]) -> Markup:

@@ -12,7 +12,7 @@ from evalengine.records.evidence import PAGE
 from evalengine.report.html.comparison_page import listed
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, origin_line, row_of, table, tiles, verdict
+from evalengine.report.html.parts import details, facts, origin_line, row_of, sheet_table, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.html.regressions import regressions_section
 from evalengine.report.leaderboard import sheets
@@ -162,13 +162,8 @@ def _bounds(contest: Contest) -> tuple[float, float]:
 
 def _group(board: Board, group: Group) -> Markup:
     sheet = sheets.group_sheet(board, group)
-    rows: list[list[Child]] = [
-        [tag("strong", cell) if (number, n) in sheet.best else cell for n, cell in enumerate(row)]
-        for number, row in enumerate(sheet.rows)
-    ]
-    body = table(sheet.head, rows, numbers=range(1, len(sheet.head)))
     note = tag("p", sheet.note, class_="note")
-    return tag("details", tag("summary", sheet.title), body, note, open=len(group.parts) <= PARTS)
+    return tag("details", tag("summary", sheet.title), sheet_table(sheet), note, open=len(group.parts) <= PARTS)
 
 
 def _tests(board: Board) -> Iterator[Markup]:

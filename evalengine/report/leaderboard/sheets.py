@@ -1,34 +1,21 @@
-"""The comparison of models as plain tables of words, from which every form of output is made."""
+"""The comparison of models as plain tables of words, whose minus is U+2212: every form of output is made from these."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from evalengine.report.leaderboard.board import ALPHA, Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
-from evalengine.report.numbers import counted, p_value
+from evalengine.report.numbers import MINUS, counted, p_value
 from evalengine.report.read.provenance import provenance
+from evalengine.report.sheet import Sheet
 
 WIDE = 6  # metrics side by side; with more, models are the columns
-MINUS = "\u2212"
 LEADERS = 3  # metrics whose first place the verdict says
 LARGE = 10_000  # from here on six significant digits say enough
 PERCENT = f"{ALPHA * 100:g} %"
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table. Cells are plain text, whose minus is U+2212."""
-
-    title: str
-    head: list[str]
-    rows: list[list[str]]
-    words: tuple[int, ...]  # columns of words, set to the left; the others hold numbers
-    best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of what is best, set bold
-    note: str = ""
 
 
 def models_sheet(board: Board) -> Sheet:

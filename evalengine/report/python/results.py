@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from evalengine.errors import ConfigError
+from evalengine.plain_text import printable
 from evalengine.report.compare.metric_tables import value_text
-from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.markup import Markup, tag
 from evalengine.report.python.frames import metrics_frame, records_frame, samples_frame
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.load import load_run as read_run
 from evalengine.report.read.run import Run
+from evalengine.report.sheet import Line, Sheet
 from evalengine.report.terminal.run_table import results_table, summary_lines
-from evalengine.report.terminal.tables import add, house_table, print_lines
+from evalengine.report.terminal.tables import print_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Line = Table | str  # a part of a command's output: a table, or one line
 
 
 class Shown(ABC):
@@ -53,22 +51,16 @@ def as_text(lines: Iterable[Line]) -> str:
 
 def as_html(lines: Iterable[Line]) -> Markup:
     """The lines as markup: tables, and a paragraph for each line. Texts from outside are escaped."""
-    return tag("div", *(_table(line) if isinstance(line, Table) else tag("p", line) for line in lines))
+    return tag("div", *(_table(line) if isinstance(line, Sheet) else tag("p", line) for line in lines))
 
 
-def _table(table: Table) -> Markup:
-    head = tag("tr", *(tag("th", _plain(column.header), align=column.justify) for column in table.columns))
-    columns = [[_plain(cell) for cell in column.cells] for column in table.columns]
-    aligned = [column.justify for column in table.columns]
-    rows = (
-        tag("tr", *(tag("td", cell, align=side) for cell, side in zip(row, aligned, strict=True)))
-        for row in zip(*columns, strict=True)
-    )
-    return tag("table", tag("thead", head), tag("tbody", join(*rows)))
+def _table(sheet: Sheet) -> Markup:
+    sides = ["left" if n in sheet.words else "right" for n in range(len(sheet.head))]
 
+    def row(name: str, cells: Sequence[str]) -> Markup:
+        return tag("tr", *(tag(name, printable(cell), align=side) for cell, side in zip(cells, sides, strict=True)))
 
-def _plain(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
+    return tag("table", tag("thead", row("th", sheet.head)), tag("tbody", *(row("td", cells) for cells in sheet.rows)))
 
 
 class Results(Shown):
@@ -158,7 +150,5 @@ def load_run(path: str | Path) -> Results:
 
 
 def _metrics_table(run: Run) -> Line:
-    table = house_table(("Task", "Metric", "Filter", "Value"), left=(0, 1, 2))
-    for (task, metric, name), (value, _) in run.results.items():
-        add(table, [task, metric, name, value_text(value)])
-    return table
+    rows = [[*key, value_text(value)] for key, (value, _) in run.results.items()]
+    return Sheet("Metrics", ("Task", "Metric", "Filter", "Value"), rows, (0, 1, 2))

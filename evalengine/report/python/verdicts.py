@@ -20,8 +20,9 @@ from evalengine.report.leaderboard.formats import board_lines
 from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.numbers import board_json
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
-from evalengine.report.python.results import Line, Results, Shown
+from evalengine.report.python.results import Results, Shown
 from evalengine.report.read.load import load_run
+from evalengine.report.sheet import Line
 
 if TYPE_CHECKING:
     from pandas import DataFrame

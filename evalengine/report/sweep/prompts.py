@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import facts, table, tiles, verdict
+from evalengine.report.html.parts import facts, sheet_table, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.sheet import Line, Sheet
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.mean_interval import mean_interval
@@ -24,7 +24,6 @@ from evalengine.report.stats.measured import TwoWay, two_way
 from evalengine.report.stats.paired import cluster_codes
 from evalengine.report.stats.significance import holm
 from evalengine.report.sweep.write import VERSION, write_list
-from evalengine.report.terminal.tables import add, house_table
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,11 @@ def sensitivities(runs: Sequence[Run]) -> list[Sensitivity]:
     return found
 
 
-def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterator[Table | str]:
+def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterator[Line]:
     """A table of the prompts' scores, one of the components, and a sentence for each metric as the verdict."""
-    scores = house_table(("Prompt", *(_name(one) for one in found)), left=(0,))
-    for place, label in enumerate(labels):
-        add(scores, [label, *(f"{one.means[place]:.4f}" for one in found)])
-    yield scores
-    parts = house_table(HEAD, left=(0,))
-    for one in found:
-        add(parts, _cells(one))
-    yield parts
+    scores = [[label, *(f"{one.means[place]:.4f}" for one in found)] for place, label in enumerate(labels)]
+    yield Sheet("Scores", ("Prompt", *map(_name, found)), scores, (0,))
+    yield parts_sheet(found)
     for one in found:
         yield f"verdict: {sentence(one)}"
 
@@ -129,8 +123,8 @@ def prompts_page(runs: Sequence[Run], labels: Sequence[str], found: Sequence[Sen
         rows = [[label, f"{mean:.4f}", interval(mean, *bounds, scale)]
                 for label, mean, bounds in zip(labels, one.means, drawn, strict=True)]  # fmt: skip
         page.section(f"scores-{number}", _name(one), table(("Prompt", "Score", "95 % over documents"), rows, (1,)))
-    page.section("parts", "Variance components", table(HEAD, [_cells(one) for one in found], range(1, len(HEAD))),
-                 note=NOTE)  # fmt: skip
+    parts = parts_sheet(found)
+    page.section("parts", parts.title, sheet_table(parts), note=parts.note)
     page.section("runs", "Runs", facts((label, run.source.name) for label, run in zip(labels, runs, strict=True)))
     return page
 
@@ -144,11 +138,15 @@ NOTE = (
 )
 
 
-def _cells(one: Sensitivity) -> list[str]:
-    parts, whole = one.parts, one.parts.total or 1.0
-    shares = [f"{part:.4f} ({100 * part / whole:.0f} %)" for part in (parts.documents, parts.prompts, parts.both)]
-    return [_name(one), f"{one.documents}", *shares, f"{one.by_prompt:.4f}", f"{100 * one.of_a_score:.0f} %",
-            f"{parts.p_value:.2g}"]  # fmt: skip
+def parts_sheet(found: Sequence[Sensitivity]) -> Sheet:
+    """A row for each metric: the parts of its variance."""
+    rows = []
+    for one in found:
+        parts, whole = one.parts, one.parts.total or 1.0
+        shares = [f"{part:.4f} ({100 * part / whole:.0f} %)" for part in (parts.documents, parts.prompts, parts.both)]
+        last = (f"{one.by_prompt:.4f}", f"{100 * one.of_a_score:.0f} %", f"{parts.p_value:.2g}")
+        rows.append([_name(one), f"{one.documents}", *shares, *last])
+    return Sheet("Variance components", HEAD, rows, (0,), note=NOTE)
 
 
 def _name(one: Sensitivity) -> str:

@@ -4,22 +4,16 @@ tables on the terminal, with the verdict as the last line."""
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison, MetricDelta
 from evalengine.report.compare.matrix import Matrix, counts_note, matrix, matrix_table, run_notes
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.run import Run
-from evalengine.report.terminal.tables import add, house_table
-from evalengine.util.tables import print_table
+from evalengine.report.sheet import Line, Sheet
+from evalengine.report.terminal.tables import print_lines
 
 MODES = ("batch_invariant", "numerics")  # the settings that choose between fast and invariant arithmetic
 
@@ -113,47 +107,47 @@ def _identity(run: Run) -> str:
 
 def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     """Prints everything to standard output."""
-    console = Console(file=sys.stdout, soft_wrap=True)
-    print_table(cells_table(sweep), console)
-    print_table(matrix_table(sweep.matrix), console)
-    for note in counts_note(sweep.matrix):
-        console.print(Text(note))
+    print_lines(_lines(sweep, files))
+
+
+def _lines(sweep: Sweep, files: Sequence[Path]) -> Iterator[Line]:
+    yield cells_table(sweep)
+    yield matrix_table(sweep.matrix)
+    yield from counts_note(sweep.matrix)
     for (i, j), why in sorted(sweep.matrix.refused.items()):
-        console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
-    for note in run_notes(sweep.matrix.runs):
-        console.print(Text(printable(note)))
+        yield f"Runs {i} and {j} are not comparable: {'; '.join(why)}"
+    yield from run_notes(sweep.matrix.runs)
     if sweep.floors:
-        console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
-        print_table(floor_table(sweep), console)
-    for file in files:
-        console.print(Text(printable(str(file))))
-    console.print(Text(printable(f"verdict: {verdict(sweep)}")))
+        yield "Noise floor: fast against invariant, the same settings otherwise"
+        yield floor_table(sweep)
+    yield from map(str, files)
+    yield f"verdict: {verdict(sweep)}"
 
 
-def cells_table(sweep: Sweep) -> Table:
+def cells_table(sweep: Sweep) -> Sheet:
     """Numbers, folders, and the swept settings, whether the engine's or a task's."""
     names = list(dict.fromkeys(name for cell in sweep.cells for name in cell.beside_mode))
-    table = house_table(("Run", "Folder", "numerics", *names, "Digest"), left=(1, 2, len(names) + 3))
+    rows = []
     for number, cell in enumerate(sweep.cells, 1):
         values = [cell.beside_mode.get(name, "") for name in names]
         numerics, digest = str(cell.run.manifest.numerics), cell.run.digest or "none"
-        add(table, [str(number), cell.run.source.name, numerics, *values, digest[:12]])
-    return table
+        rows.append([str(number), cell.run.source.name, numerics, *values, digest[:12]])
+    return Sheet("Runs", ("Run", "Folder", "numerics", *names, "Digest"), rows, (1, 2, len(names) + 3))
 
 
-def floor_table(sweep: Sweep) -> Table:
+def floor_table(sweep: Sweep) -> Sheet:
     """A row for each fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
     names = sorted({name for floor in sweep.floors for name in floor.settings})
     moved = ("Requests that differ", "Outputs that part", "Answers that flip", "Logprobs that differ", "Largest change")
-    metric_columns = ("Metric", "Invariant", "Fast", "Delta")
-    table = house_table(("Runs", *names, *moved, *metric_columns), left=(0, 1 + len(names) + len(moved)))
+    rows = []
     for floor in sweep.floors:
         values = [floor.settings.get(name, "") for name in names]
         first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.comparison)]
         for metric in floor.comparison.metrics:
-            add(table, [*first, *_metric(metric, len(sweep.tasks) > 1)])
+            rows.append([*first, *_metric(metric, len(sweep.tasks) > 1)])
             first = [""] * len(first)
-    return table
+    head = ("Runs", *names, *moved, "Metric", "Invariant", "Fast", "Delta")
+    return Sheet("Noise floor", head, rows, (0, 1 + len(names) + len(moved)))
 
 
 def verdict(sweep: Sweep) -> str:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from evalengine.plain_text import printable
 from evalengine.records.evidence import open_run
 from evalengine.records.lm_eval import THINKING_TRUNCATED
 from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
@@ -22,10 +15,10 @@ from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
+from evalengine.report.sheet import Sheet
 from evalengine.report.stats.mean_interval import wilson
 from evalengine.report.stats.metric_interval import cut_of
-from evalengine.report.terminal.tables import add
-from evalengine.util.tables import print_table
+from evalengine.report.terminal.tables import print_lines
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
 
@@ -53,14 +46,9 @@ def print_report(folder: Path) -> str:
     """Prints a finished run's report to standard output; returns the run's digest. Raises `ConfigError` if it is
     unfinished or edited."""
     results, manifest, digest = read_run(folder)
-    console = Console(file=sys.stdout, soft_wrap=True)
-    print_table(results_table(results), console)
-    for line in (*summary_lines(manifest), *(_cut_lines(folder) if manifest.counts.length_limited else ())):
-        console.print(Text(printable(line)))
-    for line in stderr_notes(results, manifest):
-        console.print(Text(printable(line)))
-    console.print(Text(printable(f"{folder}")))
-    console.print(Text(f"digest: {digest}"))
+    cut = _cut_lines(folder) if manifest.counts.length_limited else ()
+    lines = (*summary_lines(manifest), *cut, *stderr_notes(results, manifest), str(folder), f"digest: {digest}")
+    print_lines((results_table(results), *lines))
     return digest
 
 
@@ -70,27 +58,25 @@ def read_run(folder: Path) -> tuple[dict[str, Any], Manifest, str]:
     return read_results(results_files(folder)[-1]), manifest, manifest.digest
 
 
-def results_table(results: Mapping[str, Any]) -> Table:
+def results_table(results: Mapping[str, Any]) -> Sheet:
     """lm-eval's table: a row per metric and filter, in the tasks' order."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if number in (1, 3, 6, 8) else "left", no_wrap=True)
+    rows = []
     for task, depth in in_groups(results):
         values = results["results"][task]
         name = str(values.get("alias", task)) if depth or task in (results.get("group_subtasks") or {}) else task
         label = [f"{'  ' * depth}{name}", str(results["versions"].get(task, "N/A"))]
         if not any(metrics_of(values)):  # a tag is a heading over its tasks
-            add(table, label[:1])
+            rows.append([label[0], *[""] * (len(COLUMNS) - 1)])
         better = results["higher_is_better"].get(task, {})
         for metric, filter_name, value, stderr in metrics_of(values):
             arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
             shots = str(results["n-shot"].get(task, ""))
-            cells = [*label, filter_name, shots, metric, arrow, _number(value), "±" if stderr is not None else ""]
-            add(table, [*cells, "" if stderr is None else _number(stderr)])
+            error = ("", "") if stderr is None else ("±", _number(stderr))
+            rows.append([*label, filter_name, shots, metric, arrow, _number(value), *error])
             label = ["", ""]
         if (cut := values.get(THINKING_TRUNCATED)) is not None:
-            add(table, [*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""])
-    return table
+            rows.append([*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""])
+    return Sheet("Results", COLUMNS, rows, (0, 2, 4, 5, 7))
 
 
 def summary_lines(manifest: Manifest) -> Iterator[str]:

@@ -14,22 +14,18 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError
 from evalengine.plain_text import json_lines, printable
+from evalengine.report.sheet import Line, Sheet
 from evalengine.util.tables import print_table
 
 
-def house_table(headings: Sequence[str], left: Sequence[int] = ()) -> Table:
-    """A table in the style of a run's results; columns in `left` hold words, the others numbers.
-
-    A heading may be a metric's or a setting's name: it is no markup and one line."""
+def rich_table(sheet: Sheet) -> Table:
+    """A sheet in the style of every table on the terminal. Nothing in it is markup, nor moves the cursor."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(Text(printable(heading)), justify="left" if number in left else "right", no_wrap=True)
+    for number, heading in enumerate(sheet.head):
+        table.add_column(Text(printable(heading)), justify="left" if number in sheet.words else "right", no_wrap=True)
+    for row in sheet.rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
-
-
-def add(table: Table, cells: Sequence[str]) -> None:
-    """Adds a row of plain text: nothing in it is markup, nor moves the cursor."""
-    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
@@ -39,7 +35,7 @@ def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
         yield from (f"  - {line}" for line in lines)
 
 
-def print_findings(command: str, lines: Iterable[Table | str], content: dict[str, Any], target: str | None) -> None:
+def print_findings(command: str, lines: Iterable[Line], content: dict[str, Any], target: str | None) -> None:
     """Prints `lines`, and writes `content` to the file `target`, if one is named ("-": to standard output, alone).
 
     The file is written first, lest a closed terminal cost it. Raises `ConfigError` if it cannot be written.
@@ -56,11 +52,11 @@ def print_findings(command: str, lines: Iterable[Table | str], content: dict[str
     print_lines(lines)
 
 
-def print_lines(lines: Iterable[Table | str], console: Console | None = None) -> None:
-    """Prints tables and single lines, to standard output if no console is given."""
+def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
+    """Prints sheets and single lines, to standard output if no console is given."""
     console = console or Console(file=sys.stdout, soft_wrap=True)
     for line in lines:
         if isinstance(line, str):
             console.print(Text(printable(line)))
         else:
-            print_table(line, console)
+            print_table(rich_table(line), console)
