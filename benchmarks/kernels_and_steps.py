@@ -13,7 +13,7 @@ from evalengine.util.command import Namespace
 if TYPE_CHECKING:
     from benchmarks.report import Line, Measurements
 
-BENCHES = ("matmul", "attention", "rows", "forward", "transformers")
+BENCHES = ("matmul", "experts", "attention", "rows", "forward", "transformers")
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
 
@@ -60,6 +60,10 @@ def _lines(name: str, models: Sequence[str], collected: Measurements) -> Iterato
         from benchmarks import matmul
 
         return matmul.measure(device, collected.explanations)
+    if name == "experts":
+        from benchmarks import expert_matmul
+
+        return expert_matmul.measure(compare_graphs, device)
     if name == "attention":
         from benchmarks import attention
 

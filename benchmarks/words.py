@@ -124,6 +124,7 @@ def _push_gather(
 
 KERNELS_AND_STEPS = Benchmark("benchmarks", _kernels_and_steps, "benchmarks.kernels_and_steps:main", f"""\
   matmul      linear layers' shapes, beside cuBLAS and beside one fixed tile
+  experts     tokens' products with their experts, beside torch's grouped_mm and a copy of the bytes that they read
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
   rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast

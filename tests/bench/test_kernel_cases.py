@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import attention, measure, row_cases, rows
+from benchmarks import attention, expert_matmul, measure, row_cases, rows
 from benchmarks.report import Failure, Timing
+from evalengine.kernels.mixture_variant import Router
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
 
@@ -144,3 +145,24 @@ def test_attention_is_checked_at_both_ends(rows_of_each: int) -> None:
         wrong[row, 1] *= 1.1
         with pytest.raises(measure.WrongResult, match="sequence"):
             batch.check("attention", wrong)
+
+
+def test_experts_measures_every_product_and_their_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of which a row has other bytes than the dense one gets no time."""
+    torch.manual_seed(0)
+    real = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *size, **kind: (real(*size, **kind) * 3).round())  # sums are exact
+    sizes = expert_matmul.ExpertShapes((("tiny", Router(5, 2, normed=True), 32, 16),), (3,), torch.float16)
+    timer, _ = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)
+    monkeypatch.setattr(expert_matmul, "_choose", lambda *_: torch.tensor([[0, 3], [3, 1], [0, 1]]).int().to(DEVICE))
+    lines = list(expert_matmul.measure(timer, DEVICE, sizes))
+    assert [(line.what, line.case) for line in lines] == [
+        ("experts", "tiny gate_up_proj, 3 tokens"),
+        ("experts", "tiny down_proj, 3 tokens"),
+        ("experts' choice", "tiny, 3 tokens"),
+    ]
+    assert [line.work for line in lines if isinstance(line, Timing)] == [3 * 32 * 32 * 2, 3 * 32 * 16 * 2, 9 * 32 * 2]
+    right = expert_matmul.expert_matmul.expert_linear
+    monkeypatch.setattr(expert_matmul.expert_matmul, "expert_linear", lambda *args: right(*args) + 1)
+    (failure, *_) = expert_matmul.measure(timer, DEVICE, sizes)
+    assert isinstance(failure, Failure) and "other bytes than the dense" in failure.reason
