@@ -27,11 +27,12 @@ Number = Annotated[float, Strict()]  # integers, too, but no truth values
 Text = Annotated[str, Strict()]
 Flag = Annotated[bool, Strict()]
 KNOWN_NAMES = ConfigDict(extra="forbid")
+MOST_OF_NAME = 60  # characters of a name in messages: a file may have one of a megabyte
 EXPECTED = (  # how pydantic's name of an error begins -> what the value must be
     *(("int", "an integer"), ("finite", "a finite number"), ("float", "a number"), ("bool", "true or false")),
     *(("string_too_short", "a text that is not empty"), ("string_pattern", "a text of the form {pattern}")),
     *(("string", "a text"), ("list|tuple|set", "a list")),
-    ("dict|mapping|dataclass|model", "settings, a mapping of names to values"),
+    ("dict|mapping|dataclass|model", "a mapping of names to values"),
     *(("literal", "one of {expected}"), ("greater_than_equal", "at least {ge}"), ("greater_than", "more than {gt}")),
     *(("less_than_equal", "at most {le}"), ("less_than", "less than {lt}")),
 )
@@ -86,5 +87,5 @@ def _sentence(problem: ErrorDetails, where: str) -> str:
 
 def name_of(place: Sequence[str | int], where: str = "") -> str:
     """The dotted name of a place as pydantic names it: ("a", "b", 0) -> "a.b[0]"."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if part != "[key]")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:MOST_OF_NAME]}" for part in place if part != "[key]")
     return "".join([where, *parts]).removeprefix("." if not where else "")

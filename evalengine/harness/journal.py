@@ -24,7 +24,7 @@ from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_whole
 from evalengine.records.schema import RecordKey
-from evalengine.records.shapes import count, sha256, text, truth, wrong
+from evalengine.records.shapes import Count, Flag, Sha256, Text, fits, with_fields, wrong
 from evalengine.util.plain_files import parse_json, read_bytes
 
 CURE = "delete this file (its run starts again) or set resume=never"
@@ -185,17 +185,18 @@ def _parse(
 
 
 _TAIL = len(b',"crc":"00000000"}\n')
-_LINE = {
-    "run": sha256,
-    "prompt_sha256": sha256,
-    "output_ids": [count],
-    "logprobs": text,
-    "finish_reason": text,
-    "text": text,
-    "is_greedy": truth,
-    "top_ids?": [count],
-    "top_logprobs?": text,
-}
+_LINE = with_fields({
+    "run": Sha256,
+    "prompt_sha256": Sha256,
+    "output_ids": list[Count],
+    "logprobs": Text,
+    "finish_reason": Text,
+    "text": Text,
+    "is_greedy": Flag,
+    "top_ids?": list[Count],
+    "top_logprobs?": Text,
+})
+_KEY = tuple[Text, Count, Count, Count]
 
 
 def _is_whole(line: bytes) -> bool:
@@ -237,7 +238,7 @@ def _alternatives(body: Mapping[str, Any]) -> Top | None:
 
 
 def _key(value: Any) -> RecordKey:
-    if not isinstance(value, list) or len(value) != 4 or not text(value[0]) or not all(map(count, value[1:])):
+    if not fits(value, _KEY):
         raise ValueError("its key is no task, document, request and repeat")
     return (value[0], value[1], value[2], value[3])
 

@@ -20,34 +20,35 @@ from evalengine.records.digest import leaf_hash, root_of_path
 from evalengine.records.folder import write_text_file
 from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import SealedFormat
-from evalengine.records.shapes import Each, anything, count, sha256, text, truth, utf8_text, wrong
+from evalengine.records.shapes import Count, Flag, Sha256, Text, UnicodeText, with_fields, wrong
 
 FORMAT = SealedFormat("evalengine-receipt", 1, "receipt", "evalengine prove RUN --item ITEM -o FILE")
 CURE = "ask for it again: evalengine prove RUN --item ITEM -o FILE"
 COMPUTED_BY = ("contract_version", "weights", "model_spec", "tokenizer", "numerics", "dtype", "gpu_architecture")
-_ITEM = {"task": utf8_text, "doc_id": count, "request_index": count, "repeat": count}
-_SHAPE = {
-    "item": _ITEM,
-    "prompt_ids": [count],
-    "output_ids": [count],
-    "logprobs": text,
-    "finish_reason": text,
-    "text": text,
-    "is_greedy": truth,
-    "asked?": Each(anything),
-    "digest": sha256,
-    "leaf": {"index": count, "count": count, "path": [sha256]},
-    "computed_by": {
-        "contract_version": count,
-        "weights": sha256,
-        "model_spec": Each(anything),
-        "tokenizer": Each(anything),
-        "numerics": text,
-        "dtype": text,
-        "gpu_architecture?": text,
-    },
-}
-_PARTS = {*(name.rstrip("?") for name in _SHAPE), "format", "version"}
+_ITEM = {"task": UnicodeText, "doc_id": Count, "request_index": Count, "repeat": Count}
+_SHAPE = with_fields({
+    "item": with_fields(_ITEM),
+    "prompt_ids": list[Count],
+    "output_ids": list[Count],
+    "logprobs": Text,
+    "finish_reason": Text,
+    "text": Text,
+    "is_greedy": Flag,
+    "asked?": dict,
+    "digest": Sha256,
+    "leaf": with_fields({"index": Count, "count": Count, "path": list[Sha256]}),
+    "computed_by": with_fields({
+        "contract_version": Count,
+        "weights": Sha256,
+        "model_spec": dict,
+        "tokenizer": dict,
+        "numerics": Text,
+        "dtype": Text,
+        "gpu_architecture?": Text,
+    }),
+    "format": Any,
+    "version": Any,
+}, only=True)
 MOST_TOKENS = 1 << 24
 
 
@@ -94,10 +95,7 @@ def write_receipt(file: Path, receipt: Receipt) -> int:
 def read_receipt(file: Path) -> Receipt:
     """Reads a receipt. Raises `ConfigError` if the file is none, is damaged or edited, or of another version."""
     content = FORMAT.unseal(file, CURE)
-    problem = wrong(content, _SHAPE) or ", ".join(
-        f"{name[:40]} is no part of one" for name in sorted(set(content) - _PARTS)
-    )
-    if problem:
+    if problem := wrong(content, _SHAPE):
         raise ConfigError(f"{file}: no receipt ({problem}); {CURE}")
     try:
         return _receipt(content)

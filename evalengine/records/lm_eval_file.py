@@ -12,36 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.shapes import Each, anything, ascii_text, count, perhaps_object, text, writable, wrong
+from evalengine.records.shapes import AsciiText, Count, Text, Writable, each, with_fields, wrong
 from evalengine.util.plain_files import parse_json, read_json
 
 ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 AGAIN = "run the evaluation again, or take the folder from where it was copied"
 SAMPLE_KEYS = ("doc_id", "filter", "metrics", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
-_RESULTS = {
-    "results": Each(Each(writable)),
-    "configs?": Each({"output_type?": text}),
-    "versions?": Each(anything),
-    "n-shot?": Each(anything),
-    "n-samples?": Each(anything),
-    "higher_is_better?": Each(perhaps_object),
-    "task_hashes?": Each(text),
-    "config?": Each(anything),
-    "model_name?": text,
-}
-_SAMPLE = {
-    "doc_id": count,
-    "filter": text,
-    "metrics": [text],
-    "resps": [anything],
-    "filtered_resps": anything,
-    "doc_hash": ascii_text,
-    "prompt_hash": ascii_text,
-    "target_hash": ascii_text,
-    "doc_cluster?": text,
-    "doc?": Each(anything),
-    "arguments?": Each(Each(anything)),
-}
+_RESULTS = with_fields({
+    "results": dict[str, dict[str, Writable]],
+    "configs?": each(with_fields({"output_type?": Text})),
+    "versions?": dict,
+    "n-shot?": dict,
+    "n-samples?": dict,
+    "higher_is_better?": dict[str, dict | None],
+    "task_hashes?": dict[str, Text],
+    "config?": dict,
+    "model_name?": Text,
+})
+_SAMPLE = with_fields({
+    "doc_id": Count,
+    "filter": Text,
+    "metrics": list[Text],
+    "resps": list[Any],
+    "filtered_resps": Any,
+    "doc_hash": AsciiText,
+    "prompt_hash": AsciiText,
+    "target_hash": AsciiText,
+    "doc_cluster?": Text,
+    "doc?": dict,
+    "arguments?": dict[str, dict],
+})
+_METRICS = dict[str, Writable]
 _SECTIONS = ("configs", "versions", "n-shot", "n-samples", "higher_is_better", "config")
 
 
@@ -90,6 +91,6 @@ def parse_sample(line: str, where: str) -> dict[str, Any]:
     if not isinstance(row, dict) or any(key not in row for key in SAMPLE_KEYS):
         missing = [key for key in SAMPLE_KEYS if not isinstance(row, dict) or key not in row]
         raise ConfigError(f"{where}: no sample of lm-eval 0.4.12 or newer ({', '.join(missing)} missing)")
-    if problem := wrong(row, _SAMPLE) or wrong({name: row.get(name) for name in row["metrics"]}, Each(writable)):
+    if problem := wrong(row, _SAMPLE) or wrong({name: row.get(name) for name in row["metrics"]}, _METRICS):
         raise ConfigError(f"{where}: {problem}: it was edited; {AGAIN}")
     return row

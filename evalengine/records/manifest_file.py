@@ -7,49 +7,51 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
-from evalengine.records.shapes import Each, anything, count, number, sha256, text, truth, wrong
+from evalengine.records.shapes import Count, Flag, Number, Sha256, Text, each, with_fields, wrong
 from evalengine.util.plain_files import read_json
 
-_IDENTITY = {
-    "numerics?": text,
-    "dtype?": text,
-    "weights?": text,
-    "tokenizer?": anything,  # compared, field by field; a hash alone in the manifests of older versions
-    "tasks?": Each({"generation?": {"temperature?": number}}),
-    "datasets?": Each({"sha256?": text}),
-}
+_IDENTITY = with_fields({
+    "numerics?": Text,
+    "dtype?": Text,
+    "weights?": Text,
+    "tokenizer?": Any,  # compared, field by field; a hash alone in the manifests of older versions
+    "tasks?": each(with_fields({"generation?": with_fields({"temperature?": Number})})),
+    "datasets?": each(with_fields({"sha256?": Text})),
+})
 # What every reader relies on. A page needs more (`PAGE`).
-_MANIFEST = {
-    "digest": sha256,
-    "task_digests": Each(sha256),
+_MANIFEST = with_fields({
+    "digest": Sha256,
+    "task_digests": dict[str, Sha256],
     "identity": _IDENTITY,
-    "run_id?": text,
-    "started?": text,  # "2026-01-02T03:04:05Z"; as the command, not in the manifests of older versions
-    "command?": [text],
-    "numerics?": text,
-    "model?": {"name?": text},
-    "engine?": Each(anything),
-    "code?": {"commit?": text},
-    "counts?": {"requests?": count, "resumed_requests?": count, "cached_requests?": count},
-    "cache?": Each(anything),
-    "timings?": Each(number),
-    "programs?": {"isolated": truth, "outcomes": Each(Each(count))},
-}
+    "run_id?": Text,
+    "started?": Text,  # "2026-01-02T03:04:05Z"; as the command, not in the manifests of older versions
+    "command?": list[Text],
+    "numerics?": Text,
+    "model?": with_fields({"name?": Text}),
+    "engine?": dict,
+    "code?": with_fields({"commit?": Text}),
+    "counts?": with_fields({"requests?": Count, "resumed_requests?": Count, "cached_requests?": Count}),
+    "cache?": dict,
+    "timings?": dict[str, Number],
+    "programs?": with_fields({"isolated": Flag, "outcomes": dict[str, dict[str, Count]]}),
+})
 _COUNTS = ("documents", "requests", "resumed_requests", "truncated_prompts", "prompt_tokens", "output_tokens")
 _STATS = ("num_steps", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "largest_batch", "largest_step")
-PAGE = {
-    "contract_version": number,
-    "numerics": text,
-    "python": text,
-    "model": {"name": text, "architecture": text, "num_parameters": count, "format": text, "weights_sha256": text},
-    "datasets": Each({"rows?": count}),
-    "engine": {"dtype": text, "device": text, "stats?": dict.fromkeys(_STATS, count)},
-    "counts": dict.fromkeys(_COUNTS, count),
-    "timings": dict.fromkeys(("load_seconds", "run_seconds", "total_seconds"), number),
-    "code": {"version": text, "commit?": text, "dirty?": truth},
-    "hardware": {"device": text, "cpu": text, "cpu_count?": count, "gpus": [text]},
-    "libraries": Each(text),
-}
+_MODEL = ("name", "architecture", "format", "weights_sha256")
+_BEGUN = with_fields({"run_id": Text})
+PAGE = with_fields({
+    "contract_version": Number,
+    "numerics": Text,
+    "python": Text,
+    "model": with_fields({**dict.fromkeys(_MODEL, Text), "num_parameters": Count}),
+    "datasets": each(with_fields({"rows?": Count})),
+    "engine": with_fields({"dtype": Text, "device": Text, "stats?": with_fields(dict.fromkeys(_STATS, Count))}),
+    "counts": with_fields(dict.fromkeys(_COUNTS, Count)),
+    "timings": with_fields(dict.fromkeys(("load_seconds", "run_seconds", "total_seconds"), Number)),
+    "code": with_fields({"version": Text, "commit?": Text, "dirty?": Flag}),
+    "hardware": with_fields({"device": Text, "cpu": Text, "cpu_count?": Count, "gpus": list[Text]}),
+    "libraries": dict[str, Text],
+})
 
 
 def load_manifest(path: Path, cure: str) -> Manifest:
@@ -75,7 +77,7 @@ def glance_at_manifest(path: Path) -> Manifest:
 def read_identity(path: Path) -> dict[str, Any]:
     """`identity.json` of an unfinished run. Raises ValueError if it is none, OSError if it cannot be read."""
     identity = read_json(path)
-    if problem := wrong(identity, {"run_id": text}):
+    if problem := wrong(identity, _BEGUN):
         raise ValueError(problem)
     return dict(identity)
 

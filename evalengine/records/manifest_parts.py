@@ -7,12 +7,12 @@ difference asks `missing_for_page` first. What no field names stays in `Manifest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from evalengine.records.shapes import count, number, text, truth
+from evalengine.records.shapes import Count, Flag, Number, Text, fits
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Cluster:
 
 
 PartType = TypeVar("PartType")
-_PLAIN: dict[Any, Callable[[Any], bool]] = {str: text, int: count, float: number, bool: truth}
+_PLAIN: dict[Any, Any] = {str: Text, int: Count, float: Number, bool: Flag}
 
 
 def read_part(kind: type[PartType], value: Any) -> PartType:
@@ -184,13 +184,13 @@ def _read(expected: Any, value: Any) -> Any:
     if is_dataclass(expected):
         return read_part(expected, value)  # type: ignore[arg-type]
     if type(None) in inner:
-        absent = value in (None, {}) or (inner[0] in _PLAIN and not _PLAIN[inner[0]](value))
+        absent = value in (None, {}) or (inner[0] in _PLAIN and not fits(value, _PLAIN[inner[0]]))
         return None if absent else _read(inner[0], value)
     if get_origin(expected) is list:
         return [_read(inner[0], one) for one in value] if isinstance(value, list) else []
     if get_origin(expected) is dict:
         return {name: _read(inner[1], one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-    return value if _PLAIN[expected](value) else expected()
+    return value if fits(value, _PLAIN[expected]) else expected()
 
 
 @cache

@@ -71,7 +71,7 @@ def test_attributes_cannot_contradict_the_content() -> None:
 
 
 def test_what_is_no_manifest_is_one_sentence(tmp_path: Path) -> None:
-    for text, message in ("[]", "not the manifest of a run"), ("{", "missing or damaged"), ("{}", "digest is missing"):
+    for text, message in ("[]", "not the manifest of a run"), ("{", "missing or damaged"), ("{}", "digest: is missing"):
         (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             load_manifest(tmp_path / "manifest.json", "cure")

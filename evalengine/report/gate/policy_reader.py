@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.shapes import number as is_number
+from evalengine.records.shapes import Number, fits
 from evalengine.report.gate.policies import (
     ALLOWABLE,
     INCONCLUSIVE,
@@ -178,7 +178,7 @@ class _Reader:
         """A number in [low, high], or (low, high) if `strict`."""
         if value is None and null:
             return None
-        if is_number(value) and (low < value < high if strict else low <= value <= high):
+        if fits(value, Number) and (low < value < high if strict else low <= value <= high):
             return float(value)
         span = f"above {low:g}" if strict else f"of {low:g} or more"
         span = f"between {low:g} and {high:g}" if high < math.inf else span

@@ -18,7 +18,7 @@ from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import glance_at_manifest
-from evalengine.records.shapes import sha256, text, wrong
+from evalengine.records.shapes import Sha256, Text, with_fields, wrong
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.identities import MODEL_NAMES
 from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval
@@ -30,7 +30,7 @@ from evalengine.report.read.run_folder import read_evidence, same_documents, sam
 MODELS = ("evalengine", "EvalEngineLM")  # as lm-eval names it: by its registered name, or made in Python
 LM_EVAL_KEYS = ("model", "limit", "gen_kwargs", "tasks", *SEED_KEYS, *RUN_KEYS)  # what lm-eval decides in such a run
 AGAIN = "run the evaluation again, or copy the folder of records beside the results"
-_NAMED = {"records": text, "digest": sha256}
+_NAMED = with_fields({"records": Text, "digest": Sha256})
 
 
 def load_results(path: Path) -> Loaded:

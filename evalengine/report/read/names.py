@@ -22,7 +22,7 @@ from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.sealed import sha256_of
-from evalengine.records.shapes import text, wrong
+from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.read.run import Key, Run
 from evalengine.util.plain_files import read_json
 
@@ -31,6 +31,7 @@ INDEX = "index.html"  # the list of all runs that lies beside them
 SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
 SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 LATEST = "latest"
+_SWEEP = with_fields({"runs": list[with_fields({"source": Text, "digest?": Text})], "picture_sha256?": Text})  # type: ignore[misc]
 _NUMBERED = re.compile(r"(.+):(\d+)")
 
 
@@ -96,7 +97,7 @@ def experiment_runs(folder: Path) -> list[str]:
 def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
     """The places of the runs in an experiment's file. Raises `ConfigError` if it was edited: it carries its own hash,
     unless it was written before such files did."""
-    problem = wrong(sweep, {"runs": [{"source": text, "digest?": text}], "picture_sha256?": text})
+    problem = wrong(sweep, _SWEEP)
     seal = sweep.pop("sha256", None)
     if not problem and seal is not None and seal != sha256_of(sweep):
         problem = "its sha256 is not that of its content"

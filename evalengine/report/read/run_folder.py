@@ -19,7 +19,7 @@ from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
-from evalengine.records.shapes import sha256
+from evalengine.records.shapes import Sha256, fits
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
@@ -123,7 +123,7 @@ def _read_digest(path: Path) -> str:
         digest = read_bytes(path / DIGEST).decode("utf-8", "replace").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path / DIGEST}: cannot be read ({error}); {AGAIN}") from error
-    if not sha256(digest):
+    if not fits(digest, Sha256):
         raise ConfigError(f"{path / DIGEST}: not a digest (64 hex digits): it was edited or damaged; {AGAIN}")
     return digest
 
