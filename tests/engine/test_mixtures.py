@@ -15,7 +15,9 @@ from transformers import CONFIG_MAPPING
 from evalengine import LLM
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.request import ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.explain.record import ComputationRecorder
 from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import num_parameters
@@ -174,3 +176,51 @@ def test_what_a_family_does_not_compute_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=why):
         resolve_checkpoint(ModelConfig(name="t", path=str(tmp_path), load_format="dummy", implementation="native"))
+
+
+def test_an_expert_that_is_not_finite_fails_those_that_choose_it_alone(tmp_path: Path) -> None:
+    """The others have the bytes that they had; the message names the product of the experts."""
+    make("qwen3-moe", tmp_path)
+    scores = [ScoreRequest(token, [token], [5]) for token in range(10, 40)]
+    params = {"batch_invariant": True, "max_model_len": 64}
+
+    def poisoned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors["model.layers.3.mlp.experts.2.up_proj.weight"].fill_(torch.nan)
+        return tensors
+
+    with LLM(without_tokenizer(tmp_path), **params) as llm:
+        whole = {output.request_id: output for output in llm.run(scores)}
+    with LLM(edited(tmp_path, poisoned), **params) as llm:
+        outputs = {output.request_id: output for output in llm.run(scores)}
+    failed = {key for key, output in outputs.items() if output.error}
+    assert 0 < len(failed) < len(scores)
+    assert all("model.layers.3.mlp.experts.gate_up_proj" in outputs[key].error for key in failed)
+    others = whole.keys() - failed
+    assert not differing({key: outputs[key] for key in others}, {key: whole[key] for key in others})
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe", "gpt-oss"])
+def test_sums_over_ranks_hold_each_bias_and_the_shared_expert_once(name: str, tmp_path: Path) -> None:
+    """In `fast`, where each rank has some of the inputs of every expert."""
+    make(name, tmp_path)
+    checkpoint = without_tokenizer(tmp_path)
+    scores = [ScoreRequest(i, tokens(9, i), tokens(6, 50 + i)) for i in range(4)]
+    settings = {"batch_invariant": False, "dtype": "float32", "max_model_len": 64, "num_kv_blocks": 64}
+    with LLM(checkpoint, **settings) as one:
+        alone = {output.request_id: output for output in one.run(scores)}
+    with LLM(checkpoint, tensor_parallel_size=2, **settings) as two:
+        together = {output.request_id: output for output in two.run(scores)}
+    for key, output in together.items():
+        assert abs(output.logprobs - alone[key].logprobs).max() < 1e-3
+
+
+def test_an_explanation_shows_the_choice(tmp_path: Path) -> None:
+    """The experts and their weights are outputs of an op, one row a token."""
+    make("qwen3-moe", tmp_path)
+    request = ScoreRequest(0, tokens(7), tokens(3, 2))
+    recorder = ComputationRecorder(request)
+    with LLM(without_tokenizer(tmp_path), batch_invariant=True, max_model_len=64) as llm, recorder.listening(llm):
+        list(llm.run([request]))
+    chosen = [f"model.layers.{layer}.mlp.choice.{part}" for layer in range(LAYERS) for part in ("experts", "weights")]
+    assert {*chosen} <= recorder.ops.keys() and recorder.ops[chosen[0]] == "float32"
+    assert all(chosen[0] in computation.digests for computation in recorder.computations)
