@@ -12,13 +12,22 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 LAYOUT = {"H": 2304, "BLOCK": 4096, "INNER": 1, "ROWS": 1, "ADD": True}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 4, "HALF": 128, "PAGE": 16, "NORM": True, "ROWS": 4, "COLUMNS": 128}
-KINDS = {"eps": "fp32", "cap": "fp32", "reciprocal": "fp32", "slot_ptr": "*i64"}  # of arguments; else by their names
+# The kinds of arguments; of others, by their names.
+KINDS = {
+    "eps": "fp32",
+    "cap": "fp32",
+    "reciprocal": "fp32",
+    "slot_ptr": "*i64",
+    "weights_ptr": "*fp32",
+    **dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32"),
+}
 
 
 def _counted(kernel: Any, dtype: str, constants: dict[str, Any], table: str | None = None) -> dict[str, Any]:
@@ -71,7 +80,43 @@ def elements() -> Iterator[dict[str, Any]]:
     yield _counted(softcap._softcap_kernel, "fp32", {"BLOCK": 1024})
 
 
-CASES = {"norms": norms, "heads": heads, "elements": elements}
+def mixtures() -> Iterator[dict[str, Any]]:
+    import triton.language as tl
+
+    from evalengine.kernels import expert_groups, expert_matmul, expert_rows, routing
+    from tests.kernels.routers import ROUTERS
+
+    for name, router in ROUTERS.items():
+        bias = {} if router.choice_bias else {"bias_ptr": None}
+        rule = {
+            "E": router.experts,
+            "K": router.chosen,
+            "SCORES": router.scores,
+            "GROUPS": router.groups,
+            "KEPT": router.kept_groups,
+            "NORMED": router.normed,
+            "OFFSET": router.sum_offset,
+            "LEAST": router.least_sum,
+            "SCALING": router.scaling,
+            "DTYPE": tl.bfloat16,
+            **bias,
+        }
+        KINDS["bias_ptr"] = "*fp32"
+        yield {**_counted(routing._routing_kernel, "bf16", rule), "DTYPE": "bf16", "rule": name}
+    del KINDS["bias_ptr"]
+    yield _counted(expert_groups._group_kernel, "bf16", {"BLOCK_M": 16, "BLOCK": 1024})
+    for dtype, bias in (("bf16", {"bias_ptr": None}), ("bf16", {}), ("fp32", {})):
+        for rows in expert_matmul.heights(torch.float32 if dtype == "fp32" else torch.bfloat16):
+            s = expert_matmul.preferred(torch.float32 if dtype == "fp32" else torch.bfloat16, rows, 1536)
+            tile = {"BLOCK_M": s.block_m, "BLOCK_N": s.block_n, "BLOCK_K": s.block_k, "SWAP": s.swap}
+            yield _counted(expert_matmul._expert_kernel, dtype, {**tile, "EVEN_K": True, "SHARED": 8, **bias})
+    for dtype in ("bf16", "fp32"):
+        yield _counted(expert_rows._combine_kernel, dtype, {"K": 8, "BLOCK": 1024})
+        yield _counted(expert_rows._gate_kernel, dtype, {"BLOCK": 1024})
+        yield _counted(expert_rows._swiglu_kernel, dtype, {"BLOCK": 1024})
+
+
+CASES = {"mixtures": mixtures, "norms": norms, "heads": heads, "elements": elements}
 
 
 if __name__ == "__main__":

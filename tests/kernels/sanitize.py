@@ -124,6 +124,26 @@ def matmul() -> None:
         linear(*(torch.randn(n, 1024, device="cuda", dtype=torch.bfloat16) for n in (count, 2048)))
 
 
+def mixtures() -> None:
+    """Runs the choice, the sort and both products of a decode step and of a prefill, with experts that have no rows."""
+    from evalengine.kernels import expert_rows, routing
+    from evalengine.kernels.expert_groups import group
+    from evalengine.kernels.expert_matmul import expert_linear, height
+    from tests.kernels.routers import ROUTERS, operands
+
+    for router in ROUTERS.values():
+        logits, bias = operands(router)
+        routing.route(logits.cuda(), None if bias is None else bias.cuda(), router, torch.bfloat16)
+    weight = torch.randn(9, 200, 136, device="cuda", dtype=torch.bfloat16)
+    for tokens in (1, 67, 1100):
+        ids = torch.stack([torch.randperm(8)[:4] for _ in range(tokens)]).int().cuda()
+        groups = group(ids, 9, height(torch.bfloat16, ids.numel(), 9))
+        x = torch.randn(tokens, 136, device="cuda", dtype=torch.bfloat16)
+        rows = expert_rows.clamped_swiglu(expert_linear(x, weight, weight[:, :, 0].contiguous(), groups).flatten(0, 1))
+        rows = expert_linear(rows.unflatten(0, (tokens, 4)), weight[:, :72, :100].contiguous(), None, groups)
+        expert_rows.gate(expert_rows.combine(rows, torch.rand(tokens, 4, device="cuda")), x[:, :1].contiguous())
+
+
 def rows() -> None:
     from evalengine.kernels import layer_norm, rms_norm
 
@@ -144,6 +164,7 @@ WORKLOADS: dict[str, Callable[[], None]] = {
     "read_out": read_out,
     "q/k norm + RoPE + KV write, activations, softcap": elementwise,
     "matmul": matmul,
+    "mixtures": mixtures,
     "norms": rows,
 }
 EXPLAINED = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.kernels.compile_gluon import compiled_elsewhere
+from tests.kernels.routers import ROUTERS
 
 
 def test_norms_and_rope_compile_without_a_contraction() -> None:
@@ -17,3 +18,11 @@ def test_activations_and_the_softcap_compile_without_tanh_approx() -> None:
     assert len(cases) == 13 and not any(case["tanh"] for case in cases)
     branchless = [case for case in cases if case["kernel"] == "_softcap_kernel" or case.get("ACT") == "gelu_tanh"]
     assert len(branchless) == 5 and all(case["fma"] and not case["branches"] for case in branchless)
+
+
+def test_mixtures_compile_without_a_contraction() -> None:
+    """But for products in float32, which are made of them."""
+    cases = compiled_elsewhere("mixtures", "compile_rows")
+    assert len(cases) == 27 and {case["rule"] for case in cases if "rule" in case} == {*ROUTERS}
+    contracted = [case for case in cases if case["fma"]]
+    assert contracted and all((case["kernel"], case["dtype"]) == ("_expert_kernel", "fp32") for case in contracted)
