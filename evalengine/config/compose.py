@@ -105,8 +105,9 @@ def _experiment_sweep(parsed: list[Override]) -> list[Override]:
 COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
 
 
-def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True) -> Config:
     """The validated configuration of a `config.yaml`, with single settings overridden (no groups, no `task.` node).
+    selects: whether it must select a task; those of served runs select none.
 
     Raises `ConfigError` if the file is missing or no configuration, and as `compose_jobs` does.
     """
@@ -132,7 +133,7 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
         raise
     except NOT_UNDERSTOOD as error:  # `${...}` for a number, null for a task
         raise ConfigError(f"{file}: {first_line(error)}") from error
-    validate(config)
+    validate(config, selects)
     return config
 
 

@@ -33,10 +33,10 @@ TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # va
 MAX_MODEL_NAME = 200
 
 
-def validate(config: Config) -> None:
-    """Raises one `ConfigError` that lists every setting that cannot be honoured."""
+def validate(config: Config, selects: bool = True) -> None:
+    """Raises one `ConfigError` that lists every setting that cannot be honoured. selects: whether a task must be."""
     problems = [
-        *_selection_problems(config),
+        *(_selection_problems(config) if selects else ()),
         *run_problems(config),
         *numerics_problems(config.batch_invariant, config.numerics),
         *engine_problems(config.engine),

@@ -60,7 +60,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
     """
     config = _configuration(side)
     same_model = not _names(side.instead, "model.")
-    plan, deferred = plan_again(side.label, side.run.identity, config, same_model)
+    plan, deferred = plan_again(side.label, side.run.identity, config, side.run.source, same_model)
     with deferred.made() as llm:
         item = next(planned for planned in plan.requests if planned.key == key)
         recorder = ComputationRecorder(item.request, keep)

@@ -76,7 +76,7 @@ def execute(
                     failed.append(f"{item.key[0]}, document {item.key[1]}, request {item.key[2]}: {output.error}")
                 else:
                     keep = journal.note if output.request_id in read else journal.append
-                    keep(_entry(item, output))
+                    keep(journal_entry(item.key, ids_sha256(item.prompt_ids), output))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
         if failed:
             raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
@@ -129,10 +129,11 @@ def _warn_of_mixing(done: int, requests: int) -> None:
     )
 
 
-def _entry(item: HarnessRequest, output: RequestOutput) -> JournalEntry:
+def journal_entry(key: RecordKey, prompt_sha256: str, output: RequestOutput) -> JournalEntry:
+    """An answer as the journal keeps it."""
     return JournalEntry(
-        key=item.key,
-        prompt_sha256=ids_sha256(item.prompt_ids),
+        key=key,
+        prompt_sha256=prompt_sha256,
         output_ids=output.token_ids,
         logprobs=output.logprobs,
         finish_reason=output.finish_reason,

@@ -212,8 +212,8 @@ def _write(run: _ResolvedRun, answers: _Answers, written: ForkedTask[None]) -> s
         cluster=llm.facts().cluster,
     )
     write_results(
-        *(folder, answers.results, _model_info(config, llm, run.facts.identity)),
-        _invocation(config, run.started, timings),
+        *(folder, answers.results, model_info(config, llm, run.facts.identity)),
+        invocation(config, run.started, timings),
         finished=answers.scored,
         groups=group_results(config.groups, answers.results),
     )
@@ -315,7 +315,8 @@ def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
     )
 
 
-def _model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> ModelInfo:
+def model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> ModelInfo:
+    """The model as lm-eval's results describe it."""
     tokenizer = llm.tokenizer
     assert tokenizer is not None, "prepare() refuses a model without one"
     return ModelInfo(
@@ -335,7 +336,8 @@ def _model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> 
     )
 
 
-def _invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
+def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
+    """How the run was asked for, as lm-eval's results say it."""
     return Invocation(
         limit=config.limit,
         seed=config.seed,

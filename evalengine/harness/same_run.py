@@ -14,12 +14,15 @@ from typing import Any
 from evalengine.config.compose import COMPUTED_AGAIN, read_config
 from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.load.loader import weights_fingerprint
+from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import ConfigError
+from evalengine.harness.asked import SERVED, in_order, read_asked
 from evalengine.harness.identity import model_identity
 from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.harness.requests import requests_sha256
 from evalengine.records.differences import differences
+from evalengine.records.evidence import ASKED, CONFIG
 from evalengine.records.schema import RequestRecord
 
 MAX_LISTED = 5  # changed fields of the model that are listed
@@ -34,19 +37,20 @@ def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) 
     given = {word.lstrip("+").partition("=")[0] for word in words}
     settings = {f"engine.{name}": "null" if value is None else value for name, value in pinned.items()}
     pins = [f"{name}={value}" for name, value in settings.items() if name not in given]
-    config = read_config(folder / "config.yaml", (*COMPUTED_AGAIN, *pins, *words))
+    config = read_config(folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not (folder / ASKED).exists())
     return replace(config, cluster=ClusterConfig())
 
 
 def plan_again(
-    name: str, identity: Mapping[str, Any], config: Config, same_model: bool = True
+    name: str, identity: Mapping[str, Any], config: Config, folder: Path, same_model: bool = True
 ) -> tuple[Plan, DeferredLLM]:
     """The plan of the run called `name`, whose recorded identity is given, and an engine without weights yet.
 
-    same_model: whether the model must be the run's. Raises ConfigError for weights (whose files it hashes), a model or
-    requests that are not the run's.
+    folder: the run's, which holds the requests of a server. same_model: whether the model must be the run's. Raises
+    ConfigError for weights (whose files it hashes), a model or requests that are not the run's.
     """
-    checkpoint, tasks = prepare(config, scores=False)
+    served = identity.get("harness") == SERVED
+    checkpoint, tasks = (resolve_checkpoint(config.model), []) if served else prepare(config, scores=False)
     if same_model and weights_fingerprint(checkpoint) != identity["weights"]:
         raise ConfigError(f"{checkpoint.source}: these are not the weights of {name}; name them {NAME_IT}")
     mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
@@ -58,13 +62,19 @@ def plan_again(
             f"{checkpoint.source}: no longer the model of {name}: {'; '.join(changed[:MAX_LISTED])}; restore its "
             f"configuration, or name the run's own model {NAME_IT}"
         )
-    plan = build_plan(config, tasks, llm)
+    plan = _as_served(folder) if served else build_plan(config, tasks, llm)
     if plan.prompts_sha256 != identity["prompts"]:
         raise ConfigError(
             f"{name}: the rows, the tokenizer or the prompts made of them are no longer the run's; name the run's own "
             f"by --with data_dir=... or --with model.path=..."
         )
     return plan, llm
+
+
+def _as_served(folder: Path) -> Plan:
+    """The plan of a run whose requests clients made."""
+    requests = in_order(read_asked(folder))
+    return Plan([], requests, prompts_sha256=requests_sha256((item.key, item.request) for item in requests))
 
 
 def answer_of(record: RequestRecord) -> RequestOutput:

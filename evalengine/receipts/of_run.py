@@ -101,4 +101,4 @@ def _planned(run: Run, places: Sequence[str]) -> tuple[Plan, DeferredLLM]:
     pinned = {"device": device, "dtype": resolved.dtype, "max_model_len": resolved.max_model_len, **ONE_BY_ONE}
     numerics = "auto" if resolved.numerics == "native" and not has_gpu else resolved.numerics
     config = replace(config_again(run.source, pinned, places), numerics=numerics)
-    return plan_again(run.name, run.identity, config)
+    return plan_again(run.name, run.identity, config, run.source)

@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,6 +25,7 @@ from evalengine.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, To
 from evalengine.serve.errors import ApiError
 from evalengine.serve.metrics import Metrics
 from evalengine.serve.model import ServedModel
+from evalengine.serve.recorder import Recorder
 from evalengine.serve.settings import ServeSettings
 from evalengine.util.plain_files import parse_json
 
@@ -37,8 +38,15 @@ Answer = Callable[[Request, Any], Awaitable[Response]]
 class Server:
     """The paths of one model. `app` is the ASGI application."""
 
-    def __init__(self, model: ServedModel, engine: EngineThread, settings: ServeSettings, api_key: str | None) -> None:
-        self.model, self.engine, self.settings = model, engine, settings
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: EngineThread,
+        settings: ServeSettings,
+        api_key: str | None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.model, self.engine, self.settings, self.recorder = model, engine, settings, recorder
         self.writer, self.metrics = Writer(model), Metrics(engine)
         self._key = None if api_key is None else api_key.encode()
         self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -139,27 +147,31 @@ class Server:
         if not self.engine.alive:
             raise ApiError(503, "the server is being shut down")
         submission = Submission(ask, self.engine)
+        headers = {} if self.recorder is None else self.recorder.headers(ask)
         if ask.stream:
-            return EventStream(self._events(submission), submission, self)
+            return EventStream(self._events(submission), submission, self, headers)
         try:
             await unless_gone(submission.whole(), request.receive)
         finally:
             submission.close()
-        self._count(submission)
-        return _json(self.writer.whole(ask, submission.scores, submission.outputs))
+        self._keep(submission)
+        return _json(self.writer.whole(ask, submission.scores, submission.outputs), headers=headers)
 
     async def _events(self, submission: Submission) -> AsyncIterator[bytes]:
         """A streamed answer's bytes. An error in the middle of it is its last event."""
         try:
             async for piece in streamed(submission, self.writer):
                 yield b"data: " + as_json(piece) + b"\n\n"
+            self._keep(submission)
         except ApiError as error:
             yield b"data: " + as_json(error.body) + b"\n\n"
             return
-        self._count(submission)
         yield b"data: [DONE]\n\n"
 
-    def _count(self, submission: Submission) -> None:
+    def _keep(self, submission: Submission) -> None:
+        """Records and counts an answer."""
+        if self.recorder is not None:
+            self.recorder.add(submission)
         counts = usage(submission.ask, submission.outputs)
         self.metrics.tokens.labels("prompt").inc(counts["prompt_tokens"])
         self.metrics.tokens.labels("answer").inc(counts["completion_tokens"])
@@ -205,8 +217,10 @@ class EventStream(StreamingResponse):
     """A stream whose requests are dropped when it ends, however it ends; a client that takes nothing for too long ends
     it."""
 
-    def __init__(self, events: AsyncIterator[bytes], submission: Submission, server: Server) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    def __init__(
+        self, events: AsyncIterator[bytes], submission: Submission, server: Server, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache", **headers})
         self._submission, self._server = submission, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,8 +239,8 @@ class EventStream(StreamingResponse):
             self._submission.close()
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(as_json(value), status, media_type="application/json")
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(as_json(value), status, headers, media_type="application/json")
 
 
 def _refused(error: ApiError) -> Response:

@@ -95,6 +95,11 @@ class Ask:
         assert self.params is not None
         return choice.index if self.params.temperature > 0 else self._first[tuple(self.prompts[choice.prompt])]
 
+    @property
+    def task(self) -> str:
+        """The task of its records."""
+        return "chat" if self.chat else "completions"
+
     @cached_property
     def _first(self) -> dict[tuple[int, ...], int]:
         """Prompt -> its first choice."""

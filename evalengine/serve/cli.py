@@ -50,17 +50,31 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
     with llm:
         model = ServedModel(config, llm)
         engine = EngineThread(llm)
+        recorder = _recorder(settings, config, llm)
         engine.start()
         try:
             if llm.settings.numerics == "fast":
                 warn("numerics=fast: bits depend on what else is asked; batch_invariant=true has equal bytes")
             where = f"[{settings.host}]" if ":" in settings.host else settings.host
-            _listen(Server(model, engine, settings, api_key).app, bound, lambda: say(
+            _listen(Server(model, engine, settings, api_key, recorder).app, bound, lambda: say(
                 f"{model.name} at http://{where}:{bound.getsockname()[1]}/v1, {model.fingerprint}, "
                 f"{llm.settings.numerics} on {llm.settings.device}"
             ))  # fmt: skip
         finally:
             engine.stop(halt=True)
+            if recorder is not None and (digest := recorder.run.finish()) is not None:
+                say(recorder.run.folder.path)
+                say(f"digest: {digest}")
+
+
+def _recorder(settings: ServeSettings, config: Any, llm: Any) -> Any:
+    """What keeps the answers, if they are to be kept."""
+    if not settings.record:
+        return None
+    from evalengine.harness.served_run import ServedRun
+    from evalengine.serve.recorder import Recorder
+
+    return Recorder(ServedRun.open(settings.record, f"serve-{config.model.name}", config, llm))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ class ServeSettings:
     """The server's own settings."""
 
     host: str = "127.0.0.1"
+    record: str = ""  # a folder for runs: every answer is a leaf of one; "": nothing is kept
     port: int = 8000  # 0: any that is free
     max_tokens: int = 0  # the most that one choice may ask for; 0: as many as the model's context holds
     max_choices: int = 1024  # of one request: its prompts times n
@@ -60,7 +61,7 @@ def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
     values: dict[str, int | str] = {}
     for name, text in own.items():
         least, largest = INTEGERS.get(name, (1, 1 << 24))
-        if name == "host":
+        if name in ("host", "record"):
             values[name] = text
         elif not text.isdecimal() or not least <= int(text) <= largest:
             problems.append(f"{name}={text}: must be an integer from {least} to {largest:,}")
@@ -68,4 +69,4 @@ def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
             values[name] = int(text)
     if problems:
         raise ConfigError([f"serve: {problem}" for problem in problems])
-    return ServeSettings(**values), others  # type: ignore[arg-type]  # `host` alone is no integer
+    return ServeSettings(**values), others  # type: ignore[arg-type]  # the texts are those two

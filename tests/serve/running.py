@@ -15,6 +15,7 @@ import uvicorn
 
 from evalengine import LLM
 from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.engine.thread import EngineThread
 from evalengine.serve.app import Server
 from evalengine.serve.model import ServedModel
@@ -32,6 +33,7 @@ class Running:
     server: Server
     llm: LLM
 
+    config: Config
     client: httpx.Client  # making one takes 30 ms
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -64,7 +66,7 @@ def running(
     try:
         server = Server(ServedModel(config, engine), thread, settings or ServeSettings(), api_key)
         with serving(server.app, send_buffer) as url, httpx.Client(base_url=url, timeout=120) as client:
-            yield Running(url, server, engine, client)
+            yield Running(url, server, engine, config, client)
     finally:
         thread.stop(halt=True)
         engine.close()

@@ -27,6 +27,7 @@ EPILOG = """\
   serve model.path=FOLDER port=8001 engine.max_num_seqs=256
   serve model=qwen3-0.6b host=0.0.0.0       for other machines, too: set EVALENGINE_API_KEY
 
+  record=FOLDER                   every answer is kept there as part of a run, which `check`, `prove` and `compare` read
   host=127.0.0.1  port=8000       where it listens; port=0 is any that is free
   max_tokens=0                    the most that one choice may ask for; 0: what the model's context holds
   max_choices=1024 max_open=8192  choices of one request; choices that may wait or run

@@ -1,0 +1,227 @@
+"""A run whose requests come from clients, one by one: each answer is a leaf, written before the client has it.
+
+Its folder is that of any run. While requests come it holds their journal, and beside it what was asked (`asked.jsonl`);
+`finish` makes records, digest and manifest of them. A document is a request: its number is a hash of what was asked, so
+that two servers which were asked the same have runs that compare, whatever the order. An equal request is one leaf: its
+answer must be the same to the bit, and a machine that gives another is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from itertools import groupby
+from typing import IO, Any
+
+from evalengine.config.schema import Config, to_yaml
+from evalengine.engine.expected import ExpectedAnswer
+from evalengine.engine.llm import LLM
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
+from evalengine.harness.execute import journal_entry
+from evalengine.harness.identity import engine_identity
+from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
+from evalengine.harness.outcome import SampleHashes, hash_string, records, task_hash
+from evalengine.harness.pieces import token_bytes
+from evalengine.harness.plan import Plan
+from evalengine.harness.requests import requests_sha256
+from evalengine.harness.runner import engine_facts, invocation, model_info, run_context
+from evalengine.harness.thinking import thoughts
+from evalengine.records.digest import digests
+from evalengine.records.evidence import ASKED, CONFIG, bind
+from evalengine.records.folder import RECORDS, RunFolder, write_failed
+from evalengine.records.lm_eval import Sample, TaskResult, remove_results, write_results, write_samples
+from evalengine.records.manifest import MANIFEST, RunOutcome, build_manifest, run_id, run_identity
+from evalengine.records.manifest_parts import RunCounts, RunTimings
+from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256, write_records
+from evalengine.records.sealed import canonical
+from evalengine.records.tokens import TOKENS, tokens_json, used_ids
+
+SCORES = "prompts"  # the task of prompts whose logprobs were asked for
+BITS = 52  # of a document's number: JavaScript reads 53 exactly
+
+
+@dataclass
+class ServedRun:
+    """An open run. `add` keeps an answer, `finish` makes the folder a run that every command reads."""
+
+    config: Config
+    llm: LLM
+    identity: dict[str, Any]
+    folder: RunFolder
+    journal: Journal
+    asked: dict[RecordKey, Request]
+    file: IO[bytes]  # `asked.jsonl`, unbuffered
+    resumed: int  # answers of a server that was killed
+    started: float = field(default_factory=time.time)
+    begin: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def open(cls, output_dir: str, name: str, config: Config, llm: LLM) -> ServedRun:
+        """The run in a new folder below `output_dir`, or in that of a server which was killed.
+
+        Raises: ConfigError in fast numerics, whose bits no one can check; EvalEngineError if the disk refuses.
+        """
+        if llm.settings.numerics == "fast":
+            raise ConfigError("record: numerics=fast gives no answer twice, so that none can be checked; set "
+                              "batch_invariant=true, or leave record out")  # fmt: skip
+        config = replace(
+            config, tasks={}, groups={}, apply_chat_template=bool(getattr(llm.tokenizer, "chat_template", None))
+        )
+        extra = {**engine_identity(config, llm), "datasets": {}, "prompts": None, "harness": SERVED}
+        identity = run_identity(config, extra)
+        folder = RunFolder.open(output_dir, name, run_id(config, extra), "auto", identity)
+        try:
+            asked = _read_back(folder)
+            folder.write_text(CONFIG, to_yaml(config))
+            journal = Journal.open(folder.journal, folder.identity_sha256, lambda key: _expected(asked.get(key), llm))
+            known = {key: request for key, request in asked.items() if key in journal.finished}
+            file = _rewritten(folder, known)
+        except BaseException:
+            folder.close()
+            raise
+        return cls(config, llm, identity, folder, journal, known, file, len(known))
+
+    def add(self, task: str, request: Request, output: RequestOutput) -> RecordKey:
+        """Keeps an answer; returns its key, by which `prove` and `check` find it.
+
+        Raises: EvalEngineError if the disk refuses, and for an answer that is not the one given before.
+        """
+        plain = recorded(request)
+        key = served_key(task, plain, request)
+        answer = replace(output, top_logprobs=None)
+        entry = journal_entry(key, ids_sha256(plain.prompt_ids), answer)
+        if (before := self.journal.finished.get(key)) is not None:
+            if not _same(before, entry):
+                raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
+                                      "this machine computes wrong")  # fmt: skip
+            return key
+        try:
+            self.file.write(asked_line(key, plain))
+        except OSError as error:
+            raise write_failed(self.folder.path / ASKED, error) from error
+        self.asked[key] = plain
+        self.journal.append(entry)
+        return key
+
+    def finish(self) -> str | None:
+        """Makes the folder a finished run and returns its digest; without any answer nothing is left, and None."""
+        self.file.close()
+        self.journal.close()
+        if not self.journal.finished:
+            self.folder.close()
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            return None
+        with self.folder:
+            digest = self._write(Plan([], in_order(self.asked)))
+            self.folder.tidy()
+            return digest
+
+    def _write(self, plan: Plan) -> str:
+        folder, llm, answers = self.folder, self.llm, self.journal.finished
+        thought = thoughts(plan, answers, llm.tokenizer)
+        rows = records(plan, answers, thought)
+        found, finished = digests(rows), datetime.now()
+        folder.write_text(ASKED, b"".join(asked_line(i.key, i.request) for i in plan.requests).decode())
+        folder.write_with(RECORDS, lambda path: write_records(path, rows))
+        folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used_ids(row.output_ids for row in rows))))
+        remove_results(folder)
+        results = [*_results(rows, self.asked, llm.tokenizer)]
+        for result in results:
+            write_samples(folder, result, finished)
+        seconds = time.perf_counter() - self.begin
+        timings = RunTimings(0.0, seconds, seconds)
+        identity = {**self.identity, "prompts": requests_sha256((item.key, item.request) for item in plan.requests)}
+        write_results(
+            *(folder, results, model_info(self.config, llm, identity), invocation(self.config, self.started, timings)),
+            finished,
+        )
+        context = run_context(self.config, llm, identity, {}, self.started)
+        outcome = RunOutcome(found, _counts(rows, self.resumed), timings, engine_facts(llm, llm.stats))
+        manifest = bind(build_manifest(context, outcome), folder.path, found.run)
+        folder.write_text(MANIFEST, manifest.file_text())
+        folder.finish(found.run)
+        return found.run
+
+
+def recorded(request: Request) -> Request:
+    """The request as it is kept: without alternatives, which no digest holds, and with noise of its own."""
+    if isinstance(request, GenerateRequest):
+        return with_own_noise(replace(request, params=replace(request.params, logprobs=0)))
+    return replace(request, logprobs=0)
+
+
+def served_key(task: str, plain: Request, request: Request) -> RecordKey:
+    """The key of a request's record. Samples of one prompt are repeats of one document."""
+    sample, asked = 0, [plain.prompt_ids, getattr(plain, "continuation_ids", None)]
+    if isinstance(request, GenerateRequest):
+        sample, asked = request.sample, [plain.prompt_ids, asdict(replace(request.params, logprobs=0))]
+    digest = hashlib.sha256(canonical(asked).encode()).digest()
+    return task, int.from_bytes(digest[:8], "big") >> (64 - BITS), 0, sample
+
+
+def _read_back(folder: RunFolder) -> dict[RecordKey, Request]:
+    return read_asked(folder.path, unfinished=True) if (folder.path / ASKED).exists() else {}
+
+
+def _rewritten(folder: RunFolder, known: dict[RecordKey, Request]) -> IO[bytes]:
+    """`asked.jsonl` with the requests whose answers are there, open for more."""
+    folder.write_text(ASKED, b"".join(asked_line(*one) for one in known.items()).decode())
+    return open(folder.path / ASKED, "ab", buffering=0)
+
+
+def _expected(request: Request | None, llm: LLM) -> ExpectedEntry | None:
+    if request is None:
+        return None
+    answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
+    return ExpectedEntry(ids_sha256(request.prompt_ids), answer)
+
+
+def _same(a: JournalEntry, b: JournalEntry) -> bool:
+    said = [(e.prompt_sha256, list(e.output_ids), e.logprobs.tobytes(), e.finish_reason, e.text) for e in (a, b)]
+    return said[0] == said[1]
+
+
+def _results(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
+    """What each task answered, without a metric: nobody has said what would be right."""
+    for task, own in groupby(rows, key=lambda row: row.task):
+        samples = [_sample([*some], asked, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
+        hashes = [SampleHashes(s.doc_hash, s.prompt_hash, s.target_hash) for s in samples]
+        size = len(samples)
+        yield TaskResult(task, "N/A", 0, {}, {}, {}, size, size, task_hash(hashes), samples)
+
+
+def _sample(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Sample:
+    row, request = rows[0], asked[rows[0].key]
+    prompt = tokenizer.decode(list(row.prompt_ids), skip_special_tokens=False)
+    doc: dict[str, Any] = {"prompt": prompt}
+    if isinstance(request, GenerateRequest):
+        params = request.params
+        settings = {"until": list(params.stop), "max_gen_toks": params.max_tokens, "temperature": params.temperature,
+                    "top_k": params.top_k, "top_p": params.top_p, "do_sample": params.temperature > 0}  # fmt: skip
+        arguments: tuple[Any, ...] = (prompt, settings)
+        answers: list[Any] = [one.text for one in rows]
+    else:
+        doc["scored"] = tokenizer.decode(list(row.output_ids), skip_special_tokens=False)
+        arguments = (prompt, doc["scored"])
+        answers = [(math.fsum(one.logprobs.tolist()), one.is_greedy) for one in rows]
+    hashes = hash_string(canonical([doc, arguments])), hash_string(prompt), hash_string("")
+    return Sample(row.doc_id, doc, "", [arguments], [answers], answers[:1], "none", {}, *hashes)
+
+
+def _counts(rows: Sequence[RequestRecord], resumed: int) -> RunCounts:
+    return RunCounts(
+        documents=len({row.key[:2] for row in rows}),
+        requests=len(rows),
+        resumed_requests=resumed,
+        truncated_prompts=0,
+        prompt_tokens=sum(len(row.prompt_ids) for row in rows),
+        output_tokens=sum(len(row.output_ids) for row in rows),
+        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
+    )

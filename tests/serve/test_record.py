@@ -1,0 +1,182 @@
+"""`record=FOLDER`: a server's answers are a run, which `check`, `prove`, `compare`, `gate` and `report` read as any."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.harness.served_run import ServedRun
+from evalengine.records.schema import RequestRecord
+from evalengine.serve.recorder import RECEIPT, RUN, Recorder
+from tests.e2e.command import Run, call
+from tests.serve.running import QUESTION, Running, running
+
+CHAT = [{"role": "user", "content": "What is 3 plus 4?"}]
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": QUESTION, "max_tokens": 6, "temperature": 0, "logprobs": 2}),
+    ("/v1/completions", {"prompt": QUESTION, "max_tokens": 5, "n": 2, "stop": "="}),
+    ("/v1/completions", {"prompt": "1 + 1 =", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}),
+    ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 5, "stream": True}),
+]
+
+
+@contextmanager
+def recording(folder: Path, *words: str) -> Iterator[Running]:
+    """A server that records below the folder, and finishes its run at its end."""
+    with running(*words) as server:
+        run = ServedRun.open(str(folder), "serve-tinymath", server.config, server.llm)
+        server.server.recorder = Recorder(run)
+        yield server
+        run.finish()
+
+
+def ask(server: Running, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[Any]:
+    answers = [server.post(path, body) for path, body in asked]
+    assert [answer.status_code for answer in answers] == [200] * len(answers), answers[-1].text
+    return answers
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any]]:
+    folder = tmp_path_factory.mktemp("recorded")
+    with recording(folder) as server:
+        answers = ask(server, ASKED)
+        ask(server, ASKED[:2])  # an equal request is the same leaf
+    (path,) = folder.iterdir()
+    return Run(path), answers
+
+
+def record_of(run: Run, item: str) -> RequestRecord:
+    (found,) = [record for record in run.records if "/".join(map(str, record.key)) == item]
+    return found
+
+
+def test_every_answer_is_a_leaf_that_its_header_names(recorded: tuple[Run, list[Any]]) -> None:
+    run, answers = recorded
+    assert {answer.headers[RUN] for answer in answers} == {run.folder.name}
+    items = [item for answer in answers for item in answer.headers[RECEIPT].split(", ")]
+    assert len(items) == 5 == len({*items})
+    first = record_of(run, items[0])
+    said = answers[0].json()["choices"][0]
+    assert first.text == said["text"]
+    assert first.logprobs.tobytes() == np.array(said["logprobs"]["token_logprobs"], dtype=np.float32).tobytes()
+    sampled = [record_of(run, item).text for item in items[1:3]]
+    assert sampled == [choice["text"] for choice in answers[1].json()["choices"]]
+    kinds = [record.kind for record in run.records]
+    assert kinds.count("loglikelihood") == 1 and len(kinds) == 6, "the echo's prompt, and five answers"
+    assert run.manifest["identity"]["harness"] == "serve" and run.manifest["counts"]["requests"] == 6
+    assert {path.name for path in run.folder.iterdir()} & {"journal.jsonl", "identity.json", ".lock"} == set()
+
+
+def test_check_computes_all_of_it_again(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    run, answers = recorded
+    done = call("check", str(run.folder))
+    assert done.code == 0 and "6 of 6 items" in done.out and "verdict: AGREES" in done.out, done.err
+    item = answers[1].headers[RECEIPT].split(", ")[1]  # the second sample: its noise is named in the receipt
+    receipt = tmp_path / "receipt.json"
+    assert call("prove", str(run.folder), "--item", item, "-o", str(receipt)).code == 0
+    checked = call("check", str(receipt), "--model", "asset:tinymath", "--digest", run.digest)
+    assert checked.code == 0 and "every bit agrees" in checked.out, checked.out + checked.err
+
+
+def test_an_edited_answer_is_found(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    copy = tmp_path / "edited"
+    shutil.copytree(recorded[0].folder, copy)
+    asked = copy / "asked.jsonl"
+    asked.write_text(asked.read_text().replace('"max_tokens":6', '"max_tokens":7'))
+    done = call("check", str(copy))
+    assert done.code == 2 and "asked.jsonl: not the file that the run wrote" in done.err
+
+
+def test_another_order_and_batch_is_the_same_run(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    with recording(tmp_path, "engine.max_num_seqs=1", "engine.max_num_batched_tokens=16") as server:
+        ask(server, ASKED[::-1])
+    (path,) = tmp_path.iterdir()
+    assert Run(path).digest == recorded[0].digest
+    done = call("compare", str(recorded[0].folder), str(path))
+    assert done.code == 0 and "verdict: IDENTICAL" in done.out, done.out + done.err
+
+
+def test_other_requests_are_another_run(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    with recording(tmp_path) as server:
+        ask(server, ASKED[:3])
+    (path,) = tmp_path.iterdir()
+    refused = call("compare", str(recorded[0].folder), str(path))
+    assert refused.code == 2 and "Only A ran chat" in refused.err
+    allowed = call("compare", str(recorded[0].folder), str(path), "--allow")
+    assert "verdict: IDENTICAL" in allowed.out, allowed.out + allowed.err
+
+
+def test_a_gate_and_a_page_read_it(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    run, baseline = recorded[0], tmp_path / "baseline.json"
+    assert call("baseline", str(run.folder), "-o", str(baseline)).code == 0
+    done = call("gate", str(baseline), str(run.folder), "--policy", "bitwise")
+    assert done.code == 0, done.out + done.err
+    copy = tmp_path / "copy"
+    shutil.copytree(run.folder, copy)
+    assert call("report", str(copy)).code == 0
+    assert "Arlo collects 45 flowers" in (copy / "report.html").read_text()
+
+
+def test_a_killed_server_is_taken_up(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    """What was answered before the kill is kept; a line that was being written is not."""
+    with running() as server:
+        run = ServedRun.open(str(tmp_path), "serve-tinymath", server.config, server.llm)
+        server.server.recorder = Recorder(run)
+        ask(server, ASKED[:2])
+        for file in (run.file, run.journal._file):
+            file.close()
+        run.folder.close()  # as a kill does
+    (path,) = tmp_path.iterdir()
+    with open(path / "asked.jsonl", "ab") as file:
+        file.write(b'{"key":["completions",')
+    assert "not finished" in call("check", str(path)).err
+    with recording(tmp_path) as server:
+        ask(server, ASKED[2:])
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert Run(path).digest == recorded[0].digest
+    assert Run(path).manifest["counts"]["resumed_requests"] == 3
+
+
+def test_a_machine_that_computes_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(tmp_path) as server:
+        ask(server, ASKED[:1])
+        right = server.server.engine.engine.run
+
+        def wrong(*arguments: Any) -> Any:
+            for output in right(*arguments):
+                output.logprobs[0] = np.nextafter(output.logprobs[0], np.float32(0))
+                yield output
+
+        monkeypatch.setattr(server.server.engine.engine, "run", wrong)
+        refused = server.post(*ASKED[0])
+        assert refused.status_code == 500 and "could not be recorded" in refused.text
+        monkeypatch.undo()
+
+
+def test_nothing_asked_leaves_nothing_and_fast_is_refused(tmp_path: Path) -> None:
+    with recording(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    done = call("serve", f"record={tmp_path}", "batch_invariant=false", "engine.device=cpu", "port=0")
+    assert done.code == 2 and "record: numerics=fast" in done.err
+
+
+def test_a_damaged_list_of_what_was_asked_is_said(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
+    from evalengine.errors import ConfigError
+    from evalengine.harness.asked import read_asked
+
+    whole = (recorded[0].folder / "asked.jsonl").read_text().splitlines()
+    line = json.loads(whole[0])
+    for damaged in ("{", "[]", json.dumps({**line, "key": ["a", 1]}), json.dumps({**line, "prompt_ids": ["a"]}),
+                    json.dumps({**line, "params": {"tempo": 1}}), f"{whole[0]}\n{whole[0]}"):  # fmt: skip
+        (tmp_path / "asked.jsonl").write_text(f"{damaged}\n")
+        with pytest.raises(ConfigError, match=r"asked\.jsonl: missing or damaged"):
+            read_asked(tmp_path)
