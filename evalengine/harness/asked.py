@@ -18,12 +18,15 @@ from evalengine.harness.requests import HarnessRequest
 from evalengine.models.processors import LogitsProcessors
 from evalengine.records.evidence import ASKED
 from evalengine.records.schema import RecordKey
-from evalengine.records.shapes import Each, anything, count, text, wrong
+from evalengine.records.shapes import Count, Text, fits, with_fields, wrong
 from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
 
 SERVED = "serve"  # `harness` of a run's identity whose requests came from clients
-_LINE = {"key": [anything], "prompt_ids": [count], "params?": Each(anything), "scored?": [count], "logprobs?": count}
+_KEY = tuple[Text, Count, Count, Count]
+_LINE = with_fields({
+    "key": list, "prompt_ids": list[Count], "params?": dict, "scored?": list[Count], "logprobs?": Count
+})  # fmt: skip
 
 
 def with_own_noise(request: GenerateRequest) -> GenerateRequest:
@@ -82,7 +85,7 @@ def _request(line: Any, request_id: int, number: int) -> tuple[RecordKey, Reques
     if problem := wrong(line, _LINE):
         raise ValueError(f"line {number}: {problem}")
     key = line["key"]
-    if len(key) != 4 or not text(key[0]) or not all(count(part) and part < 1 << 63 for part in key[1:]):
+    if not fits(tuple(key), _KEY):
         raise ValueError(f"line {number}: its key is no task, document, request and repeat")
     if "params" not in line:
         return tuple(key), ScoreRequest(request_id, line["prompt_ids"], line.get("scored", []), line.get("logprobs", 0))
