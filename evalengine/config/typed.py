@@ -31,7 +31,7 @@ MOST_OF_NAME = 60  # characters of a name in messages: a file may have one of a 
 EXPECTED = (  # how pydantic's name of an error begins -> what the value must be
     *(("int", "an integer"), ("finite", "a finite number"), ("float", "a number"), ("bool", "true or false")),
     *(("string_too_short", "a text that is not empty"), ("string_pattern", "a text of the form {pattern}")),
-    *(("string", "a text"), ("list|tuple|set", "a list")),
+    *(("too_short", "a list that is not empty"), ("string", "a text"), ("list|tuple|set", "a list")),
     ("dict|mapping|dataclass|model", "a mapping of names to values"),
     *(("literal", "one of {expected}"), ("greater_than_equal", "at least {ge}"), ("greater_than", "more than {gt}")),
     *(("less_than_equal", "at most {le}"), ("less_than", "less than {lt}")),

@@ -4,190 +4,167 @@ once, with the path of each."""
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, ValidationError, with_config
+from typing_extensions import NotRequired, TypedDict
+
+from evalengine.config.typed import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of
 from evalengine.errors import ConfigError
-from evalengine.records.shapes import Number, fits
-from evalengine.report.gate.policies import (
-    ALLOWABLE,
-    INCONCLUSIVE,
-    RULES,
-    AccuracyRule,
-    AllOf,
-    AnyOf,
-    Average,
-    DigestRule,
-    Limits,
-    Policy,
-    Rule,
-    TokensRule,
-)
+from evalengine.records.shapes import Number
+from evalengine.report.gate import policies
+from evalengine.report.gate.policies import ALLOWABLE, RULES, AccuracyRule, Average, Inconclusive, Limits, Policy, Rule
+
+Share = Annotated[Number, Field(gt=0, lt=1)]
+Margin = Annotated[Number, Field(gt=0)]  # no interval's bound can lie within a margin of 0
+Loss = Annotated[Number, Field(ge=0)]
 
 
 def parse_policy(value: Any, name: str, where: str = "policy") -> Policy:
     """The policy in a YAML file's plain values. `where` begins each problem's text. Raises `ConfigError`."""
-    reader = _Reader([])
-    policy = reader.policy(value, name, where)
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    return policy
+    try:
+        given = adapter(_Policy).validate_python({} if value is None else value)
+        rule = _rule({kind: given.pop(kind) for kind in RULES if kind in given})
+    except ValidationError as error:
+        pairs = zip(error.errors(include_url=False), problems_of(error), strict=True)
+        raise ConfigError([f"{where}: {_in_words(*pair)}" for pair in pairs]) from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return Policy(name, rule, **{**given, "allow": tuple(given.get("allow", ()))})
 
 
-@dataclass
-class _Reader:
-    """Reads a policy, and reads on after a problem, so that all problems are reported at once."""
-
-    problems: list[str]
-
-    def policy(self, value: Any, name: str, where: str) -> Policy:
-        value = self.mapping(value, where, ("description", "extends", "inconclusive", "allow", *RULES))
-        description = self.typed(value.get("description", ""), str, f"{where}: description", "")
-        allow = self.typed(value.get("allow", []), list, f"{where}: allow", [])
-        for part in allow:
-            if part not in ALLOWABLE:
-                cure = near(quoted(part).strip("'"), ALLOWABLE)
-                self.problems.append(f"{where}: allow: {quoted(part)} cannot be allowed to differ; {cure}")
-        if "extends" in value:
-            self.problems.append(f"{where}: extends: only a policy's file can extend another")
-        rule = self.rule({key: value[key] for key in value if key in RULES}, where)
-        inconclusive = value.get("inconclusive", "report")
-        if not isinstance(inconclusive, str) or inconclusive not in INCONCLUSIVE:
-            meaning = "fail (exit code 1), report (exit code 3) or pass (exit code 0)"
-            self.problems.append(f"{where}: inconclusive: is {quoted(inconclusive)}; one of {meaning} is needed")
-            inconclusive = "report"
-        allowed = tuple(part for part in allow if part in ALLOWABLE)
-        return Policy(name, rule, allowed, description, inconclusive)
-
-    def rule(self, value: Any, where: str) -> Rule:
-        value = self.mapping(value, where, RULES)
-        if len(value) != 1:
-            self.problems.append(f"{where}: needs exactly one of {', '.join(RULES)}; has {', '.join(value) or 'none'}")
-            return AllOf(())
-        ((kind, content),) = value.items()
-        where = f"{where}: {kind}"
-        if kind == "digest":
-            if content != "equal":
-                self.problems.append(f"{where}: is {quoted(content)}; the one value is: equal")
-            return DigestRule()
-        if kind == "tokens":
-            content = self.mapping(content, where, ("epsilon",))
-            return TokensRule(self.number(content.get("epsilon", 0.0), f"{where}: epsilon", 0.0, math.inf, null=True))
-        if kind == "accuracy":
-            return self.accuracy(content, where)
-        parts = self.typed(content, list, where, [])
-        if not parts:
-            self.problems.append(f"{where}: needs a list of rules")
-        rules = tuple(self.rule(part, f"{where}[{number}]") for number, part in enumerate(parts))
-        return AnyOf(rules) if kind == "any_of" else AllOf(rules)
-
-    def accuracy(self, value: Any, where: str) -> AccuracyRule:
-        value = self.mapping(value, where, (*_LIMITS, "tasks", "averages"))
-        limits, tasks = self.limits(value, where), {}
-        for task, content in self.mapping(value.get("tasks"), f"{where}: tasks").items():
-            at = f"{where}: tasks: {task}"
-            content = self.mapping(content, at, (*_LIMITS, "metrics"))
-            metrics = {
-                metric: self.limits(self.mapping(inner, f"{at}: metrics: {metric}", _LIMITS), f"{at}: {metric}")
-                for metric, inner in self.mapping(content.get("metrics"), f"{at}: metrics").items()
-            }
-            tasks[task] = {**self.limits(content, at), "metrics": metrics}
-        given = self.mapping(value.get("averages"), f"{where}: averages").items()
-        averages = {
-            name: self.average(inner, limits, f"{where}: averages: {name}")
-            for name, inner in given
-            if inner is not None  # null takes away an average of the extended policy
-        }
-        rule = AccuracyRule(Limits(**limits), tasks, averages)
-        self.sense(rule, where)
-        return rule
-
-    def average(self, value: Any, limits: Mapping[str, Any], where: str) -> Average:
-        """An average of a rule, whose limits hold for the average, too, except `skip`."""
-        of_shares = [name for name in _LIMITS if name != "skip" and not name.endswith("_percent")]
-        value = self.mapping(value, where, ("tasks", "metric", "mean", *of_shares))
-        tasks = value.get("tasks")
-        tasks = [tasks] if isinstance(tasks, str) else tasks
-        if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
-            self.problems.append(f"{where}: tasks: is {quoted(tasks)}; names or patterns of tasks are needed: [mmlu_*]")
-            tasks = []
-        metric = value.get("metric")
-        if not isinstance(metric, str) or not metric:
-            self.problems.append(f"{where}: metric: is {quoted(metric)}; a metric's name is needed, such as acc")
-            metric = ""
-        mean = value.get("mean", "macro")
-        if mean not in ("macro", "micro"):
-            self.problems.append(f"{where}: mean: is {quoted(mean)}; macro (tasks count alike) or micro (documents do)")
-            mean = "macro"
-        own = {**limits, **self.limits(value, where), "skip": False}
-        return Average(tuple(tasks), metric, mean, Limits(**own))
-
-    def limits(self, value: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The checked settings of `Limits` in `value`, and those only."""
-        checked: dict[str, Any] = {}
-        for name in _LIMITS:
-            if name not in value:
-                continue
-            at, given = f"{where}: {name}", value[name]
-            if name in ("require_power", "skip"):
-                checked[name] = self.typed(given, bool, at, False)
-            elif name == "higher_is_better":
-                checked[name] = None if given is None else self.typed(given, bool, at, True)
-            elif name in ("alpha", "power"):
-                checked[name] = self.number(given, at, 0.0, 1.0, null=name == "alpha", strict=True)
-            else:
-                strict = name.startswith("margin")  # no interval's bound can lie within a margin of 0
-                checked[name] = self.number(given, at, 0.0, math.inf, null=True, strict=strict)
-        return checked
-
-    def sense(self, rule: AccuracyRule, where: str) -> None:
-        """Notes rules that cannot fail, test nothing, or ask for power without a loss to detect."""
-        skips = [settings.get("skip") for own in rule.tasks.values() for settings in (own, *own["metrics"].values())]
-        if rule.limits.skip and False not in skips and not rule.averages:
-            self.problems.append(f"{where}: skip: true for every task, so no metric is tested; set skip: false for one")
-        places = [(where, rule.limits)]
-        for task, own in rule.tasks.items():
-            names = [name.partition(",") for name in own["metrics"]] or [("", "", "")]
-            places += [(f"{where}: tasks: {task}", rule.of(task, metric, rest)) for metric, _, rest in names]
-        places += [(f"{where}: averages: {name}", average.limits) for name, average in rule.averages.items()]
-        for at, limits in places:
-            self.problems += [f"{at}: {why}" for why in _senseless(limits)]
-
-    def mapping(self, value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
-        value = {} if value is None else value
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            self.problems.append(f"{where}: is {quoted(value)}; a mapping is needed (name: value)")
-            return {}
-        known = value if known is None else tuple(known)
-        for key in value:
-            if key not in known:
-                self.problems.append(f"{where}: {key}: unknown key; {near(key, known)}")
-        return {key: inner for key, inner in value.items() if key in known}
-
-    def typed(self, value: Any, kind: type, where: str, otherwise: Any) -> Any:
-        if isinstance(value, kind):
-            return value
-        self.problems.append(f"{where}: is {quoted(value)}; a {_KINDS[kind]} is needed")
-        return otherwise
-
-    def number(
-        self, value: Any, where: str, low: float, high: float, null: bool = False, strict: bool = False
-    ) -> float | None:
-        """A number in [low, high], or (low, high) if `strict`."""
-        if value is None and null:
-            return None
-        if fits(value, Number) and (low < value < high if strict else low <= value <= high):
-            return float(value)
-        span = f"above {low:g}" if strict else f"of {low:g} or more"
-        span = f"between {low:g} and {high:g}" if high < math.inf else span
-        hint = " (YAML reads 1e-4 as text: write 1.0e-4)" if isinstance(value, str) else ""
-        self.problems.append(f"{where}: is {quoted(value)}; a number {span} is needed{hint}")
-        return None if null else (low + min(high, low + 1)) / 2
+def _in_words(problem: Any, sentence: str) -> str:
+    """pydantic's problem with its cure."""
+    *_, key = place = problem["loc"] or ("",)
+    if problem["type"] == "extra_forbidden":
+        cure = "only a policy's file can extend another" if key == "extends" else near(key, sorted(_KNOWN))
+        return f"{name_of(place)}: unknown key; {cure}"
+    is_text = problem["type"] == "float_type" and isinstance(problem["input"], str)
+    return sentence + " (YAML reads 1e-4 as text: write 1.0e-4)" * is_text
 
 
-def _senseless(limits: Limits) -> Iterator[str]:
+@with_config(KNOWN_NAMES)
+class _LimitsInPoints(TypedDict, total=False):
+    """What an average may set of `Limits`."""
+
+    alpha: Share | None
+    margin: Margin | None
+    max_regression: Loss | None
+    require_power: Flag
+    power: Share
+    higher_is_better: Flag | None
+
+
+@with_config(KNOWN_NAMES)
+class _Limits(_LimitsInPoints, total=False):
+    margin_percent: Margin | None
+    max_regression_percent: Loss | None
+    skip: Flag
+
+
+@with_config(KNOWN_NAMES)
+class _Average(_LimitsInPoints):
+    tasks: Annotated[Text | Annotated[list[Text], Field(min_length=1)], must("be names or patterns of tasks: [mmlu_*]")]
+    metric: Annotated[Text, Field(min_length=1), must("be a metric's name, such as acc")]
+    mean: NotRequired[
+        Annotated[Literal["macro", "micro"], must("be macro (tasks count alike) or micro (documents do)")]
+    ]
+
+
+@with_config(KNOWN_NAMES)
+class _Task(_Limits):
+    metrics: NotRequired[dict[Text, _Limits] | None]
+
+
+@with_config(KNOWN_NAMES)
+class _Accuracy(_Limits):
+    tasks: NotRequired[dict[Text, _Task | None] | None]
+    averages: NotRequired[dict[Text, _Average | None] | None]  # null takes away an average of the extended policy
+
+
+@with_config(KNOWN_NAMES)
+class _Tokens(TypedDict, total=False):
+    epsilon: Loss | None
+
+
+def _accuracy(given: Any) -> AccuracyRule:
+    """The rule, checked as a whole."""
+    limits = dict(given or {})
+    tasks = {name: dict(own or {}) for name, own in (limits.pop("tasks", None) or {}).items()}
+    tasks = {name: {**own, "metrics": own.get("metrics") or {}} for name, own in tasks.items()}
+    averages = (limits.pop("averages", None) or {}).items()
+    held = {name: _average(own, limits) for name, own in averages if own is not None}
+    rule = AccuracyRule(Limits(**limits), tasks, held)
+    if problems := [*_inconsistent(rule)]:
+        raise ValueError("; ".join(problems))
+    return rule
+
+
+def _average(own: _Average, limits: Mapping[str, Any]) -> Average:
+    """An average of a rule, whose limits hold for the average, too, except `skip`."""
+    named = {name: content for name, content in own.items() if name not in ("tasks", "metric", "mean")}
+    tasks = [own["tasks"]] if isinstance(own["tasks"], str) else own["tasks"]
+    values: dict[str, Any] = {**limits, **named, "skip": False}
+    return Average(tuple(tasks), own["metric"], own.get("mean", "macro"), Limits(**values))
+
+
+def _rule(given: Any) -> Rule:
+    if len(given) != 1:
+        raise ValueError(f"needs exactly one of {', '.join(RULES)}; has {', '.join(given) or 'none'}")
+    ((kind, content),) = given.items()
+    if kind in ("all_of", "any_of"):
+        return policies.AllOf(tuple(content)) if kind == "all_of" else policies.AnyOf(tuple(content))
+    rule: Rule = content
+    return rule
+
+
+def _allowable(part: Any) -> Any:
+    if part not in ALLOWABLE:
+        raise ValueError(f"cannot be allowed to differ; {near(part, ALLOWABLE)}")
+    return part
+
+
+@with_config(KNOWN_NAMES)
+class _OneRule(TypedDict, total=False):
+    digest: Annotated[
+        Literal["equal"], must("be: equal, the one value there is"), AfterValidator(lambda _: policies.DigestRule())
+    ]
+    tokens: Annotated[_Tokens | None, AfterValidator(lambda given: policies.TokensRule(**given or {}))]
+    accuracy: Annotated[_Accuracy | None, AfterValidator(_accuracy)]
+    all_of: _Rules
+    any_of: _Rules
+
+
+_Rules = Annotated[list[Annotated[_OneRule, AfterValidator(_rule)]], Field(min_length=1)]
+
+
+@with_config(KNOWN_NAMES)
+class _Policy(_OneRule, total=False):
+    description: Text
+    inconclusive: Annotated[Inconclusive, must("be fail (exit code 1), report (exit code 3) or pass (exit code 0)")]
+    allow: list[Annotated[Any, AfterValidator(_allowable)]]
+
+
+_KINDS = (_Policy, _Accuracy, _Average, _Task, _Tokens)
+_KNOWN = {name for kind in _KINDS for name in (*kind.__annotations__, "extends")}
+
+
+def _inconsistent(rule: AccuracyRule) -> Iterator[str]:
+    """Rules that cannot fail, test nothing, or ask for power without a loss to detect."""
+    skips = [settings.get("skip") for own in rule.tasks.values() for settings in (own, *own["metrics"].values())]
+    if rule.limits.skip and False not in skips and not rule.averages:
+        yield "skip: true for every task, so no metric is tested; set skip: false for one"
+    places = [("", rule.limits)]
+    for task, own in rule.tasks.items():
+        names = [name.partition(",") for name in own["metrics"]] or [("", "", "")]
+        places += [(f"tasks: {task}: ", rule.of(task, metric, rest)) for metric, _, rest in names]
+    places += [(f"averages: {name}: ", average.limits) for name, average in rule.averages.items()]
+    for at, limits in places:
+        yield from (f"{at}{why}" for why in _inconsistent_limits(limits))
+
+
+def _inconsistent_limits(limits: Limits) -> Iterator[str]:
     """What is wrong with the limits of one place taken together."""
     margins = (limits.margin, limits.margin_percent)
     if limits.alpha is None and any(margin is not None for margin in margins):
@@ -201,10 +178,6 @@ def _senseless(limits: Limits) -> Iterator[str]:
     limited = (limits.alpha, limits.max_regression, limits.max_regression_percent)
     if not limits.skip and all(limit is None for limit in limited):
         yield "sets no limit, so it could never fail; set margin, alpha or max_regression"
-
-
-_LIMITS = tuple(item.name for item in fields(Limits))
-_KINDS = {str: "text", bool: "true or false", list: "list"}
 
 
 def quoted(value: Any) -> str:
