@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.engine import Engine
-from evalengine.engine.execute.cuda_graphs import DecodeGraphs, _Captured
+from evalengine.engine.execute.cuda_graphs import DecodeGraphs, Key, _Captured
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.layers.parallel import SINGLE
 
@@ -75,8 +75,9 @@ class _Graph:
 
 
 class _Graphs(DecodeGraphs):
-    def _capture(self, size: int, kv_len: int) -> _Captured:
+    def _capture(self, key: Key) -> _Captured:
         graph: Any = _Graph()
+        size = key[0]
         outputs = torch.empty(size, 1), torch.full((size,), CHOSEN), torch.full((size,), -1.0)
-        captured = self._captured[size, kv_len] = _Captured(graph, self._inputs.metadata(size, kv_len), *outputs)
+        captured = self._captured[key] = _Captured(graph, self._inputs.metadata(*key), *outputs)
         return captured

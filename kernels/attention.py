@@ -31,13 +31,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from evalengine.kernels import attention_cascade
+from evalengine.kernels.attention_batch import RaggedBatch
 from evalengine.kernels.attention_decode import decode_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.attention_variant import AttentionVariant
@@ -68,6 +69,10 @@ class AttentionSchedule:
     # working by blocks took 21 against 29 us for 8 programs, and 87 against 77 us for 512.
     few: int = 256  # decode has one stage more with at most so many programs
     by_block: int = 32  # decode works block by block with at most so many programs
+    # Rows of a tile, warps and stages of `attention_cascade`'s shared part; 0: every decode reads all of its tokens.
+    shared_rows: int = 0
+    shared_warps: int = 4
+    shared_stages: int = 2
 
 
 REFERENCE = AttentionSchedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
@@ -91,20 +96,22 @@ def _choose(
 ) -> AttentionSchedule:
     tma = device < 0 or torch.cuda.get_device_capability(device) >= (9, 0)
     if dtype == torch.float32:  # Float32 runs on FMA units: registers and shared memory bound the tiles.
-        return AttentionSchedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0)
+        return AttentionSchedule(
+            16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, shared_rows=16, shared_stages=1
+        )
     if head_dim > 128:
         stages = 2 if tma else 1  # sm_86 and sm_89 have 99 KiB of shared memory.
+        rows, shared_rows = (64, 32) if tma else (16, 16)
         return AttentionSchedule(
-            block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages, few=0
+            rows, 8, stages, tma=tma, decode_stages=stages, few=0, shared_rows=shared_rows, shared_stages=stages
         )
+    few, stages = (256, 3) if tma else (0, 2)
     if rows_per_sequence <= 32:
-        few = 256 if tma else 0
-        return AttentionSchedule(block_m=rows_per_sequence, num_warps=4, num_stages=3 if tma else 2, tma=tma, few=few)
+        return AttentionSchedule(rows_per_sequence, 4, stages, tma=tma, few=few, shared_rows=64)
     if not tma:
-        return AttentionSchedule(block_m=64, num_warps=4, num_stages=2, tma=False, few=0)
-    return AttentionSchedule(
-        block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size, device)
-    )
+        return AttentionSchedule(64, 4, stages, tma=False, few=few, shared_rows=64)
+    hopper = _hopper_covers(dtype, head_dim, page_size, device)
+    return AttentionSchedule(128, num_warps=8, num_stages=3, hopper=hopper, shared_rows=64)
 
 
 def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: int) -> bool:
@@ -118,14 +125,15 @@ def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: in
 
 
 def _forms(schedule: AttentionSchedule) -> set[AttentionSchedule]:
-    """The schedule itself, and for each way in which its decodes can run a schedule that always runs so."""
-    always = 1 << 30
-    chunked = {replace(schedule, by_block=0, few=few) for few in ({0, always} if schedule.few else {0})}
-    return {schedule, replace(schedule, by_block=always), *chunked}
+    """The schedule itself, and for each way in which its decodes can run a schedule that always runs so. Where blocks
+    are shared, the schedule itself reads them once."""
+    always, alone = 1 << 30, replace(schedule, shared_rows=0)
+    chunked = {replace(alone, by_block=0, few=few) for few in ({0, always} if schedule.few else {0})}
+    return {schedule, replace(alone, by_block=always), *chunked}
 
 
-def _order(schedule: AttentionSchedule) -> tuple[int, int]:
-    return schedule.by_block, schedule.few
+def _order(schedule: AttentionSchedule) -> tuple[bool, int, int]:
+    return not schedule.shared_rows, schedule.by_block, schedule.few
 
 
 def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[AttentionSchedule]:
@@ -133,33 +141,6 @@ def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) ->
     chosen = [_choose(head_dim, dtype, page_size, rows, device) for rows in (16, 32, 64)]
     forms = [form for schedule in chosen for form in sorted(_forms(schedule), key=_order)]
     return list(dict.fromkeys([REFERENCE, *forms]))
-
-
-class RaggedBatch(Protocol):
-    """What attention reads of a step's metadata (`layers.metadata.AttentionMetadata`). Decodes come first.
-
-    block_table int32 [S, pages]; cu_seqlens_q int32 [S + 1]; seqlens_k int32 [S], KV tokens with the sequence's new
-    rows; query_lens and kv_lens the same on the host; the first num_decodes sequences have one row each.
-    """
-
-    @property
-    def block_table(self) -> Tensor: ...
-    @property
-    def cu_seqlens_q(self) -> Tensor: ...
-    @property
-    def seqlens_k(self) -> Tensor: ...
-    @property
-    def query_lens(self) -> list[int]: ...
-    @property
-    def kv_lens(self) -> list[int]: ...
-    @property
-    def num_decodes(self) -> int: ...
-    @property
-    def max_decode_kv_len(self) -> int: ...
-    # A kernel keeps here what it computed from these once for all layers of a step, and its memory, which a CUDA graph
-    # captured with the batch needs for as long as it lives. "workspace", if present, returns float32 [n] for n.
-    @property
-    def plans(self) -> dict[Any, Any]: ...
 
 
 def paged_attention(
@@ -191,7 +172,7 @@ def paged_attention(
     assert variant.sinks == (sinks is not None)
     decodes = batch.num_decodes
     tokens = q.shape[0] - decodes
-    call = _Call(q, k_cache, v_cache, out, variant, sinks, batch)
+    call = Call(q, k_cache, v_cache, out, variant, sinks, batch)
     if schedule is None:
         rows = tokens * call.group // max(1, len(batch.query_lens) - decodes)
         schedule = choose(q.shape[2], q.dtype, k_cache.shape[1], rows, q.get_device())
@@ -204,7 +185,7 @@ def paged_attention(
     return out
 
 
-class _Call:
+class Call:
     """The operands and sizes that the launches of one call share."""
 
     def __init__(
@@ -227,7 +208,7 @@ class _Call:
         self.form = variant.window, None if variant.softcap is None else variant.scale / variant.softcap
         self.scale = (variant.softcap or variant.scale) * LOG2_E
         self.in_blocks = self.page % BLOCK == 0 and self.padded == self.head_dim and k_cache.is_contiguous()
-        self.strides = (
+        self.strides: tuple[int, ...] = (
             *(q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(1), k_cache.stride(2)),
             batch.block_table.stride(0),
         )
@@ -272,10 +253,17 @@ class _Call:
     def decode(self, schedule: AttentionSchedule) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
         chunks = self._reached(CHUNK)
-        states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
+        # A window leaves most of what sequences share behind, and begins elsewhere in each of them.
+        shared = batch.shared if schedule.shared_rows and self.variant.window is None else None
+        states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 or shared is not None else 0
         state = self._memory(states * (2 + self.padded))
         acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows are aligned
         programs = num_seqs * self.kv_heads * self._filled_chunks()
+        if shared is not None:
+            places = m, l, acc, self._arrivals(self.kv_heads, chunks)
+            for launched in attention_cascade.decode(self, shared, schedule, CHUNK, BLOCK, PRECISION, chunks, places):
+                self._launched(launched)
+            return
         if programs <= schedule.by_block:
             self._by_block(schedule, m, l, acc, chunks)
             return

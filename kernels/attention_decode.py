@@ -43,15 +43,15 @@ def _finish(
         tl.store(l_ptr + state, l, mask=r < G)
         tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
         if is_last_to_arrive(arrived_ptr, chunks, "gpu"):
-            _merge_chunks(
+            merge_chunks(
                 o_ptr, sinks_ptr, head, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh, G, D, DP
             )  # fmt: skip
     else:
-        _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G, D)
+        store_result(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G, D)
 
 
 @triton.jit
-def _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G: tl.constexpr, D: tl.constexpr):
+def store_result(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G: tl.constexpr, D: tl.constexpr):
     """Stores the result of the G heads that begin at o_ptr; m and l [rows], acc [rows, columns]."""
     r = tl.arange(0, acc.shape[0])
     if sinks_ptr is not None:
@@ -61,7 +61,7 @@ def _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G: tl.constexpr
 
 
 @triton.jit
-def _merge_chunks(
+def merge_chunks(
     o_ptr, sinks_ptr, head, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def _merge_chunks(
         l_c = tl.load(l_ptr + state, mask=g < G, other=0.0, cache_modifier=".cg")
         at = acc_ptr + state[:, None] * DP + column[None, :]
         m, l, acc = merge(m, l, acc, m_c, l_c, tl.load(at, mask=real, other=0.0, cache_modifier=".cg"))
-    _store(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G, D)
+    store_result(m, l, acc, o_ptr, sinks_ptr, head, column, stride_oh, G, D)
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from evalengine.certify.schedules import (
     listing,
     num_sequences,
     shuffled,
+    siblings,
     warm,
 )
 from evalengine.engine.request import GenerateRequest, SamplingParams, ScoreRequest
@@ -172,6 +173,24 @@ def graphs(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
         yield Variant(f"graphs, max_num_seqs={size}", cases, settings, passes=2, **replayed)
 
 
+def cascade(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
+    """What decodes share, read once for all of them or by each: equal prompts side by side, eagerly and by graphs."""
+    if not work.has_cascade:
+        yield Skip("this level's attention reads every sequence by itself")
+        return
+    cases = siblings(work.cases, 5, 65)
+    if not cases:
+        yield Skip("no generation is long enough to share a block of 64 tokens")
+        return
+    each: dict[str, Any] = {"happened": lambda stats: not stats.num_cascade_steps, "wanted": "no shared read"}
+    once: dict[str, Any] = {"happened": lambda stats: stats.num_cascade_steps > 0, "wanted": "a shared read"}
+    off, always = ({"cascade_attention": word, "max_num_seqs": 64} for word in ("off", "always"))
+    yield Variant("read for each", cases, off, **each)
+    yield Variant("read once", cases, always, passes=2, **once)
+    eager = {**always, "enforce_eager": True, "block_size": 16, "max_num_seqs": 17}
+    yield Variant("read once, pages of 16", cases, eager, **once)
+
+
 def tensor_parallel(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Ranks that share the model: each has other columns of every product, other heads and other token ids."""
     if not work.ranks:
@@ -217,7 +236,7 @@ AXES: dict[str, Axis] = {
     function.__name__: function
     for function in (
         *(batch, order, neighbours, chunks, prefix, preemption, pages, decode, asked, ids, nan, threads, graphs),
-        *(tensor_parallel, busy, mixed, restart),
+        *(cascade, tensor_parallel, busy, mixed, restart),
     )
 }
 

@@ -174,10 +174,11 @@ class Prover:
         _say(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
         settings = llm.settings
         assert llm.runner is not None
-        has_graphs = llm.runner.ops.capturable
+        has_graphs, has_cascade = llm.runner.ops.capturable, settings.attention_backend == "triton"
         sizes = (settings.max_model_len, llm.spec.vocab_size)
         ranks = _other_ranks(llm) if settings.numerics != "fast" else []
-        return ReferenceWorkload(self.cases, reference, self.effort, *sizes, settings.device.type, has_graphs, ranks)
+        about = *sizes, settings.device.type, has_graphs, has_cascade, ranks
+        return ReferenceWorkload(self.cases, reference, self.effort, *about)
 
     def _axis(self, name: str, variants: Iterator[Variant | Skip], work: ReferenceWorkload, llm: LLM) -> AxisResult:
         result = AxisResult(name)

@@ -18,6 +18,7 @@ DEFAULTS = {
     "max_num_batched_tokens": 4096,
     "enable_prefix_caching": True,
     "enforce_eager": False,
+    "cascade_attention": "auto",
     "num_threads": None,
 }
 

@@ -26,6 +26,7 @@ class ReferenceWorkload:
     vocab_size: int
     device_type: str
     has_graphs: bool = False  # the engine replays decode steps as CUDA graphs unless told not to
+    has_cascade: bool = False  # its attention can read what decodes share once
     ranks: Sequence[int] = ()  # other degrees of tensor parallelism that this machine can have
 
     def some(self, settings: Mapping[str, Any]) -> list[Case]:
@@ -105,6 +106,13 @@ def asking(request: GenerateRequest | ScoreRequest) -> GenerateRequest | ScoreRe
     if isinstance(request, ScoreRequest):
         return replace(request, logprobs=ASKED)
     return replace(request, params=replace(request.params, logprobs=ASKED))
+
+
+def siblings(cases: list[Case], count: int, tokens: int) -> list[Case]:
+    """Every generation after `tokens` tokens or more, `count` times: such requests have whole blocks in common."""
+    long = [c for c in cases if isinstance(c.request, GenerateRequest) and len(c.prompt) >= tokens]
+    numbered = enumerate([case for case in long for _ in range(count)])
+    return [replace(case, request=replace(case.request, request_id=i)) for i, case in numbered]
 
 
 def shuffled(cases: list[Case], seed: int) -> list[Case]:

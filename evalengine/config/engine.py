@@ -14,6 +14,7 @@ from evalengine.errors import ConfigError
 NUMERICS = ("auto", "native", "exact", "fast")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "sdpa")
+CASCADES = ("auto", "always", "off")
 MAX_NUM_SEQS = (1 << 16) - 1
 MAX_NUM_THREADS = 256  # allowed on smaller machines, too, where a larger one's run may be explained
 
@@ -56,6 +57,7 @@ def engine_problems(engine: EngineConfig) -> Iterator[str]:
     if not isinstance(engine.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
         yield f"engine.device={as_typed(engine.device)}: must be auto, cpu, cuda or cuda:<number>"
     yield from choice_problems("engine.attention_backend", engine.attention_backend, ATTENTION_BACKENDS)
+    yield from choice_problems("engine.cascade_attention", engine.cascade_attention, CASCADES)
     for name in ("max_model_len", "num_kv_blocks"):
         if getattr(engine, name) is not None:
             yield from size_problems(f"engine.{name}", getattr(engine, name))

@@ -24,6 +24,7 @@ SCHEDULE_FIELDS = (
     "gpu_memory_utilization",
     "enable_prefix_caching",
     "enforce_eager",
+    "cascade_attention",
     "device",
     "num_threads",
     "tensor_parallel_size",
@@ -73,6 +74,7 @@ class EngineConfig:
     gpu_memory_utilization: float | None = None  # instead: share of the GPU's whole memory, weights included (as vLLM)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
+    cascade_attention: str = "auto"  # auto: pages that decodes share are read once where it pays | always | off
     num_threads: int | None = None  # CPU threads; null: torch's default
     tensor_parallel_size: int = 1  # processes that share the model, each on a GPU of its own (or all on the CPU)
 

@@ -234,7 +234,9 @@ class Engine(LoadedModel):
 
     def _count(self, schedule: SchedulerOutput, seconds: float) -> None:
         self.stats.num_steps += bool(schedule.chunks)  # a schedule without chunks only takes the last step's results
-        self.stats.num_graph_steps = self.runner.num_graph_steps if self.runner is not None else 0
+        if self.runner is not None:
+            self.stats.num_graph_steps = self.runner.num_graph_steps
+            self.stats.num_cascade_steps = self.runner.num_cascade_steps
         self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
         self.stats.largest_step = max(self.stats.largest_step, schedule.num_tokens)
         self.stats.num_computed_tokens += schedule.num_tokens

@@ -18,6 +18,7 @@ from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.execute.parallel.group import share_memory, slot_bytes
 from evalengine.engine.execute.parallel.ranks import Ranks
+from evalengine.engine.execute.sharing import least_saved
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.schedule.block_manager import BlockManager
@@ -108,7 +109,8 @@ class LoadedModel:
         self.block_manager = self._new_block_manager()
         self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
         longest = None if self.config.enforce_eager else settings.max_model_len
-        pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
+        least = least_saved(self.config, settings, self.spec)
+        pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least
         runners = self._ranks.on_all_ranks(
             "build", pool, lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
         )

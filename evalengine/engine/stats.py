@@ -11,6 +11,7 @@ class EngineStats:
 
     num_steps: int = 0
     num_graph_steps: int = 0  # steps that replayed a CUDA graph
+    num_cascade_steps: int = 0  # steps whose attention read what decodes share once for all of them
     num_steps_ahead: int = 0  # steps launched before the last one's tokens were known on the host
     num_computed_tokens: int = 0  # prompt tokens, generated ones, and speculative ones after an end seen late
     num_generated_tokens: int = 0

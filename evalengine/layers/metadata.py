@@ -18,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evalengine.kernels.attention_batch import SharedBlocks
+from evalengine.layers.shared_blocks import SharedPages
+
 ALIGNMENT = 128  # bytes; arrays in the copied buffer are aligned for kernels as torch's allocator aligns tensors
 
 
@@ -76,6 +79,7 @@ class AttentionMetadata:
     block_table: Tensor  # int32 [S, P]: page ids, padded with 0
     query_lens: list[int]  # the lengths on the host, so that no layer waits for the device
     kv_lens: list[int]
+    shared: SharedBlocks | None = None  # what decodes have in the same pages, if attention is to read it once for all
     plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # data of kernels, made once a step
     layers: Sequence[AttentionMetadata] = ()  # what each layer takes, if they have several block tables
 
@@ -87,9 +91,10 @@ class AttentionMetadata:
         pages: Sequence[list[int]],
         block_size: int,
         device: torch.device,
+        shared: SharedPages | None = None,
     ) -> AttentionMetadata:
         """The metadata of sequences with these numbers of new tokens, numbers of tokens and page ids."""
-        return cls.build_each(query_lens, kv_lens, [pages], block_size, device)[0]
+        return cls.build_each(query_lens, kv_lens, [pages], block_size, device, shared)[0]
 
     @classmethod
     def build_each(
@@ -99,8 +104,12 @@ class AttentionMetadata:
         tables: Sequence[Sequence[list[int]]],
         block_size: int,
         device: torch.device,
+        shared: SharedPages | None = None,
     ) -> list[AttentionMetadata]:
-        """`build` for each of several block tables, which name the page ids of the same tokens in different layers."""
+        """`build` for each of several block tables, which name the page ids of the same tokens in different layers.
+
+        shared: what decodes share in the layers without a window; those with one do not ask.
+        """
         new = np.array(query_lens, dtype=np.int64)
         width = max(-(-n // block_size) for n in kv_lens)
         positions = token_positions(query_lens, kv_lens)
@@ -111,9 +120,15 @@ class AttentionMetadata:
             for row, ids in zip(table, pages, strict=True):
                 row[: len(ids)] = ids[:width]
             arrays += [table[rows, columns].astype(np.int64) * block_size + offsets, table]
+        if shared is not None:
+            arrays += shared.arrays
         starts, lengths, *own = upload(arrays, device)
+        blocks = None
+        if shared is not None:
+            *own, tiles, members, count, tokens = own
+            blocks = SharedBlocks(tiles, members, count, tokens, most_tiles=len(tiles))
         return [
-            cls(slots, starts, lengths, table, query_lens, kv_lens)
+            cls(slots, starts, lengths, table, query_lens, kv_lens, blocks)
             for slots, table in zip(own[::2], own[1::2], strict=True)
         ]
 

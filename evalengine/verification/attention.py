@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from evalengine.kernels import attention
+from evalengine.kernels.attention_batch import SharedBlocks
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification import operands
@@ -23,7 +24,7 @@ from evalengine.verification.verdict import Verdict
 
 # (new tokens, tokens) of each sequence, decodes first. Lengths lie on both sides of the borders of blocks (64) and
 # chunks (1024).
-SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (3, 3), (130, 130), (17, 1030), (67, 2111))
+SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (1, 1217), (3, 3), (130, 130), (17, 1030), (67, 2111))
 BEYOND = 67  # tokens by which a decode's sequence is longer than a window that is compared
 
 
@@ -38,6 +39,7 @@ class _Batch:
     kv_lens: list[int]
     num_decodes: int
     max_decode_kv_len: int
+    shared: SharedBlocks | None = None
     plans: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -54,7 +56,8 @@ def verify_attention(
 ) -> None:
     """Compares every schedule on a batch of decodes and prefills over shuffled pages, whose slots past each end and
     before each window are NaN, and on its decodes of one chunk alone, so that nothing is merged; then decode against
-    prefill."""
+    prefill. Without a window, the decodes have what they can in the longest one's pages, and a schedule that reads
+    shared pages once does."""
     random = operands.Random(dtype, device)
     index = torch.empty(0, device=device).get_device()
     schedules = attention.schedules(head_dim, page_size, dtype, index)
@@ -63,12 +66,17 @@ def verify_attention(
     if variant.is_plain and any(schedule.hopper for schedule in schedules):
         sequences = [*sequences, _second_tiles(num_heads // num_kv_heads, num_kv_heads, index)]
     table, caches = _paged(sequences, page_size, num_kv_heads, head_dim, variant.window, random)
+    shares = variant.window is None and attention.CHUNK % page_size == 0
+    if shares:
+        _share(table, [length for rows, length in sequences if rows == 1], page_size)
     q = random(sum(rows for rows, _ in sequences), num_heads, head_dim)
     sinks = random(num_heads) if variant.sinks else None
     in_one_chunk = len(list(takewhile(lambda lens: lens[0] == 1 and lens[1] <= attention.CHUNK, sequences)))
 
     def run(schedule: Any, count: int, as_decodes: bool = True) -> Tensor:
         batch = _batch(sequences[:count], table, as_decodes)
+        if shares and as_decodes:
+            batch.shared = _shared_blocks([length for rows, length in sequences[:count] if rows == 1], page_size, table)
         # It runs twice, as two layers would: the second call repeats the launches of the first.
         own = (q[: sum(batch.query_lens)], *caches, batch, variant, sinks, schedule)
         return torch.stack([attention.paged_attention(*own) for _ in range(2)])
@@ -125,6 +133,35 @@ def _paged(
         page, place = own[positions // page_size].to(like.device), (positions % page_size).to(like.device)
         caches[:, page, place] = random(2, len(positions), num_kv_heads, head_dim)
     return table.to(like.device), caches
+
+
+def _share(table: Tensor, lengths: Sequence[int], page_size: int) -> None:
+    """Gives the decodes, the first rows of the table, the longest one's pages for all blocks that they fill."""
+    longest = max(range(len(lengths)), key=lengths.__getitem__, default=0)
+    for row, length in enumerate(lengths):
+        pages = length // max(page_size, attention.BLOCK) * max(page_size, attention.BLOCK) // page_size
+        table[row, :pages] = table[longest, :pages]
+
+
+def _shared_blocks(lengths: Sequence[int], page_size: int, table: Tensor) -> SharedBlocks:
+    """What decodes of these lengths share after `_share`: in each chunk one unit, of all that have as much in it as
+    the second of them. Its tiles are of two, and one program is to take all of them."""
+    unit, chunks = max(page_size, attention.BLOCK), -(-max(lengths) // attention.CHUNK)
+    tokens = torch.zeros(len(lengths), chunks, dtype=torch.int32)
+    tiles: list[tuple[int, int, int, int]] = []
+    members: list[int] = []
+    for chunk in range(chunks):
+        before = chunk * attention.CHUNK
+        whole = [min(length // unit * unit - before, attention.CHUNK) for length in lengths]
+        shared = max(0, sorted(whole)[-2]) if len(whole) > 1 else 0
+        rows = [row for row, own in enumerate(whole) if own >= shared > 0]
+        tokens[rows, chunk] = shared
+        for pair in (rows[first : first + 2] for first in range(0, len(rows), 2)):
+            tiles.append((chunk, shared, len(members), len(pair)))
+            members += pair
+    listed = torch.tensor(tiles or [(0, 0, 0, 0)]), torch.tensor(members or [0]), torch.tensor([len(tiles)])
+    on_device = [array.int().to(table.device) for array in listed]
+    return SharedBlocks(on_device[0], on_device[1], on_device[2], tokens.to(table.device), most_tiles=1)
 
 
 def _batch(sequences: Sequence[tuple[int, int]], table: Tensor, as_decodes: bool) -> _Batch:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks import attention, expert_matmul, measure, row_cases, rows
+from benchmarks import attention, attention_cascade, expert_matmul, measure, row_cases, rows
 from benchmarks.report import Failure, Timing
 from evalengine.kernels.mixture_variant import Router
 
@@ -166,3 +167,37 @@ def test_experts_measures_every_product_and_their_choice(monkeypatch: pytest.Mon
     monkeypatch.setattr(expert_matmul.expert_matmul, "expert_linear", lambda *args: right(*args) + 1)
     (failure, *_) = expert_matmul.measure(timer, DEVICE, sizes)
     assert isinstance(failure, Failure) and "other bytes than the dense" in failure.reason
+
+
+@pytest.fixture
+def small_cascade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`benchmarks cascade` with shapes that Triton's interpreter can compute."""
+    for name, value in {"Q_HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16, "DTYPE": torch.float16}.items():
+        monkeypatch.setattr(attention, name, value)
+        monkeypatch.setattr(attention_cascade, name, value)
+    cases = attention_cascade.Case(3, 64, 5, target=0.35), attention_cascade.Case(4, 64, 5, families=2)
+    monkeypatch.setattr(attention_cascade, "CASES", cases)
+
+
+@pytest.mark.usefixtures("small_cascade")
+def test_cascade_reads_once_and_is_timed_beside_reading_for_each() -> None:
+    timer, timed = fake_timer(ours=0.25)
+    first, second = attention_cascade.measure(timer, DEVICE)
+    assert isinstance(first, Timing) and first.ratio == 0.25 and first.passed and first.work == 2 * (64 + 15) * 64
+    assert isinstance(second, Timing) and second.passed is None and second.work == 2 * (128 + 20) * 64
+    assert timed == ["ours", "read for each"] * 2
+    batch = attention_cascade.batch_of(attention_cascade.Case(3, 64, 5), DEVICE)
+    assert batch.metadata.shared is not None and batch.metadata.shared.tokens.tolist() == [[64]] * 3
+
+
+@pytest.mark.usefixtures("small_cascade")
+def test_cascade_prints_no_time_for_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attention_cascade.Batch.attend
+
+    def attend(self: attention_cascade.Batch) -> Tensor:
+        return real(self) + (2**-10 if self.metadata.shared is None else 0)
+
+    monkeypatch.setattr(attention_cascade.Batch, "attend", attend)
+    timer, timed = fake_timer()
+    lines = list(attention_cascade.measure(timer, DEVICE))
+    assert not timed and all(isinstance(line, Failure) and "other bytes" in line.reason for line in lines)

@@ -187,7 +187,7 @@ def test_an_engine_captures_its_graphs_at_once_where_asked(settings: dict[str, A
         llm.capture_graphs()
         lengths = [n for n in kv_lengths(llm.settings.max_model_len) if n <= LENGTH_AT_ONCE]
         sizes = batch_sizes(llm.config.max_num_seqs)
-        assert set(llm.runner.graphs._captured) == {(size, length) for size in sizes for length in lengths}
+        assert set(llm.runner.graphs._captured) == {(size, length, False) for size in sizes for length in lengths}
         steps_at_start = llm.stats.num_graph_steps
         outs = llm.generate(PROMPTS, params)
         assert llm.stats.num_graph_steps - steps_at_start > llm.stats.num_steps // 2

@@ -18,7 +18,7 @@ from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingPa
 
 PACKAGE = Path(evalengine.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "request.md"
-ONLY_ON_A_GPU = {"engine/execute/cuda_graphs.py"}
+ONLY_ON_A_GPU = {"engine/execute/cuda_graphs.py", "engine/execute/sharing.py", "layers/shared_blocks.py"}
 MOST = 27  # files in all, eight of them the exact kernels; a change that needs one more says so here and on the page
 
 

@@ -25,6 +25,7 @@ from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.shared_blocks import SharedPages
 from tests.engine.test_launch_ahead import STOP_IDS, check, go_ahead
 from tests.fuzz.cases import Case, cases
 
@@ -98,9 +99,9 @@ class HashGraphs(DecodeGraphs):
         super().__init__(runner.model, runner.ops, runner.kv_caches, runner.last_tokens, **sizes)
         self.runner, self.ahead = runner, 0
 
-    def plan(self, chunks: Sequence[Chunk]) -> Replay | None:
+    def plan(self, chunks: Sequence[Chunk], shared: SharedPages | None = None) -> Replay | None:
         self.chunks = chunks
-        return super().plan(chunks)
+        return super().plan(chunks, shared)
 
     def replay(self, step: Replay) -> Decoded:
         chunks, n, key = self.chunks, len(self.chunks), (step.size, step.kv_len)

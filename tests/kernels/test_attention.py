@@ -59,13 +59,13 @@ def test_more_than_a_chunk() -> None:
 def test_arrivals_are_counted_anew_in_every_layer(by_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layers of a step share the count of chunks that have come, so each launch leaves it at 0."""
     counts: list[torch.Tensor] = []
-    real = attention._Call._arrivals
+    real = attention.Call._arrivals
 
-    def arrivals(self: attention._Call, programs: int, chunks: int) -> torch.Tensor:
+    def arrivals(self: attention.Call, programs: int, chunks: int) -> torch.Tensor:
         counts.append(real(self, programs, chunks))
         return counts[-1]
 
-    monkeypatch.setattr(attention._Call, "_arrivals", arrivals)
+    monkeypatch.setattr(attention.Call, "_arrivals", arrivals)
     batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (1, 2 * CHUNK + 1)], 2, 1, 16, 64, torch.float32)
     schedule = AttentionSchedule(16, 4, 1, by_block=by_block)
     first = batch.run(schedule)

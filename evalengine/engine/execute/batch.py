@@ -15,6 +15,7 @@ from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.engine.schedule.scoring import Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence, Status, Top
 from evalengine.layers.metadata import Download
+from evalengine.layers.shared_blocks import SharedPages
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,17 @@ class Batch:
     query_lens: list[int]  # [S]
     kv_lens: list[int]  # [S]
     tables: list[list[list[int]]]  # of each block table: the page ids of each sequence
+    shared: SharedPages | None = None  # what attention reads once for several decodes
 
     @classmethod
-    def of(cls, chunks: SequenceOf[Chunk]) -> Batch:
+    def of(cls, chunks: SequenceOf[Chunk], shared: SharedPages | None = None) -> Batch:
         ids: list[int] = []
         for c in chunks:
             ids.extend(c.seq.token_ids[c.start : c.end])
             ids.extend(-1 - c.seq.device_row for _ in range(max(c.start, c.seq.num_tokens), c.end))
         lengths = [c.end - c.start for c in chunks], [c.end for c in chunks]
         tables = [list(rows) for rows in zip(*(c.seq.block_tables for c in chunks), strict=True)]
-        return cls(np.array(ids, dtype=np.int64), *lengths, tables)
+        return cls(np.array(ids, dtype=np.int64), *lengths, tables, shared)
 
 
 def _none(*shape: int) -> np.ndarray:

@@ -37,6 +37,7 @@ from evalengine.engine.settings import Settings
 from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
+from evalengine.layers.shared_blocks import SharedPages
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 from evalengine.util.phases import phase
@@ -47,6 +48,10 @@ LARGEST_BATCH = 512  # sequences: a larger step keeps the GPU busy for longer th
 KV_STEP = 1024  # tokens: the shortest captured KV length; the kernels' grids grow in chunks of this many tokens
 LENGTH_AT_ONCE = 4096  # KV tokens: longer sequences are rare, and every length costs a graph of each size
 CAPTURE_AFTER = 2  # steps of a size and length after which its graph is captured: one step is not worth a graph
+# Steps of a size and length that could read shared pages once, after which a graph that does is captured where another
+# one serves them already.
+CASCADE_AFTER = 32
+Key = tuple[int, int, bool]  # of a graph: size, kv_len and cascade of `Replay`
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Replay:
 
     size: int  # rows of the graph
     kv_len: int  # tokens that its kernels are laid out for
+    cascade: bool  # whether it reads what decodes share once
     capture: bool  # whether the graph is captured first
     decodes: Decodes
 
@@ -122,7 +128,7 @@ def graph_bytes(spec: ModelSpec, max_num_seqs: int, settings: Settings) -> int:
     widest = 3 * spec.feed_forward_features + spec.hidden_size + outputs + 3 * heads * spec.head_dim
     chunks = -(-settings.max_model_len // KV_STEP)
     # Twice, because a workspace that is too small is replaced by one of double size.
-    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0
+    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2)
     return rows * (4 * spec.vocab_size + 2 * item * widest + 4 * state + 4 * settings.max_model_len)
 
 
@@ -154,17 +160,20 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_model_len: int,
         table_of: Sequence[int] = (0,),
+        least_saved: int | None = None,
     ) -> None:
-        """table_of: each layer's block table."""
+        """table_of: each layer's block table. least_saved: `sharing.least_saved`."""
         self._model, self._ops, self._kv_caches, self._block_size = model, ops, kv_caches, block_size
         self._sizes, self._lengths = batch_sizes(max_num_seqs), kv_lengths(max_model_len)
         self._last_tokens = last_tokens
         pages = -(-max_model_len // block_size)
-        self._inputs = DecodeInputs(self._sizes[-1], pages, block_size, ops.device, table_of)
+        chunks = None if least_saved is None else -(-max_model_len // KV_STEP)
+        self._inputs = DecodeInputs(self._sizes[-1], pages, block_size, ops.device, table_of, chunks)
+        self._cascade_after = CAPTURE_AFTER if least_saved == 1 else CASCADE_AFTER  # where another graph serves
         self._known_pages = KnownPages(self._sizes[-1])
         self._workspace = _Workspace(ops.device)
-        self._captured: dict[tuple[int, int], _Captured] = {}
-        self._uses: Counter[tuple[int, int]] = Counter()
+        self._captured: dict[Key, _Captured] = {}
+        self._uses: Counter[Key] = Counter()
         self._full = False  # whether there is no memory for another graph
 
     def usual_keys(self) -> list[tuple[int, int]]:
@@ -175,30 +184,37 @@ class DecodeGraphs:
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a step over padding; returns whether there was memory for the graph."""
-        return self._capture(size, kv_len) is not None
+        return self._capture((size, kv_len, False)) is not None
 
-    def plan(self, chunks: Sequence[Chunk]) -> Replay | None:
-        """How to replay the step; None if no graph serves it (prompts in it, too many sequences, met too seldom)."""
+    def plan(self, chunks: Sequence[Chunk], shared: SharedPages | None = None) -> Replay | None:
+        """How to replay the step; None if no graph serves it (prompts in it, too many sequences, met too seldom).
+
+        shared: what its decodes share, if it pays to read that once.
+        """
         if len(chunks) > self._sizes[-1] or any(c.end - c.start != 1 for c in chunks):
             return None
-        key = self._key(len(chunks), max(c.end for c in chunks))
-        capture = key not in self._captured
-        if capture:
-            self._uses[key] += 1
-            if self._full or self._uses[key] < CAPTURE_AFTER:
-                return None
-        return Replay(*key, capture, self._known_pages.decodes(chunks))
+        size, kv_len = self._key(len(chunks), max(c.end for c in chunks))
+        for cascade in (True, False) if shared is not None else (False,):
+            key = size, kv_len, cascade
+            capture = key not in self._captured
+            if capture:
+                self._uses[key] += 1
+                served = cascade and (size, kv_len, False) in self._captured
+                if self._full or self._uses[key] < (self._cascade_after if served else CAPTURE_AFTER):
+                    continue
+            return Replay(*key, capture, self._known_pages.decodes(chunks, shared if cascade else None))
+        return None
 
     def replay(self, step: Replay) -> Decoded | None:
         """Replays the step on the current stream; None if a single rank had no memory for its graph."""
         stage = self._inputs.fill(step.decodes, step.size)
-        key, n = (step.size, step.kv_len), len(step.decodes.ids)
-        captured = self._capture(*key) if step.capture else self._captured.get(key)
+        key, n = (step.size, step.kv_len, step.cascade), len(step.decodes.ids)
+        captured = self._capture(key) if step.capture else self._captured.get(key)
         if captured is not None:
             captured.graph.replay()
             hidden, greedy_ids, logprobs = captured.hidden, captured.greedy_ids, captured.logprobs
         elif self._ops.tp.size > 1:  # the other ranks have a graph, and its collectives need this one
-            hidden, greedy_ids, logprobs = self._step(step.size, self._metadata(*key))
+            hidden, greedy_ids, logprobs = self._step(step.size, self._metadata(key))
         else:
             return None
         stage.fetch(greedy_ids[:n], logprobs[:n])
@@ -212,8 +228,8 @@ class DecodeGraphs:
         size = next(size for size in self._sizes if size >= num_seqs)
         return size, next(length for length in self._lengths if length >= kv_len)
 
-    def _metadata(self, size: int, kv_len: int) -> AttentionMetadata:
-        metadata = self._inputs.metadata(size, kv_len)
+    def _metadata(self, key: Key) -> AttentionMetadata:
+        metadata = self._inputs.metadata(*key)
         for own in metadata.layers or (metadata,):
             own.plans["workspace"] = self._workspace
         return metadata
@@ -228,23 +244,24 @@ class DecodeGraphs:
         return torch.cuda.Stream(self._ops.device)
 
     @phase("graphs")
-    def _capture(self, size: int, kv_len: int) -> _Captured | None:
+    def _capture(self, key: Key) -> _Captured | None:
         """Captures the step's graph; None, with a warning, if even the memory that torch caches does not suffice.
 
         The largest size is the first that is captured, since its memory serves the others: batches that grow would
         otherwise take memory for each size.
         """
+        size, kv_len, cascade = key
         if not self._captured and not self._full and size < self._sizes[-1]:
-            self._capture(self._sizes[-1], kv_len)
+            self._capture((self._sizes[-1], kv_len, cascade))
         warm_alone = self._ops.tp.size > 1  # the warm-up's collectives run once on every rank, even if a capture fails
-        metadata = self._metadata(size, kv_len)
+        metadata = self._metadata(key)
         if warm_alone:
             self._warm(size, metadata)
         for _ in range(0 if self._full else 2):
             try:
                 if not warm_alone:
                     self._warm(size, metadata)
-                self._captured[size, kv_len] = captured = self._captured_now(size, metadata)
+                self._captured[key] = captured = self._captured_now(size, metadata)
                 return captured
             except RuntimeError as error:  # instantiating a graph raises another error than torch's allocator does
                 if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from evalengine.engine.schedule.scheduler import Chunk
+from evalengine.kernels.attention_batch import SharedBlocks
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY
+from evalengine.layers.shared_blocks import CHUNK, SharedPages
 
 
 class PageChange(NamedTuple):
@@ -37,6 +39,7 @@ class Decodes:
     ids: np.ndarray  # int64 [n]: token ids, or references below 0 to what the last step chose (`LastTokens`)
     positions: np.ndarray  # int64 [n]
     changes: list[PageChange]  # pages that are new since the last such step
+    shared: SharedPages | None  # what attention reads once, if that is new since the last step that said so
 
 
 class KnownPages:
@@ -49,13 +52,17 @@ class KnownPages:
     def forget(self) -> None:
         """Has the next step tell all rows' pages anew: it is not known whether a failed step's changes were written."""
         self._known: list[tuple[list[list[int]], int]] = [([], 0)] * self._rows  # a row's page lists and their length
+        self._shared: SharedPages | None = None
 
-    def decodes(self, chunks: Sequence[Chunk]) -> Decodes:
-        """The step of these chunks, with the pages that are new since the last one."""
+    def decodes(self, chunks: Sequence[Chunk], shared: SharedPages | None = None) -> Decodes:
+        """The step of these chunks, with the pages that are new since the last one. shared: for a step that reads
+        what its decodes share once."""
         n = len(chunks)
         ids = np.fromiter((_token_id(c) for c in chunks), dtype=np.int64, count=n)
         positions = np.fromiter((c.start for c in chunks), dtype=np.int64, count=n)
-        return Decodes(ids, positions, self._changes(chunks))
+        is_new = shared is not None and shared is not self._shared
+        self._shared = shared or self._shared
+        return Decodes(ids, positions, self._changes(chunks), shared if is_new else None)
 
     def _changes(self, chunks: Sequence[Chunk]) -> list[PageChange]:
         """The rows whose pages have changed. A sequence's page lists only grow (pages that it has given back stay in
@@ -74,7 +81,8 @@ class KnownPages:
 class Stage:
     """Pinned memory on the host for one step's inputs and results."""
 
-    def __init__(self, rows: int, tables: int, pages: int, pinned: bool) -> None:
+    def __init__(self, rows: int, tables: int, pages: int, chunks: int | None, pinned: bool) -> None:
+        self.units = [torch.zeros(shape, dtype=torch.int32, pin_memory=pinned) for shape in _unit_shapes(rows, chunks)]
         self.scalars = torch.zeros(rows * row_bytes(tables), dtype=torch.uint8, pin_memory=pinned)
         self.ids, self.positions, self.slots, self.lengths = (part.numpy() for part in _parts(self.scalars, rows))
         self.pinned_table = torch.zeros(rows, tables, pages, dtype=torch.int32, pin_memory=pinned)
@@ -111,12 +119,20 @@ class DecodeInputs:
     """
 
     def __init__(
-        self, rows: int, pages: int, block_size: int, device: torch.device, table_of: Sequence[int] = (0,)
+        self,
+        rows: int,
+        pages: int,
+        block_size: int,
+        device: torch.device,
+        table_of: Sequence[int] = (0,),
+        chunks: int | None = None,
     ) -> None:
-        """table_of: each layer's block table."""
+        """table_of: each layer's block table. chunks: those of a sequence at most, for steps that read what decodes
+        share once; None: there are no such steps."""
         self._block_size, self._table_of = block_size, table_of
         tables = max(table_of) + 1
-        self._stages = [Stage(rows, tables, pages, device.type == "cuda") for _ in range(2)]
+        self._stages = [Stage(rows, tables, pages, chunks, device.type == "cuda") for _ in range(2)]
+        self._units = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in _unit_shapes(rows, chunks)]
         self._scalars = torch.zeros(rows * row_bytes(tables), dtype=torch.uint8, device=device)
         self.ids, self.positions, self.slots, self.lengths = _parts(self._scalars, rows)
         self.slots.fill_(-1)  # before the first step all rows are padding
@@ -124,8 +140,9 @@ class DecodeInputs:
         self.starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.wanted = torch.full((rows,), GREEDY, dtype=torch.int64, device=device)
 
-    def fill(self, decodes: Decodes, size: int) -> Stage:
-        """Sends the step's inputs to the device; rows from n to `size` become padding. Returns the stage in use."""
+    def fill(self, decodes: Decodes) -> Stage:
+        """Sends the step's inputs to the device; all other rows become padding: a graph of more rows than the step's
+        may be captured over them. Returns the stage in use."""
         self._stages.reverse()
         stage, n, positions = self._stages[0], len(decodes.ids), decodes.positions
         for buffers in self._stages:
@@ -138,16 +155,31 @@ class DecodeInputs:
         stage.slots[:, :n] = pages * self._block_size + positions % self._block_size
         stage.lengths[:n] = positions + 1
         for values, padding in ((stage.ids, 0), (stage.positions, 0), (stage.slots, -1), (stage.lengths, 0)):
-            values[..., n:size] = padding
+            values[..., n:] = padding
         self._scalars.copy_(stage.scalars, non_blocking=True)
         if changed := [change.row for change in decodes.changes]:
             part = slice(min(changed), max(changed) + 1)
             self.table[part].copy_(stage.pinned_table[part], non_blocking=True)
+        if decodes.shared is not None:
+            self._write_units(decodes.shared, stage)
         return stage
 
-    def metadata(self, size: int, kv_len: int) -> AttentionMetadata:
+    def _write_units(self, shared: SharedPages, stage: Stage) -> None:
+        """Sends what the decodes share. Rows past them hold lengths of 0, and read nothing."""
+        for values, pinned, buffer in zip(shared.arrays, stage.units, self._units, strict=True):
+            part = tuple(slice(n) for n in values.shape)
+            pinned[part].numpy()[:] = values
+            whole_rows = slice(len(values))
+            buffer[whole_rows].copy_(pinned[whole_rows], non_blocking=True)
+
+    def metadata(self, size: int, kv_len: int, cascade: bool = False) -> AttentionMetadata:
         """The metadata of `size` decodes of up to `kv_len` tokens. The kernels' grids are laid out for that length, and
-        each sequence's own length is read from the buffer."""
+        each sequence's own length is read from the buffer, and so is what they share with `cascade`."""
+        shared = None
+        if cascade:
+            tiles, members, count, tokens = self._units
+            most_tiles = _most_tiles(size, -(-kv_len // CHUNK))
+            shared = SharedBlocks(tiles, members, count, tokens[:size], most_tiles)
         tables = [
             AttentionMetadata(
                 slot_mapping=slots[:size],
@@ -156,10 +188,23 @@ class DecodeInputs:
                 block_table=table[:size, : -(-kv_len // self._block_size)],
                 query_lens=[1] * size,
                 kv_lens=[kv_len] * size,
+                shared=shared,
             )
             for slots, table in zip(self.slots, self.table.unbind(1), strict=True)
         ]
         return AttentionMetadata.of_layers(tables, self._table_of)
+
+
+def _most_tiles(rows: int, chunks: int) -> int:
+    """Every tile has two decodes or more, but for a last one of a unit, which follows a full one."""
+    return max(1, rows // 2 * chunks)
+
+
+def _unit_shapes(rows: int, chunks: int | None) -> list[tuple[int, ...]]:
+    """The shapes of `SharedBlocks`' tensors, for as much as so many decodes can share; none for no chunks."""
+    if chunks is None:
+        return []
+    return [(_most_tiles(rows, chunks), 4), (rows * chunks,), (1,), (rows, chunks)]
 
 
 def _token_id(decode: Chunk) -> int:

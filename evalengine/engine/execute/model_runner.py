@@ -20,6 +20,7 @@ from evalengine.engine.execute.cuda_graphs import Decoded, PendingTokens
 from evalengine.engine.execute.parallel.ranks import Ranks
 from evalengine.engine.execute.rank_runner import Culprits, RankRunner
 from evalengine.engine.execute.read_out import DeviceResults
+from evalengine.engine.execute.sharing import Sharing
 from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.schedule.sequence import Generating, Status
 from evalengine.layers.metadata import Download
@@ -48,7 +49,8 @@ class ModelRunner(RankRunner):
     def __init__(self, *args: Any, ranks: Ranks, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ranks = ranks
-        self.num_graph_steps = 0
+        self._sharing = None if self.least_saved is None else Sharing(self.block_size, self.least_saved)
+        self.num_graph_steps = self.num_cascade_steps = 0
         self.is_asynchronous = self.ops.device.type == "cuda"  # a step computes while the host prepares the next
         self._last_step: torch.cuda.Event | None = None
         # Called with every step before it runs, the chunks in the order of the batch's rows, so that the user of an
@@ -107,16 +109,19 @@ class ModelRunner(RankRunner):
         observed = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
         if self.on_batch is not None:
             self.on_batch(SchedulerOutput(chunks, schedule.copies))
-        if self.graphs is not None and not observed and (step := self.graphs.plan(chunks)) is not None:
+        shared = None if self._sharing is None else self._sharing.of(chunks)
+        if self.graphs is not None and not observed and (step := self.graphs.plan(chunks, shared)) is not None:
             requests = None if all(_wants_argmax(c) for c in chunks) else LogitsRequests(chunks)
             wanted = None if requests is None else requests.indices
             self._ranks.broadcast("replay", copies, step, wanted)
             replayed = self.replay(copies, step, wanted, None if requests is None else self._choose(requests))
             if replayed is not None:
                 self.num_graph_steps += 1
+                self.num_cascade_steps += step.cascade
                 return self._replayed(chunks, requests, *replayed)
             copies = []
-        requests, batch = LogitsRequests(chunks), Batch.of(chunks)
+        self.num_cascade_steps += shared is not None
+        requests, batch = LogitsRequests(chunks), Batch.of(chunks, shared)
         self._ranks.broadcast("compute", copies, batch, requests.indices)
         return self._pending(chunks, requests, self.compute(copies, batch, requests.indices, self._choose(requests)))
 

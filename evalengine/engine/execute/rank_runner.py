@@ -36,13 +36,15 @@ class RankRunner:
         block_size: int,
         max_num_seqs: int,
         graphs_up_to: int | None = None,
+        least_saved: int | None = None,
     ) -> None:
         """num_blocks: how often the pool has room for `block_size` tokens of all layers. graphs_up_to: the most tokens
-        of a sequence whose decode steps are replayed as CUDA graphs; None: never."""
+        of a sequence whose decode steps are replayed as CUDA graphs; None: never. least_saved: `sharing.least_saved`.
+        """
         self.model = model
         self.spec = spec
         self.ops = ops
-        self.block_size = block_size
+        self.block_size, self.least_saved = block_size, least_saved
         kv_heads = spec.kv_heads_of_rank(ops.tp.size)
         pages = num_blocks * layout.num_tables
         shape = (layout.layers_per_page, 2, pages, block_size, kv_heads, spec.head_dim)
@@ -53,8 +55,10 @@ class RankRunner:
         self.graphs: DecodeGraphs | None = None
         if graphs_up_to is not None and ops.capturable and model.capturable:
             seqs = min(max_num_seqs, self.read_out.rows_per_slice)  # one slice, verified at the start
-            sizes = {"block_size": block_size, "max_num_seqs": seqs, "max_model_len": graphs_up_to}
-            self.graphs = DecodeGraphs(model, ops, self.kv_caches, self.last_tokens, table_of=self.table_of, **sizes)
+            self.graphs = DecodeGraphs(
+                model, ops, self.kv_caches, self.last_tokens, block_size=block_size, max_num_seqs=seqs,
+                max_model_len=graphs_up_to, table_of=self.table_of, least_saved=least_saved,
+            )  # fmt: skip
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""
@@ -88,7 +92,7 @@ class RankRunner:
         input_ids, where = upload([batch.ids, positions], self.ops.device)
         if batch.ids.min() < 0:
             input_ids = self.last_tokens.resolve(input_ids)
-        step = batch.query_lens, batch.kv_lens, batch.tables, self.block_size, self.ops.device
+        step = batch.query_lens, batch.kv_lens, batch.tables, self.block_size, self.ops.device, batch.shared
         metadata = AttentionMetadata.of_layers(AttentionMetadata.build_each(*step), self.table_of)
         return self.model(input_ids, where, self.kv_caches, metadata)
 

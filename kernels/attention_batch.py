@@ -1,0 +1,56 @@
+"""What attention reads of a step: a ragged batch over pages, and which blocks of it several decodes have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+TILE_DECODES = 16  # decodes of a tile at most
+
+
+@dataclass(frozen=True)
+class SharedBlocks:
+    """The first blocks of a chunk that several decodes of a step have in the same pages, to be read once for all.
+
+    A unit is the decodes that share the first blocks of one chunk. It is cut into tiles, each of which one program
+    takes at once. A decode is in one unit of a chunk at most. Everything lies on the device, so that a CUDA graph may
+    be replayed with other units.
+    """
+
+    tiles: Tensor  # int32 [tiles, 4]: the chunk, its shared tokens, the tile's first place in `members`, their number
+    members: Tensor  # int32: rows of the batch, tile by tile
+    count: Tensor  # int32 [1]: how many tiles there are
+    tokens: Tensor  # int32 [S, chunks]: shared tokens at the beginning of each decode's chunk, a multiple of a block
+    most_tiles: int  # the count, or more
+
+
+class RaggedBatch(Protocol):
+    """What attention reads of a step's metadata (`layers.metadata.AttentionMetadata`). Decodes come first.
+
+    block_table int32 [S, pages]; cu_seqlens_q int32 [S + 1]; seqlens_k int32 [S], KV tokens with the sequence's new
+    rows; query_lens and kv_lens the same on the host; the first num_decodes sequences have one row each.
+    """
+
+    @property
+    def block_table(self) -> Tensor: ...
+    @property
+    def cu_seqlens_q(self) -> Tensor: ...
+    @property
+    def seqlens_k(self) -> Tensor: ...
+    @property
+    def query_lens(self) -> list[int]: ...
+    @property
+    def kv_lens(self) -> list[int]: ...
+    @property
+    def num_decodes(self) -> int: ...
+    @property
+    def max_decode_kv_len(self) -> int: ...
+    # None where each decode reads all of its own tokens.
+    @property
+    def shared(self) -> SharedBlocks | None: ...
+    # A kernel keeps here what it computed from these once for all layers of a step, and its memory, which a CUDA graph
+    # captured with the batch needs for as long as it lives. "workspace", if present, returns float32 [n] for n.
+    @property
+    def plans(self) -> dict[Any, Any]: ...
