@@ -181,14 +181,14 @@ def test_the_axis_of_verify_runs_it_and_sees_a_fault(make: Callable[..., LLM], m
 def decoding(tokens: int, pages: list[int]) -> Chunk:
     """A chunk that decodes the last of `tokens` tokens, whose KV lies in `pages`."""
     seq = Generating(list(range(tokens)), request=GenerateRequest(0, [1]), max_output_tokens=9, stop_ids=frozenset())
-    seq.block_table = pages
+    seq.block_tables = [pages]
     return Chunk(seq, tokens - 1, tokens)
 
 
 def grown(chunk: Chunk, tokens: int) -> Chunk:
     """The same sequence, so many tokens later."""
     chunk.seq.token_ids.extend([7] * tokens)
-    chunk.seq.block_table.extend(range(1000 + 100 * chunk.seq.seq_id, 1000 + 100 * chunk.seq.seq_id + -(-tokens // 64)))
+    chunk.seq.block_tables[0].extend(range(1000 + 100 * chunk.seq.seq_id, 1000 + 100 * chunk.seq.seq_id + -(-tokens // 64)))
     return Chunk(chunk.seq, chunk.end + tokens - 1, chunk.end + tokens)
 
 
@@ -219,13 +219,13 @@ def test_a_graphs_inputs_hold_what_is_shared_from_step_to_step() -> None:
         assert shared is not None
         decodes = known.decodes(chunks, shared)
         assert (decodes.shared is None) == (chunks == [b, c, a] and inputs._units[2].item() != 0)
-        inputs.fill(decodes, 4)
+        inputs.fill(decodes)
         blocks = inputs.metadata(4, 2048, cascade=True).shared
         assert blocks is not None and blocks.count.item() == len(shared.tiles) <= blocks.most_tiles
         assert blocks.tiles[: len(shared.tiles)].tolist() == shared.tiles.tolist()
         assert blocks.members[: len(shared.members)].tolist() == shared.members.tolist()
         assert blocks.tokens[: len(chunks), :2].tolist() == shared.tokens.tolist()
-    inputs.fill(known.decodes([c, b, a]), 4)
+    inputs.fill(known.decodes([c, b, a]))
     assert known.decodes([c, b, a], shared).shared is None
     known.forget()
     assert known.decodes([c, b, a], shared).shared is shared

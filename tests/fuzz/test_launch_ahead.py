@@ -106,7 +106,7 @@ class HashGraphs(DecodeGraphs):
     def replay(self, step: Replay) -> Decoded:
         chunks, n, key = self.chunks, len(self.chunks), (step.size, step.kv_len)
         unknown = [c.start >= c.seq.num_tokens for c in chunks]
-        self._inputs.fill(step.decodes, step.size)
+        self._inputs.fill(step.decodes)
         tables = [c.seq.block_tables[0] for c in chunks]
         ends, cpu = [c.end for c in chunks], torch.device("cpu")
         wanted = AttentionMetadata.build([1] * n, ends, tables, self._block_size, cpu)

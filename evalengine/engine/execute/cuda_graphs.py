@@ -207,7 +207,7 @@ class DecodeGraphs:
 
     def replay(self, step: Replay) -> Decoded | None:
         """Replays the step on the current stream; None if a single rank had no memory for its graph."""
-        stage = self._inputs.fill(step.decodes, step.size)
+        stage = self._inputs.fill(step.decodes)
         key, n = (step.size, step.kv_len, step.cascade), len(step.decodes.ids)
         captured = self._capture(key) if step.capture else self._captured.get(key)
         if captured is not None:
