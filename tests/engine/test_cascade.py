@@ -188,7 +188,9 @@ def decoding(tokens: int, pages: list[int]) -> Chunk:
 def grown(chunk: Chunk, tokens: int) -> Chunk:
     """The same sequence, so many tokens later."""
     chunk.seq.token_ids.extend([7] * tokens)
-    chunk.seq.block_tables[0].extend(range(1000 + 100 * chunk.seq.seq_id, 1000 + 100 * chunk.seq.seq_id + -(-tokens // 64)))
+    chunk.seq.block_tables[0].extend(
+        range(1000 + 100 * chunk.seq.seq_id, 1000 + 100 * chunk.seq.seq_id + -(-tokens // 64))
+    )
     return Chunk(chunk.seq, chunk.end + tokens - 1, chunk.end + tokens)
 
 
