@@ -213,7 +213,7 @@ def test_what_is_shared_is_looked_for_anew_when_rows_change_or_a_chunk_is_passed
 
 def test_a_graphs_inputs_hold_what_is_shared_from_step_to_step() -> None:
     """Units are sent when they change, also after a failed step; a step that needs none leaves them as they are."""
-    inputs, known = DecodeInputs(8, 40, 64, torch.device("cpu"), 3), KnownPages(8)
+    inputs, known = DecodeInputs(8, 40, 64, torch.device("cpu"), chunks=3), KnownPages(8)
     own = sharing.Sharing(64, 1)
     a, b, c = decoding(70, [1, 2]), decoding(1100, [1, *range(20, 37)]), decoding(1090, [1, *range(20, 36), 6])
     for chunks in ([b, c, a], [b, c, a], [b, c], [c, b, a]):
