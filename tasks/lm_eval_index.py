@@ -18,7 +18,7 @@ from typing import Any
 
 from yaml import YAMLError
 
-from evalengine.config.schema import GroupConfig
+from evalengine.config.schema import Aggregate, GroupConfig
 from evalengine.errors import ConfigError, one_line
 from evalengine.tasks.lm_eval_quiet import quiet, sandbox_templates
 from evalengine.util.plain_files import YAML_SUFFIXES
@@ -194,7 +194,7 @@ def _collect(item: Any, tasks: dict[str, Leaf], groups: dict[str, GroupConfig]) 
     return name
 
 
-def _aggregate(entry: Any, group: str) -> dict[str, Any]:
+def _aggregate(entry: Any, group: str) -> Aggregate:
     if entry.aggregation != "mean":
         raise ConfigError(f"the group {group} adds up {entry.metric} by a function of its own; choose its tasks")
     return {"metric": entry.metric, "weight_by_size": entry.weight_by_size, "filter_list": entry.filter_list}

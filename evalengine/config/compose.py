@@ -10,43 +10,38 @@ import difflib
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from evalengine.config.files import check_files
+from evalengine.config.check import config_problems, read_settings
+from evalengine.config.files import GROUPS, check_files
 from evalengine.config.globs import with_folders
-from evalengine.config.node import complete_model, freeze, mutable, to_config
-from evalengine.config.run import validate
+from evalengine.config.implied import complete_model, completed
 from evalengine.config.schema import Config
 from evalengine.config.shipped import CONF, available
 from evalengine.config.task_files import with_task_files
 from evalengine.config.texts import read_texts
-from evalengine.config.words import LAUNCHER, first_line, names_set, parse
-from evalengine.errors import ConfigError
+from evalengine.config.words import LAUNCHER, first_line, names_set, parse, unknown
+from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
-    *(HydraException, OmegaConfBaseException, UserWarning, yaml.YAMLError, ValueError),
+    *(HydraException, OmegaConfBaseException, UserWarning, ValueError),
     *(TypeError, AttributeError, LookupError, AssertionError, RecursionError),
 )
-
-# The schema without the types of single tasks. Messages name the class.
-_UNTYPED = make_dataclass("Config", [("tasks", dict[str, Any], field(default_factory=dict))], bases=(mutable(Config),))
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,13 @@ class Job:
     launcher: dict[str, Any] | None = None  # settings of `hydra/launcher=`; None: this process makes the run
 
 
-def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
+def compose_jobs(
+    overrides: Sequence[str], multirun: bool = False, settings: Mapping[str, Any] | None = None
+) -> list[Job]:
     """The validated configurations that the overrides describe: one, or a sweep's product.
 
     An experiment sweeps the settings of its file, less those that the overrides name, and needs no `multirun`.
+    settings: further ones by their dotted names, with Python's values, which hold over the files'.
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
     sweeps = multirun or experiment_name(overrides) is not None
@@ -77,8 +75,7 @@ def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
     choices = [_choices(override) for override in parsed]
     jobs = []
     for chosen in product(*choices):
-        config, launcher = _compose(list(chosen))
-        validate(config)
+        config, launcher = _composed(list(chosen), settings or {})
         varied = tuple(text for text, options in zip(chosen, choices, strict=True) if len(options) > 1)
         jobs.append(Job(varied, config, launcher))
     return jobs
@@ -97,7 +94,7 @@ def experiment_name(overrides: Sequence[str]) -> str | None:
 def _experiment_sweep(parsed: list[Override]) -> list[Override]:
     """The sweep of the chosen experiment's file, less the settings that the user's own overrides name."""
     named = {override.key_or_group for override in parsed}
-    _, hydra = _composed([next(_texts(override)) for override in parsed])
+    _, hydra = _merged(OverridesParser.create().parse_overrides([next(_texts(override)) for override in parsed]))
     sweep = {str(name): str(values) for name, values in (hydra.sweeper.get("params") or {}).items()}
     return parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
 
@@ -113,28 +110,31 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
     """
     parsed = parse(overrides, multirun=False)
     try:
-        written = read_yaml(file) or {}
-        if not isinstance(written, dict):
-            raise ValueError("it holds no settings")
-        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.create(_literal(written)))
-    except (OSError, *NOT_UNDERSTOOD) as error:
-        raise ConfigError(f"{file}: missing, damaged or of another version ({first_line(error)})") from error
-    for override in parsed:
-        try:
-            OmegaConf.update(merged, override.get_key_element(), override.value())
-        except (OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(f"{override.input_line}: {first_line(error)}") from error
-    try:
-        data = OmegaConf.to_container(merged, resolve=True)
-        assert isinstance(data, dict)
-        complete_model(data["model"], {override.key_or_group for override in parsed})
-        config: Config = freeze(Config, data)
-    except ConfigError:
-        raise
-    except NOT_UNDERSTOOD as error:  # `${...}` for a number, null for a task
-        raise ConfigError(f"{file}: {first_line(error)}") from error
-    validate(config, selects)
+        written = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: missing, damaged or of another version ({error})") from error
+    for override in parsed if isinstance(written, dict) else []:
+        _set(written, override.key_or_group, override.value())
+    config, problems = read_settings(Config, written)
+    if problems:
+        raise ConfigError(f"{file}: damaged or of another version ({listed(problems, 5, '; ')})")
+    keys = {override.key_or_group for override in parsed}
+    config, problems = config_problems(
+        config, lambda read: replace(read, model=complete_model(read.model, keys)), selects
+    )
+    if problems:
+        raise ConfigError(problems)
     return config
+
+
+def _set(data: dict[str, Any], name: str, value: Any) -> None:
+    """Puts a setting into nested mappings by its dotted name."""
+    *above, last = name.split(".")
+    for part in above:
+        if not isinstance(data.get(part), dict):
+            data[part] = {}
+        data = data[part]
+    data[last] = value
 
 
 def _literal(written: Any) -> Any:
@@ -180,16 +180,20 @@ def _texts(override: Override) -> Iterator[str]:
         raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
 
 
-def _compose(overrides: list[str]) -> tuple[Config, dict[str, Any] | None]:
+def _composed(overrides: list[str], settings: Mapping[str, Any]) -> tuple[Config, dict[str, Any] | None]:
     """The run, and the launcher's settings if one is named."""
-    parsed = [OverridesParser.create().parse_override(text) for text in overrides]
-    keys = {override.key_or_group for override in parsed}
-    data, hydra = _composed(overrides)
-    problems: list[str] = []
-    data = read_texts(data, {name for o in parsed for name in names_set(o.key_or_group, o.value())}, problems)
-    if problems:
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    data, hydra = _merged(parsed)
+    named = {name for override in parsed for name in names_set(override.key_or_group, override.value())}
+    for name, value in settings.items():
+        _set(data, name, value)
+    if problems := list(_not_selected(data, named | {*settings}, overrides)):
         raise ConfigError(problems)
-    config = to_config(data, keys)
+    data = read_texts(data, named, problems)
+    keys = named | {override.key_or_group for override in parsed} | {*settings}
+    config, wrong = config_problems(data, partial(completed, keys=keys))
+    if problems := [*problems, *map(_suggested, wrong)]:
+        raise ConfigError(problems)
     if LAUNCHER not in keys:
         return config, None
     hydra.sweep.dir = config.output_dir  # the launcher writes its logs there
@@ -198,62 +202,61 @@ def _compose(overrides: list[str]) -> tuple[Config, dict[str, Any] | None]:
     return config, {str(name): value for name, value in launcher.items()}
 
 
-def _composed(overrides: list[str]) -> tuple[dict[str, Any], Any]:
+def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], Any]:
     """(the values that Hydra composes of `conf/` and the overrides, Hydra's own node)."""
-    late = not any(re.match(r"[+~]*tasks\b", text) for text in overrides)
+    texts = [_forced(override) for override in parsed]
     try:
-        node, hydra = _merged(overrides, _UNTYPED if late else mutable(Config))
-        if late:
-            # Hydra merges one file after another, and OmegaConf then walks over all that was merged before: for the 57
-            # tasks of MMLU with every field that a task can have, that took 1 s. The settings that their files hold
-            # are few, and get their types here, in one merge. If it refuses any, Hydra's merging names the file.
-            with suppress(*NOT_UNDERSTOOD):
-                return _values(OmegaConf.unsafe_merge(OmegaConf.structured(mutable(Config)), node)), hydra
-            node, hydra = _merged(overrides, mutable(Config))
-        return _values(node), hydra
+        with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
+            warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
+            node = compose("config", overrides=texts, return_hydra_config=True)
+        hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
+        with open_dict(node):
+            del node["hydra"]  # only Hydra's own application fills in its values
+        data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except NOT_UNDERSTOOD as error:
-        raise ConfigError(_explain(error, overrides)) from error
-
-
-def _merged(overrides: list[str], schema: Any) -> tuple[DictConfig, Any]:
-    """(what Hydra merges of the schema, `conf/` and the overrides, Hydra's own node)."""
-    ConfigStore.instance().store("schema", schema)
-    with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
-        warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
-        node = compose("config", overrides=overrides, return_hydra_config=True)
-    hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
-    with open_dict(node):
-        del node["hydra"]  # only Hydra's own application fills in its values
-    return node, hydra
-
-
-def _values(node: DictConfig | ListConfig) -> dict[str, Any]:
-    data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+        raise ConfigError(_explain(error)) from error
     assert isinstance(data, dict)
-    return {str(name): value for name, value in data.items()}
+    return {str(name): value for name, value in data.items()}, hydra
 
 
-def _explain(error: Exception, overrides: list[str]) -> str:
+def _forced(override: Override) -> str:
+    """The override's text for Hydra. `conf/` holds few of the settings, and Hydra sets others only where `++` says so;
+    whether there is such a setting is said by the schema."""
+    text, key = str(override.input_line), override.key_or_group
+    is_choice = key in GROUPS and not isinstance(override.value(), dict)
+    if is_choice or key.startswith("hydra") or override.is_delete():
+        return text
+    return f"++{text.lstrip('+')}"
+
+
+def _not_selected(data: Mapping[str, Any], named: Set[str], overrides: Sequence[str]) -> Iterator[str]:
+    """A sentence for each task of which nothing is known but what the overrides set."""
+    tasks = data.get("tasks")
+    chosen = [name for text in overrides if text.startswith("task=") for name in text[5:].strip("[]").split(",")]
+    for name, task in tasks.items() if isinstance(tasks, dict) else []:
+        own = {key.split(".")[2] for key in named if key.startswith(f"tasks.{name}.")}
+        if own and isinstance(task, dict) and {*task} <= own - {"cls"}:
+            cure = f"'task=[{','.join([*chosen, name])}]'" if chosen else f"task={name}"
+            if not {*chosen} <= {*available("task")}:  # a file has another name in Hydra's store
+                cure = "a list, 'task=[...]'"
+            yield f"tasks.{name}: this task is not selected; add it with {cure}"
+
+
+def _suggested(problem: str) -> str:
+    """A problem with an unknown setting with the name that is near."""
+    name, _, said = problem.partition(": ")
+    return unknown(name) if said == "no such setting" else problem
+
+
+def _explain(error: Exception) -> str:
     """Hydra's and OmegaConf's errors in one line that names the setting and, where one is near, the right name."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
         return _no_such_file(group, name, error.options)
-    if isinstance(error, yaml.YAMLError):
-        return " ".join(str(error).split())
-    message = first_line(error)
     if isinstance(error, InterpolationResolutionError) and error.full_key:
-        return f"{error.full_key}: {message}"
-    if named := re.match(r"Could not override 'tasks\.([^.']+)", message):
-        others = [name for text in overrides if text.startswith("task=") for name in text[5:].strip("[]").split(",")]
-        chosen = f"'task=[{','.join([*others, named[1]])}]'" if others else f"task={named[1]}"
-        if not {*others} <= {*available("task")}:  # a file has another name in Hydra's store
-            chosen = "a list, 'task=[...]'"
-        return f"tasks.{named[1]}: this task is not selected; add it with {chosen}"
-    if "must be a string or a list" in message:
-        empty = [text for text in overrides if text.endswith("=null")]
-        return f"{' '.join(empty)}: a group needs a name; see --help for those there are"
-    message = message.removeprefix("Error merging override ")
-    return _plainly(f"{message}: {first_line(error.__cause__)}" if error.__cause__ else message)
+        return f"{error.full_key}: {first_line(error)}"
+    message = first_line(error).removeprefix("Error merging override ")
+    return f"{message}: {first_line(error.__cause__)}" if error.__cause__ else message
 
 
 def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
@@ -271,11 +274,3 @@ def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
         "task": "; lm_eval/NAME: any of lm-eval's",
     }
     return f"{group}={name}: no such {group}; {hint}there are: {', '.join(options) or 'none'}{own.get(group, '')}"
-
-
-def _plainly(message: str) -> str:
-    """OmegaConf's words for a value of another type in ours."""
-    whole = "must be a whole number" + (" of documents, not a share of them" if message.startswith("limit=") else "")
-    message = re.sub(r"Value .* of type '\w+' could not be converted to Integer", whole, message)
-    message = re.sub(r"Value .* of type '\w+' could not be converted to Float", "must be a number", message)
-    return re.sub(r"Value .* is not a valid bool( \(type .*\))?", "must be true or false", message)

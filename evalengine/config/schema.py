@@ -1,4 +1,4 @@
-"""The schema of `conf/`: frozen dataclasses, registered with Hydra so that typos and wrong types are refused.
+"""The schema of the settings: frozen dataclasses by whose types pydantic reads and checks what Hydra composed.
 
 `Config` holds the settings of one run. Every setting can change a result except `EngineConfig`'s schedule settings
 (`SCHEDULE_FIELDS`), `output_dir`, `resume` and the other fields of `OUTPUT_FIELDS`: those stay out of a run's id.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from typing_extensions import Required, TypedDict
+
+from evalengine.config import kinds
 
 Numerics = Literal["fast", "exact", "native"]
-GENERATION_CONFIGS = ("auto", "none")
-IMPLEMENTATIONS = ("auto", "native", "transformers")
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock
-MAX_RANKS = 64  # ranks of one model: more GPUs than any machine has
 SCHEDULE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -40,15 +41,15 @@ LM_EVAL_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
 class ModelConfig:
     """Where the weights and the tokenizer come from."""
 
-    name: str = ""  # a short name for run folders and tables; empty: the path's last part
+    name: kinds.ModelName = ""  # a short name for run folders and tables; empty: the path's last part
     path: str = "???"  # a directory, a Hub id, a .gguf file, `package:<module>/<file>`, or `asset:<name>`
     revision: str | None = None  # Hub revision (a commit)
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
-    load_format: str = "auto"  # auto | safetensors | gguf | dummy (seeded random weights from a config)
-    implementation: str = "auto"  # auto: native where there is a family, else transformers | native | transformers
-    generation_config: str = "auto"  # auto: apply the logits processors of generation_config.json | none: ignore them
+    load_format: kinds.LoadFormat = "auto"  # dummy: seeded random weights of a config
+    implementation: kinds.Implementation = "auto"  # auto: native where there is a family, else transformers
+    generation_config: kinds.Processors = "auto"  # auto: apply the logits processors of generation_config.json
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
-    think_end_token: Any = None  # text or token id that ends a thinking; the answer follows the last one
+    think_end_token: kinds.TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
 
     def __post_init__(self) -> None:
         """As in lm-eval, a text of digits is a token id."""
@@ -62,31 +63,33 @@ class EngineConfig:
     """The engine. Only `dtype`, `max_model_len` and, with numerics=fast, `attention_backend` can change a result; the
     rest is schedule."""
 
-    dtype: str = "auto"  # auto (the checkpoint's) | bfloat16 | float16 | float32
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    max_model_len: int | None = None  # tokens; null: the model's own limit
-    max_num_seqs: int = 256  # sequences in one step
-    max_num_batched_tokens: int = 4096  # tokens in one step
-    attention_backend: str = "auto"  # auto | flash_attn | triton | sdpa; only numerics=fast has a choice
-    block_size: Any = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
-    num_kv_blocks: int | None = None  # pages in the pool; null: from the memory fraction
-    kv_cache_memory_fraction: float = 0.5  # share of the memory that is free after loading
-    gpu_memory_utilization: float | None = None  # instead: share of the GPU's whole memory, weights included (as vLLM)
+    __pydantic_config__ = kinds.SETTINGS
+
+    dtype: kinds.Dtype = "auto"  # auto: the checkpoint's
+    device: kinds.Device = "auto"
+    max_model_len: kinds.Size | None = None  # tokens; null: the model's own limit
+    max_num_seqs: kinds.Sequences = 256  # sequences in one step
+    max_num_batched_tokens: kinds.Size = 4096  # tokens in one step
+    attention_backend: kinds.AttentionBackend = "auto"  # only numerics=fast has a choice
+    block_size: kinds.BlockSize = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
+    num_kv_blocks: kinds.Size | None = None  # pages in the pool; null: from the memory fraction
+    kv_cache_memory_fraction: kinds.Share = 0.5  # share of the memory that is free after loading
+    gpu_memory_utilization: kinds.Share | None = None  # instead: of the GPU's whole memory, weights included (as vLLM)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
-    cascade_attention: str = "auto"  # auto: pages that decodes share are read once where it pays | always | off
-    num_threads: int | None = None  # CPU threads; null: torch's default
-    tensor_parallel_size: int = 1  # processes that share the model, each on a GPU of its own (or all on the CPU)
+    cascade_attention: kinds.Cascade = "auto"  # auto: pages that decodes share are read once where it pays
+    num_threads: kinds.Threads | None = None  # CPU threads; null: torch's default
+    tensor_parallel_size: kinds.Ranks = 1  # processes that share the model, each on its own GPU (or all on the CPU)
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
     """The engines that answer the requests. No setting here can change a batch-invariant result."""
 
-    backend: str = "local"  # local: an engine in this process | ray: replicas of it, on one machine or many
-    replicas: Any = 1  # a number; auto: as many as the GPUs of this machine or Ray cluster allow
+    backend: kinds.Backend = "local"  # local: an engine in this process | ray: replicas of it
+    replicas: kinds.Replicas = 1  # a number; auto: as many as the GPUs of this machine or Ray cluster allow
     address: str | None = None  # a running Ray cluster's (host:port, auto); null: Ray is started here, for this run
-    audit: float = 0.0  # share of requests that a second replica answers, too; a difference fails the run
+    audit: kinds.ShareOfAnswers = 0.0  # share of requests that a second replica answers, too; a difference fails
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class DatasetConfig:
     folder: str | None = None  # folder below data_dir that holds <split>.jsonl
     files: dict[str, str] = field(default_factory=dict)  # split -> file below data_dir, if not <folder>/<split>.jsonl
     gated: bool | None = None  # true: the Hub gives the rows only to accounts that accepted their conditions
-    rows: int | None = None  # documents in the evaluated split, as published
+    rows: kinds.Whole | None = None  # documents in the evaluated split, as published
     where: dict[str, str] = field(default_factory=dict)  # column -> text: only rows with that text are kept
 
 
@@ -107,12 +110,12 @@ class DatasetConfig:
 class GenerationConfig:
     """How answers are generated (generate_until tasks)."""
 
-    max_gen_toks: int | None = None
+    max_gen_toks: kinds.Least1 | None = None
     until: list[str] | None = None  # stop strings, besides EOS
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repeats: int | None = None  # samples per document: an older name of the task's own `repeats`
+    temperature: kinds.Temperature | None = None
+    top_k: kinds.Least0 | None = None
+    top_p: kinds.Share | None = None
+    repeats: kinds.Least1 | None = None  # samples per document: an older name of the task's own `repeats`
 
 
 @dataclass(frozen=True)
@@ -166,23 +169,33 @@ class TaskConfig:
 
     cls: str | None = None  # "module:Class" below evalengine.tasks, or of any package that can be imported
     alias: str | None = None  # its name in tables, below a group's
-    version: float | None = None  # lm-eval's task version
+    version: kinds.Finite | None = None  # lm-eval's task version
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     split: str | None = None  # evaluated split
     fewshot_split: str | None = None  # the split that exemplars are drawn from
     fewshot_file: str | None = None  # exemplars from a file (.jsonl or .yaml) that the user names
-    num_fewshot: int | None = None
+    num_fewshot: kinds.Least0 | None = None
     description: str | None = None
     cluster: str | None = None  # the column that names what rows share (a passage, a video); statistics count these
     items: str | None = None  # the name of a set of items that other tasks ask, too, as a translation: row n is item n
-    repeats: int | None = None  # samples a document, at a temperature above 0
+    repeats: kinds.Least1 | None = None  # samples a document, at a temperature above 0
     gen_prefix: str | None = None  # the start of the assistant's answer: a text, or a template if the task takes them
-    pass_at: list[int] | None = None  # the j of each pass@j that is reported; pass@repeats always is
-    choice_order: int | None = None  # the seed of another order of the options that questions list; null: the rows' own
-    code_timeout: int | None = None  # seconds of processor time for each program of a task that runs them; null: 3
+    pass_at: list[kinds.Whole] | None = None  # the j of each pass@j that is reported; pass@repeats always is
+    choice_order: kinds.Whole | None = None  # the seed of another order of a question's options; null: the rows' own
+    code_timeout: kinds.Seconds | None = None  # of processor time for each program of a task that runs them; null: 3
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)  # for tasks that a file describes
     lm_eval: LmEvalConfig = field(default_factory=LmEvalConfig)  # for tasks that lm-eval itself runs
+
+
+class Aggregate(TypedDict, total=False):
+    """How a group's metric is made of its tasks' metrics."""
+
+    __pydantic_config__ = kinds.SETTINGS  # type: ignore[misc]
+    metric: Required[str]
+    weight_by_size: bool
+    filter_list: Any
+    aggregation: Annotated[Literal["mean"], kinds.must("be mean: no others are built")]
 
 
 @dataclass(frozen=True)
@@ -192,23 +205,23 @@ class GroupConfig:
     tasks: list[str] = field(default_factory=list)  # tasks and groups
     alias: str | None = None  # its name in tables
     version: Any = None  # a number as it is written: lm-eval's results hold it as a text, "2" or "2.0"
-    aggregate_metric_list: Any = None  # [{metric, weight_by_size, filter_list}]
+    aggregate_metric_list: list[Aggregate] | None = None
 
 
 @dataclass(frozen=True)
 class CacheConfig:
     """Answers kept between runs (`evalengine/cache`); `cache=FOLDER` stands for `cache.path=FOLDER`."""
 
-    path: str | None = None  # a folder, which several processes may share; null: nothing is kept
-    audit: float = 0.0  # the share of the answers read from it that is computed again and compared, 0 to 1
+    path: kinds.NonEmpty | None = None  # a folder, which several processes may share; null: nothing is kept
+    audit: kinds.ShareOfAnswers = 0.0  # the share of the answers read from it that is computed again and compared
 
 
 @dataclass(frozen=True)
 class SequentialConfig:
     """A run that asks its documents in steps and ends once a gate is decided; `gate --step` sets it."""
 
-    step: int | None = None  # documents of each task in a step; null: all at once
-    seed: int = 0  # of the random order in which they are asked
+    step: kinds.Least1 | None = None  # documents of each task in a step; null: all at once
+    seed: kinds.Whole = 0  # of the random order in which they are asked
     baseline: str | None = None  # what the gate holds the run to
     policy: str = "accuracy"
     base: str | None = None  # the git revision that the baseline is taken from
@@ -218,6 +231,8 @@ class SequentialConfig:
 class Config:
     """One run."""
 
+    __pydantic_config__ = kinds.SETTINGS
+
     task: TaskConfig = field(default_factory=TaskConfig)  # set fields apply to every selected task
     tasks: dict[str, TaskConfig] = field(default_factory=dict)  # filled by conf/task/*.yaml
     groups: dict[str, GroupConfig] = field(default_factory=dict)  # filled by files that choose several tasks
@@ -225,25 +240,25 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     batch_invariant: bool = True
-    numerics: str = "auto"
-    limit: int | None = None  # documents per task
-    seed: int = 0  # sampling noise
-    fewshot_seed: int = 1234  # lm-eval's default
+    numerics: kinds.Level = "auto"
+    limit: kinds.Documents | None = None  # documents per task
+    seed: kinds.Seed = 0  # sampling noise
+    fewshot_seed: kinds.Whole = 1234  # lm-eval's default
     apply_chat_template: bool = False
-    chat_template_args: Any = None  # more variables for the chat template, {name: value}
+    chat_template_args: kinds.ChatVariables | None = None  # more variables for the chat template
     enable_thinking: bool | None = None  # the chat template's variable of this name; null: not set
-    chat_template_date: str | None = None  # YYYY-MM-DD, the date of a chat template's clock; null: TEMPLATE_DATE
+    chat_template_date: kinds.Day | None = None  # the date of a chat template's clock; null: TEMPLATE_DATE
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
-    logprobs: int | None = None  # most probable alternatives kept of every generated token; null: none
-    long_prompts: str = "truncate"  # truncate (from the left, as lm-eval; counted) | error
+    logprobs: kinds.Least1 | None = None  # most probable alternatives kept of every generated token; null: none
+    long_prompts: kinds.LongPrompts = "truncate"  # truncate: from the left, as lm-eval; counted
     data_dir: str | None = None
     output_dir: str = "results"
-    resume: str = "auto"  # auto | never | <run folder>
+    resume: kinds.Resume = "auto"
     progress: bool = True
-    steps: list[int] | None = None  # for experiment=checkpoints: the models' steps, if their names have none
+    steps: list[kinds.Whole] | None = None  # for experiment=checkpoints: the models' steps, if their names have none
     log_to: str | None = None  # wandb | mlflow: where the finished run is logged, too
-    allow_code_execution: Any = False  # true: the model's programs are run, isolated | without_isolation
+    allow_code_execution: kinds.CodeExecution = False  # true: the model's programs are run, isolated
     cache: CacheConfig = field(default_factory=CacheConfig)
     sequential: SequentialConfig = field(default_factory=SequentialConfig)
 

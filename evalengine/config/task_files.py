@@ -23,8 +23,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 
 from evalengine.config.files import package_of, roots_of
+from evalengine.config.kinds import TASK_NAME
 from evalengine.config.task_outline import names_in
-from evalengine.config.tasks import TASK_NAME
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 

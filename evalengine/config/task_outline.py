@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.config.files import package_of
-from evalengine.config.node import freeze
 from evalengine.config.schema import Config
 from evalengine.config.shipped import CONF
+from evalengine.config.typed import read_as
 from evalengine.util.plain_files import read_yaml
 
 
@@ -28,8 +28,7 @@ def outline(name: str) -> Config:
         for part in () if package == "_global_" else package.split("."):
             node = node.setdefault(part, {})
         _merge(node, content)
-    config: Config = freeze(Config, {"tasks": tree.get("tasks", {}), "groups": tree.get("groups", {})})
-    return config
+    return read_as(Config, tree)
 
 
 def names_in(name: str) -> list[str]:

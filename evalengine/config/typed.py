@@ -11,7 +11,7 @@ A class (dataclass, typing_extensions.TypedDict) with `__pydantic_config__ = KNO
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
@@ -31,7 +31,8 @@ MOST_OF_NAME = 60  # characters of a name in messages: a file may have one of a 
 EXPECTED = (  # how pydantic's name of an error begins -> what the value must be
     *(("int", "an integer"), ("finite", "a finite number"), ("float", "a number"), ("bool", "true or false")),
     *(("string_too_short", "a text that is not empty"), ("string_pattern", "a text of the form {pattern}")),
-    *(("too_short", "a list that is not empty"), ("string", "a text"), ("list|tuple|set", "a list")),
+    *(("too_short", "a list that is not empty"), ("string_unicode", "a text in UTF-8"), ("string", "a text")),
+    ("list|tuple|set", "a list"),
     ("dict|mapping|dataclass|model", "a mapping of names to values"),
     *(("literal", "one of {expected}"), ("greater_than_equal", "at least {ge}"), ("greater_than", "more than {gt}")),
     *(("less_than_equal", "at most {le}"), ("less_than", "less than {lt}")),
@@ -53,36 +54,42 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def must(expected: str) -> WrapValidator:
+def must(expected: str, limits: bool = False) -> WrapValidator:
     """Says of a value that does not fit what it must do: "lie in (0, 1]". A union needs this, since pydantic lists the
-    problems of each of its members."""
+    problems of each of its members. limits: of a number out of its limits these are said instead."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
         try:
             return inner(value)
-        except ValidationError:
-            raise PydanticCustomError("must", "must {expected}", {"expected": expected}) from None
+        except ValidationError as error:
+            beyond = [_said(one) for one in error.errors() if one["type"].startswith(("greater", "less"))]
+            text = beyond[0] if limits and beyond else f"must {expected}"
+            raise PydanticCustomError("must", "{text}", {"text": text}) from None
 
     return WrapValidator(check)
 
 
-def problems_of(error: ValidationError, where: str = "") -> list[str]:
-    """A sentence for each problem: the name of the setting, its value and what it must be."""
-    return [_sentence(problem, where) for problem in error.errors(include_url=False)]
+def problems_of(error: ValidationError, where: str = "", show: Callable[[Any], str] = shown) -> list[str]:
+    """A sentence for each problem: the name of the setting, its value by `show`, and what it must be."""
+    return [_sentence(problem, where, show) for problem in error.errors(include_url=False)]
 
 
-def _sentence(problem: ErrorDetails, where: str) -> str:
+def _sentence(problem: ErrorDetails, where: str, show: Callable[[Any], str]) -> str:
     kind, name = problem["type"], name_of(problem["loc"], where) or "it"
     if kind == "missing":
         return f"{name}: is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{name}: no such setting"
+    return f"{name}={show(problem['input'])}: {_said(problem)}"
+
+
+def _said(problem: ErrorDetails) -> str:
+    """What a value must be."""
     context = problem.get("ctx", {})
-    if kind == "literal_error":
+    if problem["type"] == "literal_error":
         context["expected"] = context["expected"].replace(" or ", ", ").replace("'", "")
-    words = next((text for start, text in EXPECTED if re.match(start, kind)), None)
-    said = problem["msg"].removeprefix("Value error, ") if words is None else f"must be {words.format(**context)}"
-    return f"{name}={shown(problem['input'])}: {said}"
+    words = next((text for start, text in EXPECTED if re.match(start, problem["type"])), None)
+    return problem["msg"].removeprefix("Value error, ") if words is None else f"must be {words.format(**context)}"
 
 
 def name_of(place: Sequence[str | int], where: str = "") -> str:

@@ -80,11 +80,8 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
         if key != "hydra.searchpath" and not key.startswith("hydra.launcher."):
             yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath and hydra.launcher"
         return
-    known = known_keys()
-    if not any(re.fullmatch(pattern, key) for pattern in known.values()):
-        names = [name for name in known if name.split(".")[-1] == key.split(".")[-1] and "<" not in name]
-        names = names or difflib.get_close_matches(key, known, 2, 0.7)
-        yield f"{key}: no such setting" + (f"; did you mean {' or '.join(names)}?" if names else "; see --help")
+    if not any(re.fullmatch(pattern, key) for pattern in known_keys().values()):
+        yield unknown(key)
     if key in GROUPS and override.is_add():
         yield f"{override.input_line}: is set already, and + only adds; write {shlex.quote(f'{key}={value}')}"
     yield from _choice_problems(override)
@@ -94,9 +91,22 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
         yield f"{key}={value}: has several values; {_either_way(key, value, text=True)}"
 
 
+def unknown(key: str) -> str:
+    """What is said of a setting that there is not."""
+    known, own = known_keys(), re.match(r"(tasks|groups)\.([^.]+)\.", key)
+    names = [name for name in known if name.split(".")[-1] == key.split(".")[-1] and "<" not in name]
+    if own is not None:
+        near = difflib.get_close_matches(key.replace(own[0], f"{own[1]}.<name>.", 1), known, 1, 0.7)
+        names = [name.replace("<name>", own[2], 1) for name in near if name.startswith(own[1])]
+    names = names or difflib.get_close_matches(key, known, 2, 0.7)
+    return f"{key}: no such setting" + (f"; did you mean {' or '.join(names)}?" if names else "; see --help")
+
+
 def _choice_problems(override: Override) -> Iterator[str]:
-    """A list for a group of which a run has one: the settings of several files would be mixed, under one name."""
+    """No name for a group; or a list where a run has one: settings of several files would be mixed, under one name."""
     key, chosen = override.key_or_group, override.value()
+    if key in GROUPS and key != "experiment" and chosen is None:
+        yield f"{key}=null: a group needs a name; see --help for those there are"
     lists = [one for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if isinstance(one, list)]
     if key in ONE_OF and lists:
         written = override.get_value_string().replace("[", "").replace("]", "").strip()

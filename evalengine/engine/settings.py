@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from evalengine.config.arguments import shown
-from evalengine.config.engine import engine_problems, resolve_numerics
-from evalengine.config.schema import MAX_RANKS, EngineConfig, Numerics
+from evalengine.config.check import engine_problems, resolve_numerics
+from evalengine.config.kinds import MAX_RANKS
+from evalengine.config.schema import EngineConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.layers.attention_backends import backend_problems, choose_backend
 from evalengine.layers.flash_attention import PAGE_MULTIPLE

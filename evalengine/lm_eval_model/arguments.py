@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from evalengine.config.arguments import integer, shown
-from evalengine.config.engine import numerics_problems
-from evalengine.config.node import complete_model
-from evalengine.config.run import run_problems
+from evalengine.config.check import numerics_problems, read_settings, run_problems
+from evalengine.config.implied import name_of_path
 from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelConfig
 
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
@@ -70,7 +69,8 @@ def read_arguments(given: Mapping[str, Any]) -> tuple[ModelArguments, list[str]]
     )
     own = {name: values[name] for name in (*OWN, "output_dir") if name in values}
     arguments = ModelArguments(config, **own)
-    problems += [*run_problems(config), *numerics_problems(config.batch_invariant, config.numerics)]
+    right, wrong = read_settings(Config, config, strict=True)
+    problems += [*wrong, *run_problems(right), *numerics_problems(right.batch_invariant, right.numerics)]
     return arguments, [*problems, *_own_problems(arguments)]
 
 
@@ -114,9 +114,7 @@ def _model(values: Mapping[str, Any]) -> ModelConfig:
     model = ModelConfig(name=values.get("name", ""), **chosen)
     if model.name or not chosen.get("path"):
         return model
-    settings = asdict(model)  # as in other runs, a model without a name has its path's last part as its name
-    complete_model(settings, {"model.path"})
-    return replace(model, name=settings["name"])
+    return replace(model, name=name_of_path(model.path))
 
 
 def _own_problems(arguments: ModelArguments) -> Iterator[str]:

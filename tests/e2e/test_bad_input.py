@@ -55,7 +55,7 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
         (["output_dir="], ["output_dir: names no folder"]),
         (["model.name='a\x1b[2Jb'"], ["model.name='a\\x1b[2Jb': must be at most 200 printable characters"]),
         (["model.name=" + "x" * 300], ["must be at most 200 printable characters"]),
-        (["system_instruction='a\udcff'"], ["system_instruction='a\\udcff': is no text in UTF-8"]),
+        (["system_instruction='a\udcff'"], ["system_instruction='a\\udcff': must be a text in UTF-8"]),
         (["chat_template_date=today"], ["chat_template_date=today: must be a day, as in 2024-07-26"]),
         (
             ["engine.num_kv_blocks=1", "engine.block_size=16"],

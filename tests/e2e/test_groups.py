@@ -89,8 +89,8 @@ def test_a_tag_is_a_heading_without_a_mean(search: str, tmp_path: Path) -> None:
         ("tasks: [one, two]", "tasks: [one, pair]", "groups.pair.tasks: the group is part of itself"),
         ("tasks: [one, two]", "tasks: []", "groups.pair.tasks: names no task"),
         ("  pair:", "  one:", "groups.one: is a task's name, too"),
-        ("{metric: acc}", "{metrics: acc}", "is not {metric, weight_by_size, filter_list}"),
-        ("{metric: acc}", "{metric: acc, aggregation: median}", "only means are built"),
+        ("{metric: acc}", "{metrics: acc}", "aggregate_metric_list[0].metric: is missing"),
+        ("{metric: acc}", "{metric: acc, aggregation: median}", "aggregation=median: must be mean: no oth"),
     ],
 )
 def test_a_group_that_cannot_be(old: str, new: str, message: str, search: str, tmp_path: Path) -> None:

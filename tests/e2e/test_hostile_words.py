@@ -22,7 +22,7 @@ LONG = "x" * 300
         (f"resume={LONG}", "must be auto, never, or an existing run folder"),
         (f"task.dataset.path=/tmp/{LONG}", "File name too long"),
         ("seed=" + "1" * 5_001, "a number of thousands of digits cannot be meant"),
-        ("task.version=nan", "tasks.arithmetic.version=nan: must be a finite number"),
+        ("task.version=nan", "task.version=nan: must be a finite number"),
         ("task=a\x1b[31mb", "\\x1b[31mb"),
     ],
     ids=lambda text: text[:24],

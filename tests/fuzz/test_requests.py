@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config.engine import engine_problems
+from evalengine.config.check import engine_problems
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.load.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields
 from evalengine.engine.request import GenerateRequest, ScoreRequest

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
+from evalengine.config.check import tracker_problems
 from evalengine.config.compose import compose_jobs
-from evalengine.config.run import tracker_problems
 from evalengine.errors import ConfigError
 from evalengine.report.export.tracking import leave_log, log_run, metrics_of, settings_of
 from evalengine.report.read.load import load_run
@@ -103,7 +103,7 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch, fold
 def test_a_folder_called_wandb_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_such_tracker").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("evalengine.config.run.TRACKERS", ("no_such_tracker",))
+    monkeypatch.setattr("evalengine.config.check.TRACKERS", ("no_such_tracker",))
     assert "is not installed" in next(iter(tracker_problems("log_to", "no_such_tracker")))
 
 

@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.config import compose as composing
+from evalengine.config.check import resolve_numerics, validate
 from evalengine.config.compose import compose_jobs, read_config
-from evalengine.config.engine import resolve_numerics
-from evalengine.config.node import mutable
-from evalengine.config.run import validate
 from evalengine.config.schema import Config, EngineConfig, selection, to_yaml
 from evalengine.config.shipped import available
 from evalengine.config.words import known_keys
@@ -79,16 +76,12 @@ def test_every_model_of_the_hub_is_pinned_to_a_commit() -> None:
     assert len({*on_the_hub.values()}) == len(on_the_hub)  # no pin is copied from another model's file
 
 
-@pytest.mark.parametrize("task", ["gsm8k", "open_llm", "bbh_cot_fewshot", "minerva_math"])
-def test_tasks_typed_at_the_end_are_those_typed_from_the_start(task: str) -> None:
-    overrides = [f"task={task}", "task.num_fewshot=2"]
-    late, early = composing._composed(overrides)[0], composing._values(composing._merged(overrides, mutable(Config))[0])
-    assert repr(late) == repr(early)  # 1.0 is no 1, and the order counts
-
-
 @pytest.mark.parametrize(
     ("setting", "problem"),
-    [("rows: many", "must be a whole number"), ("roows: 3", "Key 'roows' not in 'DatasetConfig'")],
+    [
+        ("rows: many", "tasks.mine.dataset.rows=many: must be an integer"),
+        ("roows: 3", r"tasks.mine.dataset.roows: no such setting; did you mean tasks.mine.dataset.rows\?"),
+    ],
 )
 def test_a_wrong_type_in_a_tasks_file(setting: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
@@ -189,9 +182,9 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("long_prompts=drop", "long_prompts=drop: must be one of truncate, error"),
         ("resume=no/such/folder", "resume=no/such/folder: must be auto, never, or an existing run folder"),
         ("data_dir=no/such/folder", "data_dir=no/such/folder: no such folder"),
-        ("task.num_fewshot=-1", "tasks.arithmetic.num_fewshot=-1"),
-        ("task.generation.top_p=0", "tasks.arithmetic.generation.top_p=0"),
-        ("task.generation.temperature=nan", "tasks.arithmetic.generation.temperature=nan"),
+        ("task.num_fewshot=-1", "task.num_fewshot=-1: must be at least 0"),
+        ("task.generation.top_p=0", "task.generation.top_p=0: must lie in (0, 1]"),
+        ("task.generation.temperature=nan", "task.generation.temperature=nan: must be at least 0"),
         ("model.load_format=pickle", "model.load_format=pickle: must be one of"),
     ],
 )
@@ -256,7 +249,10 @@ def test_a_users_own_folder_of_tasks(tmp_path: Path) -> None:
     config = compose("task=mine", f"hydra.searchpath=[file://{tmp_path}]")
     assert config.tasks["mine"].cls == "gsm8k:GSM8K"
     (tmp_path / "task" / "mine.yaml").write_text("# @package tasks.mine\nclass: gsm8k:GSM8K\n")
-    assert "Key 'class' not in 'TaskConfig'" in problems("task=mine", f"hydra.searchpath=[file://{tmp_path}]")[0]
+    assert (
+        "tasks.mine.class: no such setting; did you mean tasks.mine.cls?"
+        in problems("task=mine", f"hydra.searchpath=[file://{tmp_path}]")[0]
+    )
 
 
 def test_yaml_holds_every_setting() -> None:

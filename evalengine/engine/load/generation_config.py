@@ -21,7 +21,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from evalengine.config.arguments import shown
-from evalengine.config.schema import GENERATION_CONFIGS
+from evalengine.config.kinds import GENERATION_CONFIGS
 from evalengine.engine.load.hf_folder import generation_config
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from evalengine.config.schema import IMPLEMENTATIONS, ModelConfig
+from evalengine.config.kinds import IMPLEMENTATIONS
+from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile

@@ -101,7 +101,7 @@ def _in_markdown(runs: Sequence[Run], allow: bool) -> str:
 
 def _log(names: Sequence[str], tracker: str) -> int:
     """Logs each run. Raises `ConfigError` for an unknown tracker, `EvalEngineError` if the tracker refuses."""
-    from evalengine.config.run import tracker_problems
+    from evalengine.config.check import tracker_problems
     from evalengine.report.export.tracking import log_run
 
     if problems := list(tracker_problems("report: --log-to", tracker)):

@@ -1,0 +1,254 @@
+"""Checks settings: each by its type in the schema, then those that contradict each other or lack something here."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from evalengine.config.arguments import integer, is_unicode, shown
+from evalengine.config.kinds import LEVELS, TASK_NAME, as_typed, is_folder
+from evalengine.config.schema import Config, EngineConfig, GroupConfig, Numerics
+from evalengine.config.typed import adapter, problems_of
+from evalengine.errors import ConfigError
+
+T = TypeVar("T")
+TRACKERS = ("wandb", "mlflow")  # names of their libraries, and of this package's extras
+TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
+
+
+def validate(config: Config) -> None:
+    """Raises one `ConfigError` that lists every setting that cannot be honoured."""
+    if problems := config_problems(config)[1]:
+        raise ConfigError(problems)
+
+
+def config_problems(
+    config: Any, complete: Callable[[Config], Config] = lambda read: read, selects: bool = True
+) -> tuple[Config, list[str]]:
+    """(the configuration, everything that is wrong with it, a sentence each). config: a `Config`, or settings as plain
+    values. complete: fills in what other settings imply, before settings are checked beside each other. selects:
+    whether a task must be selected."""
+    read, problems = read_settings(Config, config)
+    wrong = tuple(re.split(r"[=:]", problem)[0] for problem in problems)
+    config = complete(read)
+    between = [*(_selection_problems(config) if selects else ()), *run_problems(config)]
+    between += numerics_problems(config.batch_invariant, config.numerics)
+    between += [*_engine_contradictions(config.engine), *_text_problems(asdict(config), "")]
+    # A wrong setting was read as its default, of which nothing is said.
+    return config, [*problems, *(problem for problem in between if not wrong or not problem.startswith(wrong))]
+
+
+def read_settings(kind: type[T], settings: Any, where: str = "", strict: bool | None = None) -> tuple[T, list[str]]:
+    """(the settings as `kind`, what is wrong with them). A setting of a wrong type or out of range has its default.
+
+    settings: plain values, or an object of `kind`. strict: texts are no numbers.
+    """
+    reader = adapter(kind)  # type: ignore[arg-type]  # a class is hashable
+    try:
+        return reader.validate_python(settings, strict=strict), []
+    except ValidationError as error:
+        right: Any = settings
+        for problem in error.errors(include_url=False):
+            right = _without(right, [part for part in problem["loc"] if part != "[key]"])
+        return reader.validate_python(right), problems_of(error, where, as_typed)
+
+
+def _without(settings: Any, place: list[int | str]) -> Any:
+    """A copy of the settings without the one at `place`; a list with something wrong in it is left out as a whole."""
+    settings = vars(settings) if is_dataclass(settings) else settings
+    if not place or not isinstance(settings, dict):
+        return {}
+    name, *below = place
+    inner = settings.get(name)
+    kept = {name: _without(inner, below)} if below and (isinstance(inner, dict) or is_dataclass(inner)) else {}
+    return {key: value for key, value in settings.items() if key != name} | kept
+
+
+def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
+    """The numerics level of a run on `device_type` ("cpu" | "cuda").
+
+    Raises `ConfigError` where the two settings contradict each other, or the device has no such level.
+    """
+    if problems := list(numerics_problems(batch_invariant, numerics)):
+        raise ConfigError(problems)
+    if numerics == "native" and device_type != "cuda":
+        raise ConfigError(
+            f"numerics=native runs on CUDA only, and this run's device is {device_type}: use numerics=exact or auto"
+        )
+    if numerics != "auto":
+        level: Numerics = numerics  # type: ignore[assignment]  # numerics_problems() checked it
+        return level
+    if not batch_invariant:
+        return "fast"
+    return "native" if device_type == "cuda" else "exact"
+
+
+def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
+    """Yields what is wrong with the two settings, a sentence each."""
+    if not isinstance(batch_invariant, bool):
+        yield f"batch_invariant={shown(batch_invariant)}: must be true or false"
+        return
+    if numerics not in LEVELS:
+        yield f"numerics={as_typed(numerics)}: must be one of {', '.join(LEVELS)}"
+    if batch_invariant and numerics == "fast":
+        yield "batch_invariant=true contradicts numerics=fast: set batch_invariant=false, or numerics=auto"
+    if not batch_invariant and numerics in ("exact", "native"):
+        yield f"batch_invariant=false contradicts numerics={numerics}: set batch_invariant=true, or numerics=auto"
+
+
+def engine_problems(engine: EngineConfig) -> list[str]:
+    """What is wrong with the engine's settings, a sentence each. `settings_problems` and `memory_problems` check what
+    depends on the model or on free memory."""
+    read, problems = read_settings(EngineConfig, engine, "engine", strict=True)
+    return [*problems, *_engine_contradictions(read)]
+
+
+def _engine_contradictions(engine: EngineConfig) -> Iterator[str]:
+    default = EngineConfig.kv_cache_memory_fraction
+    if engine.gpu_memory_utilization is not None and engine.kv_cache_memory_fraction != default:
+        yield "engine.gpu_memory_utilization: set it or engine.kv_cache_memory_fraction, not both"
+
+
+def run_problems(config: Config) -> Iterator[str]:
+    """Yields what is wrong with a run's settings beside each other and on this machine, other than tasks, numerics and
+    engine, a sentence each."""
+    if (config.sequential.step is None) != (config.sequential.baseline is None):
+        yield "sequential: step and baseline are set together, as `gate BASELINE --step 100 -- SETTINGS` does"
+    yield from tracker_problems("log_to", config.log_to)
+    yield from _thinking_problems(config)
+    yield from _cache_problems(config)
+    yield from _cluster_problems(config)
+    if config.data_dir is not None and not is_folder(config.data_dir):
+        yield f"data_dir={config.data_dir}: no such folder"
+    if not config.output_dir:
+        yield "output_dir: names no folder; results is the default"
+    yield from _file_problems("output_dir", config.output_dir)
+
+
+def _file_problems(name: str, folder: str) -> Iterator[str]:
+    """What is wrong with a folder that need not be there."""
+    try:
+        if Path(folder).exists() and not Path(folder).is_dir():
+            yield f"{name}={folder}: exists and is not a folder"
+    except OSError as error:  # the name is too long, or a folder above may not be read
+        yield f"{name}={folder}: {error.strerror}; name another folder"
+
+
+def tracker_problems(name: str, tracker: str | None) -> Iterator[str]:
+    """Yields what is wrong with a setting that names a tracker: an unknown word, or a library that is not installed."""
+    if tracker is None:
+        return
+    if tracker not in TRACKERS:
+        yield f"{name}={as_typed(tracker)}: must be one of {', '.join(TRACKERS)}"
+    # A mere folder of its name, as W&B leaves in the working directory, is no library.
+    elif (spec := importlib.util.find_spec(tracker)) is None or spec.origin is None:
+        yield f"{name}={tracker}: {tracker} is not installed; pip install 'evalengine[{tracker}]'"
+
+
+def _cache_problems(config: Config) -> Iterator[str]:
+    path, audit = config.cache.path, config.cache.audit
+    if path is None:
+        if audit:
+            yield f"cache.audit={audit}: there is no cache to audit; set cache=FOLDER"
+        return
+    if not config.batch_invariant or config.numerics == "fast":
+        yield (
+            f"cache={path}: fast numerics' bits depend on the batch, so that no answer of theirs can be kept for "
+            "another run; leave cache out, or set batch_invariant=true"
+        )
+    yield from _file_problems("cache", path)
+
+
+def _thinking_problems(config: Config) -> Iterator[str]:
+    variables = config.chat_template_args or {}
+    if config.enable_thinking is not None and not config.apply_chat_template:
+        yield (
+            f"enable_thinking={str(config.enable_thinking).lower()}: it is told to the chat template, and the prompts "
+            "are written without one; set apply_chat_template=true"
+        )
+    if variables and not config.apply_chat_template:
+        yield "chat_template_args: the prompts are written without a chat template; set apply_chat_template=true"
+    if own := sorted(TEMPLATE_OWN & variables.keys()):
+        yield f"chat_template_args: {', '.join(own)}: a run's own, which cannot be told; take them out"
+    if config.enable_thinking is not None and variables.get("enable_thinking") not in (None, config.enable_thinking):
+        yield "chat_template_args.enable_thinking: enable_thinking says otherwise; set one of them"
+    if (config.enable_thinking or variables.get("enable_thinking")) and config.model.think_end_token is None:
+        yield (
+            "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: "
+            "model.think_end_token='</think>', or the token's id"
+        )
+
+
+def _cluster_problems(config: Config) -> Iterator[str]:
+    """`evalengine.cluster.settings` checks what depends on Ray and the machine."""
+    cluster, audit = config.cluster, config.cluster.audit
+    if cluster.backend == "local":
+        if cluster.replicas not in ("auto", 1):
+            yield f"cluster.replicas={shown(cluster.replicas)}: several replicas run on Ray; add cluster=ray"
+        if cluster.address is not None:
+            yield f"cluster.address={as_typed(cluster.address)}: it is a Ray cluster's; add cluster=ray"
+    else:
+        if cluster.address is not None and not re.fullmatch(r"auto|[^/\s]+:\d{1,5}", cluster.address):
+            yield f"cluster.address={shown(cluster.address)}: must be host:port of a Ray cluster, auto, or null"
+        if config.engine.device.startswith("cuda:"):
+            yield f"engine.device={config.engine.device}: Ray chooses each replica's GPUs; set it to cuda or auto"
+    if audit > 0 and not config.batch_invariant:
+        yield (
+            f"cluster.audit={audit}: it compares bits, and with batch_invariant=false these depend on the batch; "
+            "set batch_invariant=true, or cluster.audit=0"
+        )
+    if audit > 0 and integer(cluster.replicas) == 1:
+        yield f"cluster.audit={audit}: it needs a second replica; set cluster=ray cluster.replicas=2 or more"
+
+
+def _selection_problems(config: Config) -> Iterator[str]:
+    """What is not selected, and what the selection lacks."""
+    if config.model.path in ("", "???"):
+        yield "model.path: names no weights; give a folder, a Hub id or a .gguf file"
+    if not config.tasks:
+        yield "task: no task is selected; name one or more, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
+    for kind, names in (("task", config.tasks), ("group", config.groups)):
+        for name in names:
+            if not TASK_NAME.fullmatch(name):
+                where = f"{kind}s.{name}"[:120]
+                yield f"{where!r}: a {kind}'s name is part of file names: up to 100 of A-Z a-z 0-9 _ -, no - first"
+    for name, task in config.tasks.items():
+        if task.cls is None:
+            yield f"tasks.{name}.cls: names no task class"
+    for name, group in config.groups.items():
+        where = f"groups.{name}"
+        if name in config.tasks:
+            yield f"{where}: is a task's name, too; rename one of them"
+        if missing := [child for child in group.tasks if child not in config.tasks and child not in config.groups]:
+            yield f"{where}.tasks: {', '.join(missing)} are not selected; add them to the file's defaults"
+        if not group.tasks:
+            yield f"{where}.tasks: names no task"
+        elif name in _below(name, config.groups):
+            yield f"{where}.tasks: the group is part of itself"
+
+
+def _text_problems(value: Any, where: str) -> Iterator[str]:
+    """Yields a sentence for each text that no file can hold, as bytes on the command line that are no UTF-8."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else (("", inner) for inner in value):
+            yield from _text_problems(inner, ".".join(filter(None, (where, str(name)))))
+    elif isinstance(value, str) and not is_unicode(value):
+        yield f"{where}={value[:40]!r}: must be a text in UTF-8"
+
+
+def _below(name: str, groups: dict[str, GroupConfig]) -> set[str]:
+    """The groups within a group, at any depth."""
+    below: set[str] = set()
+    waiting = [*groups[name].tasks]
+    while waiting:
+        child = waiting.pop()
+        if child in groups and child not in below:
+            below.add(child)
+            waiting.extend(groups[child].tasks)
+    return below
