@@ -185,17 +185,19 @@ def _parse(
 
 
 _TAIL = len(b',"crc":"00000000"}\n')
-_LINE = with_fields({
-    "run": Sha256,
-    "prompt_sha256": Sha256,
-    "output_ids": list[Count],
-    "logprobs": Text,
-    "finish_reason": Text,
-    "text": Text,
-    "is_greedy": Flag,
-    "top_ids?": list[Count],
-    "top_logprobs?": Text,
-})
+_LINE = with_fields(
+    {
+        "run": Sha256,
+        "prompt_sha256": Sha256,
+        "output_ids": list[Count],
+        "logprobs": Text,
+        "finish_reason": Text,
+        "text": Text,
+        "is_greedy": Flag,
+        "top_ids?": list[Count],
+        "top_logprobs?": Text,
+    }
+)
 _KEY = tuple[Text, Count, Count, Count]
 
 

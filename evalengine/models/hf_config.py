@@ -26,12 +26,13 @@ from evalengine.models.config_fields import (
     refused_fields,
 )
 from evalengine.models.file_values import is_integer, one_line, shown
+from evalengine.models.packing import packing_problems
 from evalengine.models.registry import Family, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
 
 # What a model of several parts says for all of them, where its text part does not.
-_OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+_OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
@@ -182,18 +183,11 @@ def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
         yield from _rope_problems(config.rope_parameters, reads)
     if not reads & {"layer_types", "sliding_window"}:
         yield from _window_problems(config)
-    packed = getattr(config, "quantization_config", None)
-    if packed is not None and not ("mxfp4" in reads and _method_of(packed) == "mxfp4"):
-        yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"
+    yield from packing_problems(getattr(config, "quantization_config", None), takes_mxfp4="mxfp4" in reads)
     if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
         yield f"hidden_act={shown(activation)}: only silu is supported"
     if "mlp_bias" not in reads and getattr(config, "mlp_bias", False):
         yield "mlp_bias=true is not supported"
-
-
-def _method_of(quantization: Any) -> Any:
-    """What a quantization_config calls its method."""
-    return quantization.get("quant_method") if isinstance(quantization, Mapping) else None
 
 
 def _window_problems(config: Any) -> Iterator[str]:

@@ -26,29 +26,34 @@ FORMAT = SealedFormat("evalengine-receipt", 1, "receipt", "evalengine prove RUN 
 CURE = "ask for it again: evalengine prove RUN --item ITEM -o FILE"
 COMPUTED_BY = ("contract_version", "weights", "model_spec", "tokenizer", "numerics", "dtype", "gpu_architecture")
 _ITEM = {"task": UnicodeText, "doc_id": Count, "request_index": Count, "repeat": Count}
-_SHAPE = with_fields({
-    "item": with_fields(_ITEM),
-    "prompt_ids": list[Count],
-    "output_ids": list[Count],
-    "logprobs": Text,
-    "finish_reason": Text,
-    "text": Text,
-    "is_greedy": Flag,
-    "asked?": dict,
-    "digest": Sha256,
-    "leaf": with_fields({"index": Count, "count": Count, "path": list[Sha256]}),
-    "computed_by": with_fields({
-        "contract_version": Count,
-        "weights": Sha256,
-        "model_spec": dict,
-        "tokenizer": dict,
-        "numerics": Text,
-        "dtype": Text,
-        "gpu_architecture?": Text,
-    }),
-    "format": Any,
-    "version": Any,
-}, only=True)
+_SHAPE = with_fields(
+    {
+        "item": with_fields(_ITEM),
+        "prompt_ids": list[Count],
+        "output_ids": list[Count],
+        "logprobs": Text,
+        "finish_reason": Text,
+        "text": Text,
+        "is_greedy": Flag,
+        "asked?": dict,
+        "digest": Sha256,
+        "leaf": with_fields({"index": Count, "count": Count, "path": list[Sha256]}),
+        "computed_by": with_fields(
+            {
+                "contract_version": Count,
+                "weights": Sha256,
+                "model_spec": dict,
+                "tokenizer": dict,
+                "numerics": Text,
+                "dtype": Text,
+                "gpu_architecture?": Text,
+            }
+        ),
+        "format": Any,
+        "version": Any,
+    },
+    only=True,
+)
 MOST_TOKENS = 1 << 24
 
 

@@ -18,30 +18,34 @@ from evalengine.util.plain_files import parse_json, read_json
 ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 AGAIN = "run the evaluation again, or take the folder from where it was copied"
 SAMPLE_KEYS = ("doc_id", "filter", "metrics", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
-_RESULTS = with_fields({
-    "results": dict[str, dict[str, Writable]],
-    "configs?": each(with_fields({"output_type?": Text})),
-    "versions?": dict,
-    "n-shot?": dict,
-    "n-samples?": dict,
-    "higher_is_better?": dict[str, dict | None],
-    "task_hashes?": dict[str, Text],
-    "config?": dict,
-    "model_name?": Text,
-})
-_SAMPLE = with_fields({
-    "doc_id": Count,
-    "filter": Text,
-    "metrics": list[Text],
-    "resps": list[Any],
-    "filtered_resps": Any,
-    "doc_hash": AsciiText,
-    "prompt_hash": AsciiText,
-    "target_hash": AsciiText,
-    "doc_cluster?": Text,
-    "doc?": dict,
-    "arguments?": dict[str, dict],
-})
+_RESULTS = with_fields(
+    {
+        "results": dict[str, dict[str, Writable]],
+        "configs?": each(with_fields({"output_type?": Text})),
+        "versions?": dict,
+        "n-shot?": dict,
+        "n-samples?": dict,
+        "higher_is_better?": dict[str, dict | None],
+        "task_hashes?": dict[str, Text],
+        "config?": dict,
+        "model_name?": Text,
+    }
+)
+_SAMPLE = with_fields(
+    {
+        "doc_id": Count,
+        "filter": Text,
+        "metrics": list[Text],
+        "resps": list[Any],
+        "filtered_resps": Any,
+        "doc_hash": AsciiText,
+        "prompt_hash": AsciiText,
+        "target_hash": AsciiText,
+        "doc_cluster?": Text,
+        "doc?": dict,
+        "arguments?": dict[str, dict],
+    }
+)
 _METRICS = dict[str, Writable]
 _SECTIONS = ("configs", "versions", "n-shot", "n-samples", "higher_is_better", "config")
 

@@ -164,7 +164,7 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         ("minimax-m2", "scoring_func", "softmax", "only sigmoid is supported"),
         ("glm4-moe", "n_group", 3, "8 experts in 3 groups"),
         ("glm4-moe", "topk_group", 1, "a token cannot have 3 of 8 experts"),
-        ("mixtral", "quantization_config", {"quant_method": "awq"}, "packed weights are not supported"),
+        ("mixtral", "quantization_config", {"quant_method": "bitsandbytes"}, "packed weights are not supported"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused(

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from evalengine.engine.load.loader import load_model
-from evalengine.engine.load.mxfp4 import unpacked
+from evalengine.engine.load.unpacking import mxfp4
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from tests.bitwise import assert_bitwise_equal
@@ -36,7 +36,7 @@ def test_every_byte_with_every_scale_is_what_transformers_makes_of_it() -> None:
     """But for the scale 255, which the format calls NaN and no checkpoint has; results are compared with float64."""
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 1, 16).expand(255, 16, 1, 16)
     scales = torch.arange(255, dtype=torch.uint8).view(255, 1, 1).expand(255, 16, 1)
-    found = unpacked(blocks, scales)
+    found = mxfp4(blocks, scales)
     nibbles = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
     sign, exponent, mantissa = nibbles >> 3, (nibbles >> 1) & 3, (nibbles & 1).double()
     value = torch.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent.double() - 1))
@@ -91,10 +91,10 @@ def test_a_half_of_a_pair_and_other_sizes_are_damage(folders: tuple[Path, Path])
     ops = create_ops("exact", torch.bfloat16, torch.device("cpu"))
     name = "model.layers.0.mlp.experts.down_proj"
     for bad, why in (
-        ({n: x for n, x in whole.items() if n != f"{name}_scales"}, "down_proj_blocks has no partner"),
-        ({n: x for n, x in whole.items() if n != f"{name}_blocks"}, "down_proj_scales has no partner"),
-        ({**whole, f"{name}_scales": whole[f"{name}_scales"][:, :5].contiguous()}, "which is not MXFP4"),
-        ({**whole, f"{name}_blocks": whole[f"{name}_blocks"].int()}, "which is not MXFP4"),
+        ({n: x for n, x in whole.items() if n != f"{name}_scales"}, "down_proj_blocks lacks its partners"),
+        ({n: x for n, x in whole.items() if n != f"{name}_blocks"}, "down_proj_scales lacks its partners"),
+        ({**whole, f"{name}_scales": whole[f"{name}_scales"][:, :5].contiguous()}, "are no mxfp4"),
+        ({**whole, f"{name}_blocks": whole[f"{name}_blocks"].int()}, "are no mxfp4"),
     ):
         save_file(bad, file)
         with pytest.raises(EvalEngineError, match=why):

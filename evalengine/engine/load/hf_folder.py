@@ -18,6 +18,7 @@ from evalengine.models.config_fields import unknown_fields
 from evalengine.models.describe import token_ids
 from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_config import spec_from_json
+from evalengine.models.packing import quantization_of
 from evalengine.models.registry import find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
@@ -57,7 +58,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
     if with_weights:
         stored = stored_tensors(path)
         if spec.module is None:
-            stored = _renamed(stored, spec)
+            stored = _renamed(with_packed(stored, quantization_of(raw)), spec)
         spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
     if problems := spec_problems(spec):
         raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
@@ -102,7 +103,8 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
     RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
     the head becomes the embedding.
     """
-    stored = _renamed(stored_tensors(path), spec)
+    packed = with_packed(stored_tensors(path), quantization_of(_object(path / CONFIG)))
+    stored = _renamed(packed, spec)
     if spec.tie_word_embeddings and HEAD in stored:
         head = stored.pop(HEAD)
         stored.setdefault(EMBEDDING, head)
@@ -112,8 +114,7 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
 def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, StoredTensor]:
     """The tensors by the decoder's names for them, without those that it has no use for. Raises EvalEngineError for two
     of one name."""
-    family = get_family(spec.architecture)
-    names, stored = family.weights, with_packed(stored) if "mxfp4" in family.reads else stored
+    names = get_family(spec.architecture).weights
     renamed: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name, spec.num_layers)

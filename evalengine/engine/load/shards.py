@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from evalengine.engine.load.mxfp4 import unpacked
+from evalengine.engine.load.unpacking import unpacked
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.file_values import one_line, plain, shown
 from evalengine.util.plain_files import read_json
@@ -46,7 +46,10 @@ class StoredTensor:
     file: Path
     dtype: str  # safetensors' name, e.g. "BF16"
     shape: tuple[int, ...]
-    scales: StoredTensor | None = None  # of one packed as MXFP4, whose dtype and shape are those it unpacks to
+    # Of a packed weight, whose dtype and shape are those that it unpacks to: how, its other tensors, and its integers.
+    method: str | None = None
+    others: tuple[StoredTensor, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -90,19 +93,24 @@ def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tens
     ):
         with _open(file) as tensors:
             for key, tensor in items:
-                yield key, _content(tensors.get_tensor(tensor.name), tensor.scales)
+                yield key, _content(tensors.get_tensor(tensor.name), tensor)
 
 
-def _content(tensor: Tensor, scales: StoredTensor | None) -> Tensor:
-    if scales is None:
-        return tensor
-    with _open(scales.file) as tensors:
-        return unpacked(tensor, tensors.get_tensor(scales.name))
+def _content(first: Tensor, tensor: StoredTensor) -> Tensor:
+    if tensor.method is None:
+        return first
+    parts = [first]
+    for other in tensor.others:
+        with _open(other.file) as tensors:
+            parts.append(tensors.get_tensor(other.name))
+    return unpacked(tensor.method, parts, tensor.sizes)
 
 
 def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:
-    """Whether two tensors have the same values, a part of them in memory at a time."""
-    if first.shape != second.shape or not first.shape or {first.dtype, second.dtype} - DTYPES.keys():
+    """Whether two tensors have the same values, a part of them in memory at a time; packed ones are not asked."""
+    if first.method or second.method or {first.dtype, second.dtype} - DTYPES.keys():
+        return False
+    if first.shape != second.shape or not first.shape:
         return False
     with _open(first.file) as of_first, _open(second.file) as of_second:
         a, b = of_first.get_slice(first.name), of_second.get_slice(second.name)
