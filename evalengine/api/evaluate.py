@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.api.perform import perform
-from evalengine.api.words import leaf_names, task_word, words
+from evalengine.api.settings import flat, task_word, word
 from evalengine.config.arguments import no_model, shown
 from evalengine.config.compose import compose_jobs
+from evalengine.config.files import GROUPS
 from evalengine.config.schema import ModelConfig
 from evalengine.config.shipped import shipped_model
 from evalengine.errors import ConfigError
@@ -64,24 +65,25 @@ def evaluate(
         for name, own in of_tasks.items()
         if not isinstance(own, Mapping)
     ]
-    llm = _loaded(model)
-    run_words = [
-        *task_word(list(tasks) if isinstance(tasks, Mapping) else tasks, problems),
-        *_model_words(model, llm, settings, problems),
-        *words({f"tasks.{name}": own for name, own in of_tasks.items() if own}, problems),
-        *words(settings, problems),
-    ]
+    llm, chosen = _loaded(model), task_word(list(tasks) if isinstance(tasks, Mapping) else tasks, problems)
+    of_each = {f"tasks.{name}": own for name, own in of_tasks.items() if isinstance(own, Mapping)}
+    given = flat({**of_each, **settings}, problems)
+    of_model = _of_model(model, llm, given, problems)
+    problems += [f"{name}: is given twice" for name in given.keys() & of_model.keys()]
+    given = {**of_model, **given}
+    files = [name for name in given if name in GROUPS or name.startswith("hydra.")]
+    chosen += [word(name, given.pop(name)) for name in files]
     if "experiment" in settings:
         problems.append("experiment: is several runs; call evaluate once for each, or give it on the command line")
     if problems:
         raise ConfigError(problems)
     try:
-        (job,) = compose_jobs(run_words)
+        (job,) = compose_jobs(chosen, settings=given)
     except ConfigError as error:
         raise ConfigError([_in_python(problem) for problem in error.problems]) from error
     from evalengine.report.python.results import load_run
 
-    return load_run(perform(job.config, run_words, llm))
+    return load_run(perform(job.config, [*chosen, *(word(name, value) for name, value in given.items())], llm))
 
 
 def _in_python(problem: str) -> str:
@@ -97,33 +99,32 @@ def _loaded(model: Any) -> LLM | None:
     return model if module is not None and isinstance(model, module.LLM) else None
 
 
-def _model_words(model: Any, llm: LLM | None, settings: Mapping[str, Any], problems: list[str]) -> list[str]:
-    """The words that name the model; for an LLM also those of its own settings."""
+def _of_model(model: Any, llm: LLM | None, given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The settings that name the model; for an LLM also those of its engine."""
     if llm is not None:
-        return _words_of(llm, settings, problems)
+        return _of_llm(llm, given, problems)
     if isinstance(model, ModelConfig):
-        model_settings = {name: value for name, value in asdict(model).items() if name != "name" or value}
-        return words({"model": model_settings}, problems)
+        return flat({"model": {key: item for key, item in asdict(model).items() if key != "name" or item}}, problems)
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         problems.append(no_model(model, "a path, a Hub id, a name of conf/model/, a ModelConfig or an LLM"))
-        return []
+        return {}
     try:
         named = isinstance(model, str) and shipped_model(model) is not None
     except ConfigError as error:
         problems.extend(error.problems)
-        return []
-    return words({"model" if named else "model.path": model}, problems)
+        return {}
+    return {"model" if named else "model.path": os.fspath(model)}
 
 
-def _words_of(llm: LLM, settings: Mapping[str, Any], problems: list[str]) -> list[str]:
-    """The words that describe this very engine, so that the run's files say what computed it."""
-    for name in leaf_names(settings):
+def _of_llm(llm: LLM, given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The settings that describe this very engine, so that the run's files say what computed it."""
+    for name in given:
         if name.split(".")[0] in OF_THE_ENGINE or (name.split(".")[0] == "model" and name != "model.name"):
             problems.append(f"{name}: this LLM is loaded with settings of its own; make another one, or give its path")
     level = llm.settings.numerics
     model = {item.name: getattr(llm.model_config, item.name) for item in fields(ModelConfig) if item.name != "name"}
     name = Path(llm.model_config.name).name if llm.model_config.name != llm.model_config.path else ""
-    if name and not any(key == "model.name" for key in leaf_names(settings)):
+    if name and "model.name" not in given:
         model["name"] = name
     own = {"model": model, "engine": asdict(llm.config), "batch_invariant": level != "fast", "numerics": level}
-    return words(own, problems)
+    return {key: value for key, value in flat(own, problems).items() if key not in given}

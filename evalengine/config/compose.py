@@ -189,7 +189,7 @@ def _composed(overrides: list[str], settings: Mapping[str, Any]) -> tuple[Config
         _set(data, name, value)
     if problems := list(_not_selected(data, named | {*settings}, overrides)):
         raise ConfigError(problems)
-    data = read_texts(data, named, problems)
+    data = read_texts(data, named | {*settings}, problems)
     keys = named | {override.key_or_group for override in parsed} | {*settings}
     config, wrong = config_problems(data, partial(completed, keys=keys))
     if problems := [*problems, *map(_suggested, wrong)]:

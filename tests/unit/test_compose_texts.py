@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.api.words import words
+from evalengine.api.settings import flat
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.config.texts import escape_problems
@@ -123,15 +123,12 @@ def test_a_file_keeps_latex_and_what_jinja_reads(tmp_path: Path) -> None:
 )
 def test_a_text_from_python_is_taken_as_it_is(text: str, meant: str) -> None:
     problems: list[str] = []
-    assert (
-        composed(*words({"system_instruction": text, "apply_chat_template": True}, problems)).system_instruction
-        == meant
-    )
-    assert not problems
+    (job,) = compose_jobs([], settings=flat({"system_instruction": text, "apply_chat_template": True}, problems))
+    assert job.config.system_instruction == meant and not problems
 
 
 def test_two_characters_from_python_are_refused() -> None:
     problems: list[str] = []
-    words({"task": {"generation": {"until": [r"\n\n"]}}, "system_instruction": r"a\n", "data_dir": r"C:\new"}, problems)
+    flat({"task": {"generation": {"until": [r"\n\n"]}}, "system_instruction": r"a\n", "data_dir": r"C:\new"}, problems)
     assert [problem.partition(":")[0] for problem in problems] == ["task.generation.until", "system_instruction"]
     assert r'write "\n", neither "\\n" nor r"\n"' in problems[0]

@@ -1,4 +1,4 @@
-"""Python's arguments as the command line's words: what goes in comes out of the composed configuration."""
+"""Python's arguments as settings: what goes in comes out of the configuration, and out of the words that record it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalengine import LLM
 from evalengine.api.evaluate import evaluate
-from evalengine.api.words import task_word, words
+from evalengine.api.settings import flat, task_word, word
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, ModelConfig
 from evalengine.config.shipped import available, shipped_model
@@ -23,8 +23,10 @@ from evalengine.errors import ConfigError
 def composed(**args: object) -> Config:
     """The configuration that arguments from Python become."""
     problems: list[str] = []
-    (job,) = compose_jobs(words(args, problems))
-    assert not problems
+    given = flat(args, problems)
+    files = [word(name, given.pop(name)) for name in ("model",) if name in given]
+    (job,) = compose_jobs(files, settings=given)
+    assert not problems and compose_jobs([*files, *(word(*item) for item in given.items())])[0].config == job.config
     return job.config
 
 
@@ -56,7 +58,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         evaluate(3, ["arithmetic", 4], limit=object(), engine={5: 1}, experiment="noise_floor")  # type: ignore[list-item,arg-type]
     names = [problem.split(":")[0].split("=")[0] for problem in refused.value.problems]
-    assert names == ["tasks", "model", "limit", "engine.5", "experiment"]
+    assert names == ["tasks", "limit", "engine.5", "model", "experiment"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Python's arguments as settings by their dotted names, and as the command line's words, by which a run records them.
+
+{"limit": 8, "engine": {"max_num_seqs": 4}} -> {"limit": 8, "engine.max_num_seqs": 4} -> limit=8 engine.max_num_seqs=4
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from evalengine.config.arguments import integer, number, shown
+from evalengine.config.texts import escape_problems, is_text
+
+_BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)[A-Za-z][A-Za-z0-9_/-]*")  # texts that need no quotes
+_NAME = re.compile(r"[A-Za-z_][\w./-]*")  # a setting's name
+_CURE = r'write "\n", neither "\\n" nor r"\n"; where the two are meant, double the backslash'
+
+
+def flat(settings: Mapping[str, Any], problems: list[str], above: str = "") -> dict[str, Any]:
+    """The settings by their dotted names, with plain values: paths are texts, tuples lists, NumPy's numbers Python's.
+    Each bad name or value, and what is given twice, adds a sentence to `problems`."""
+    read: dict[str, Any] = {}
+    for name, value in settings.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            problems.append(f"{above}{shown(name)}: must be a setting's name")
+            continue
+        name = f"{above}{'cache.path' if name == 'cache' and not isinstance(value, Mapping) else name}"
+        one = flat(value, problems, f"{name}.") if isinstance(value, Mapping) else {name: plain(value, name, problems)}
+        problems.extend(f"{twice}: is given twice" for twice in read.keys() & one.keys())
+        read |= one
+    return read
+
+
+def plain(value: Any, where: str, problems: list[str]) -> Any:
+    """The value as YAML can hold it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        problems.extend(escape_problems(text, where, _CURE) if is_text(where) else ())
+        return text
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, where, problems) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where, problems) for item in value]
+    if (read := integer(value) if integer(value) is not None else number(value)) is None:
+        problems.append(f"{where}={shown(value)}: must be a text, a number, true or false, None, a list or a mapping")
+    return read
+
+
+def task_word(tasks: Any, problems: list[str]) -> list[str]:
+    """The word `task=...` for a name, a file's path, or several of them."""
+    chosen = [tasks] if isinstance(tasks, str | os.PathLike) else tasks
+    if not (isinstance(chosen, Sequence) and chosen and all(isinstance(task, str | os.PathLike) for task in chosen)):
+        problems.append(
+            f"tasks={shown(tasks)}: must be a task's name, the path of a YAML file, or a list of them; "
+            "`python -m evalengine tasks` lists the names"
+        )
+        return []
+    texts = [os.fspath(task) for task in chosen]
+    return [word("task", texts[0] if len(texts) == 1 else texts)]
+
+
+def word(name: str, value: Any) -> str:
+    """The setting in the grammar of overrides, which gives it back unchanged: `${...}` in a text is no reference."""
+    return f"{name}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_written(key)}:{_written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if not isinstance(value, str):
+        return repr(value)
+    if _BARE.fullmatch(value):
+        return value
+    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return str(QuotedString(literal, Quote.single).with_quotes())
