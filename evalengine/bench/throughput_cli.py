@@ -125,10 +125,10 @@ def _print(measured: Measured, others: Sequence[Others], files: Sequence[Path]) 
     from rich.console import Console
     from rich.text import Text
 
-    from evalengine.bench.throughput_report import notes, terminal_table
-    from evalengine.util.tables import print_table
+    from evalengine.bench.throughput_report import notes, sheet
+    from evalengine.util.tables import print_sheet
 
     console = Console(file=sys.stdout)
-    print_table(terminal_table(measured, others), console)
+    print_sheet(sheet(measured.rows, others), console)
     for line in (*notes(measured, others), *map(str, files)):
         console.print(Text(line), soft_wrap=True)

@@ -12,14 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
 from evalengine.bench.environment import slug
 from evalengine.bench.throughput import Measured
 from evalengine.bench.throughput_compare import Key, Others, case_of
 from evalengine.bench.timed_engine import MODES, Row
+from evalengine.util.sheet import Sheet, markdown_table
 
 WHAT = (
     "Whole runs of the engine at the token level, greedy, end-of-sequence tokens ignored, from an empty prefix cache "
@@ -29,29 +26,19 @@ HEADINGS = ("preset", "workload", "requests", *(f"{m}, s" for m in MODES), *MODE
 NONE = "-"
 
 
-def table_rows(rows: Sequence[Row], others: Sequence[Others]) -> tuple[list[str], list[list[str]]]:
-    """Headings, and the cells of each line."""
+def sheet(rows: Sequence[Row], others: Sequence[Others]) -> Sheet:
+    """A line for each preset, workload and number of requests, and a column for each other engine that ran them."""
     cases: dict[Key, dict[str, list[Row]]] = {}
     for row in rows:
         cases.setdefault(case_of(row), {}).setdefault(row["mode"], []).append(row)
     columns = [o for o in others if any((case, mode) in o.seconds for case, modes in cases.items() for mode in modes)]
     headings = [*HEADINGS, *(f"time / {o.label}'s" for o in columns)]
-    return headings, [_cells(case, modes, columns) for case, modes in cases.items()]
-
-
-def terminal_table(measured: Measured, others: Sequence[Others]) -> Table:
-    headings, lines = table_rows(measured.rows, others)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < 2 else "right")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    return table
+    return Sheet("Throughput", headings, [_cells(case, modes, columns) for case, modes in cases.items()], (0, 1))
 
 
 def notes(measured: Measured, others: Sequence[Others]) -> Iterator[str]:
     """The lines below the table."""
-    if others and len(table_rows(measured.rows, others)[0]) == len(HEADINGS):
+    if others and len(sheet(measured.rows, others).head) == len(HEADINGS):
         yield "compared with nothing: the other file has no run of these presets, workloads and numbers of requests"
     names = ("copy_bytes_per_s", "matmul_flops_per_s", "lasting_flops_per_s")
     copy, flops, lasting = (measured.ceilings[name] / 1e12 for name in names)
@@ -82,9 +69,7 @@ def markdown(measured: Measured, others: Sequence[Others]) -> str:
     about, code = measured.environment, measured.environment["code"]
     commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"
     libraries = ", ".join(f"{name} {version or 'absent'}" for name, version in about["libraries"].items())
-    headings, lines = table_rows(measured.rows, others)
-    rules = ["---" if number < 2 else "---:" for number in range(len(headings))]
-    table = [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (headings, rules, *lines)]
+    table = markdown_table(sheet(measured.rows, others))
     heading = [
         f"# Throughput on {about['gpu']}",
         "",
@@ -93,7 +78,7 @@ def markdown(measured: Measured, others: Sequence[Others]) -> str:
         WHAT,
         "",
     ]
-    return "\n".join([*heading, *table, "", *(f"- {line.strip()}" for line in notes(measured, others)), ""])
+    return "\n".join([*heading, table, "", *(f"- {line.strip()}" for line in notes(measured, others)), ""])
 
 
 def write(measured: Measured, others: Sequence[Others], folder: Path, name: str) -> tuple[Path, Path]:

@@ -7,16 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from evalengine.cache.store import Store, cure
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.plain_text import printable, say
+from evalengine.plain_text import say
 from evalengine.util.command import Namespace
-from evalengine.util.tables import print_table
+from evalengine.util.sheet import Sheet
+from evalengine.util.tables import print_sheet
 
 
 def main(arguments: Namespace) -> int:
@@ -36,18 +34,15 @@ def main(arguments: Namespace) -> int:
 
 
 def _show(models: Sequence[Mapping[str, Any]], size: int) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(("Model", "Weights", "Numerics", "Contract", "Answers", "Bytes", "Written")):
-        table.add_column(name, justify="right" if place in (3, 4, 5) else "left", no_wrap=True)
+    head, rows = ("Model", "Weights", "Numerics", "Contract", "Answers", "Bytes", "Written"), []
     for model in models:
         facts = model["facts"]
         level = " ".join(str(facts[key]) for key in ("numerics", "dtype", "gpu_architecture") if key in facts)
         cells = [model["name"], str(facts.get("weights", "?"))[:12], level, str(facts.get("contract_version", "?"))]
         written = " to ".join(dict.fromkeys(_day(when) for when in (model["first"], model["last"]) if when is not None))
         cells += [f"{model['entries']:,}", f"{model['bytes']:,}", written]
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    console = Console(soft_wrap=True)
-    print_table(table, console)
+        rows.append(cells)
+    print_sheet(Sheet("Cache", head, rows, (0, 1, 2, 6)), Console(soft_wrap=True))
     say(f"{sum(model['entries'] for model in models):,} answers, {size:,} bytes on disk")
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from evalengine.cli.paces import Pace, pace
@@ -21,6 +19,8 @@ from evalengine.report.read.names import RESULTS, named_runs
 from evalengine.report.stats.loss_bound import documents_for
 from evalengine.report.stats.measured import Flips, flips, sampled, spreads
 from evalengine.util.command import Namespace
+from evalengine.util.sheet import Sheet
+from evalengine.util.tables import print_sheet
 
 FLIPS = (0.0, 0.005, 0.02, 0.05, 0.1)  # shares of changed answers for which the need is said
 SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which it is said, where runs tell of any
@@ -65,7 +65,7 @@ def main(arguments: Namespace) -> int:
     planned = [_planned(name) for name in names]
     seen = {one.name: flips([run.run for run in loaded], one.tasks) for one in planned}
     paces = {one.name: pace(one.name, RESULTS) for one in planned}
-    console.print(_table(planned, wanted, seen, paces))
+    print_sheet(_table(planned, wanted, seen, paces), console)
     for line in [line for one in planned for line in _said(one, wanted, seen[one.name], paces[one.name], loaded)]:
         console.print(Text(line))
     console.print(Text("Flips: the share of answers that change for better or worse, as many of each. Exact and native "
@@ -155,10 +155,8 @@ def _planned(name: str) -> Planned:
 
 def _table(
     planned: Sequence[Planned], wanted: Wanted, seen: Mapping[str, Flips | None], paces: Mapping[str, Pace | None]
-) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, head in enumerate(("Task", "Has", "Flips", "Needs", "Enough", "Time")):
-        table.add_column(head, justify="right" if number in (1, 2, 3, 5) else "left", no_wrap=True)
+) -> Sheet:
+    rows = []
     for one in planned:
         measured, took = seen[one.name], paces[one.name]
         shares = wanted.flips or (FLIPS if measured is None else (measured.share,))
@@ -167,8 +165,8 @@ def _table(
             first = [one.label, "?" if one.rows is None else f"{one.rows:,}"] if number == 0 else ["", ""]
             enough = "" if one.rows is None else "yes" if one.rows >= need else "no"
             time = "" if took is None or enough == "no" else _duration(took.seconds * need)
-            table.add_row(*map(Text, [*first, f"{100 * share:.3g} %", f"{need:,}", enough, time]))
-    return table
+            rows.append([*first, f"{100 * share:.3g} %", f"{need:,}", enough, time])
+    return Sheet("Documents", ("Task", "Has", "Flips", "Needs", "Enough", "Time"), rows, (0, 4))
 
 
 def _duration(seconds: float) -> str:

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from rich.text import Text
 
 from evalengine.config.compose import compose_jobs
@@ -21,7 +19,8 @@ from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
 from evalengine.plain_text import printable
 from evalengine.util.command import Namespace
-from evalengine.util.tables import print_table
+from evalengine.util.sheet import Sheet
+from evalengine.util.tables import print_sheet
 
 if TYPE_CHECKING:
     from evalengine.tasks.base import Task
@@ -46,7 +45,7 @@ def main(arguments: Namespace) -> int:
     configs = list(_configs(names, settings))
     console = Console(file=sys.stdout, soft_wrap=True)
     if arguments.show is None:
-        print_table(task_table(configs, folded=not names), console)
+        print_sheet(task_table(configs, folded=not names), console)
     else:
         for line in shown_documents(configs[0], arguments.show):
             console.print(line, end="")
@@ -66,16 +65,15 @@ def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
             yield from (job.config for job in compose_jobs([f"task={name}", *settings]))
 
 
-def task_table(configs: Sequence[Config], folded: bool = False) -> Table:
+def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
     """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(("Task", "Rows", "Documents", "n-shot", "Metrics", "Needs")):
-        table.add_column(name, justify="right" if number in (2, 3) else "left", no_wrap=number != 5)
-    for config in configs:
-        for depth, name, members in _in_order(config):
-            if depth == 0 or not folded:
-                table.add_row(*(Text(printable(cell)) for cell in _cells(config, depth, name, members)))
-    return table
+    rows = [
+        _cells(config, depth, name, members)
+        for config in configs
+        for depth, name, members in _in_order(config)
+        if depth == 0 or not folded
+    ]
+    return Sheet("Tasks", ("Task", "Rows", "Documents", "n-shot", "Metrics", "Needs"), rows, (0, 1, 4, 5))
 
 
 def _cells(config: Config, depth: int, name: str, members: Sequence[str]) -> list[str]:

@@ -13,8 +13,8 @@ from evalengine.records.differences import differing
 from evalengine.report.numbers import shown
 from evalengine.report.read.identities import said
 from evalengine.report.read.names import item_name
-from evalengine.report.sheet import Line, Sheet
 from evalengine.report.terminal.tables import bullets
+from evalengine.util.sheet import Line, Sheet
 
 STREAM = "input_layernorm.residual"  # a layer's input: the sum of all that the layers before it have added
 BAR = 24  # characters of the longest bar

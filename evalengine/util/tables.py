@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import re
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from evalengine.plain_text import printable
+from evalengine.util.sheet import Sheet
+
 WIDEST = 10_000  # columns that are asked for to learn how wide a table is
 FOLDED = 8  # columns of words are folded to no less than this
+
+
+def print_sheet(sheet: Sheet, console: Console) -> None:
+    """Prints a sheet whole, in the style of every table on the terminal."""
+    print_table(rich_table(sheet), console)
+
+
+def rich_table(sheet: Sheet) -> Table:
+    """Nothing in a sheet is markup, nor moves the cursor."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(sheet.head):
+        table.add_column(Text(printable(heading)), justify="left" if number in sheet.words else "right", no_wrap=True)
+    for row in sheet.rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
 
 
 def print_table(table: Table, console: Console) -> None:

@@ -19,7 +19,7 @@ from evalengine.bench.floor import (
     work_of,
 )
 from evalengine.bench.throughput_compare import read_others
-from evalengine.bench.throughput_report import differing_digests, table_rows
+from evalengine.bench.throughput_report import differing_digests, sheet
 from evalengine.bench.workload_files import generation
 from evalengine.engine.request import Request, ScoreRequest
 from evalengine.errors import ConfigError
@@ -112,7 +112,8 @@ def test_runs_are_compared_where_preset_workload_and_requests_agree(tmp_path: Pa
     ]
     others = read_others(write_rows(tmp_path / "theirs.json", *other_rows))
     own_rows = [a_row("invariant", 2.0), a_row("invariant", 3.0, round=1), a_row("fast", 2.0), a_row("fast", 2.0)]
-    headings, lines = table_rows(own_rows, others)
+    table = sheet(own_rows, others)
+    headings, lines = table.head, table.rows
     assert headings[-2:] == ["time / vllm, fast's", "time / evalengine, earlier's"], "no column without a match"
     assert lines == [
         [
@@ -129,7 +130,7 @@ def test_runs_are_compared_where_preset_workload_and_requests_agree(tmp_path: Pa
             "0.62 / - of 4.000 s",
         ]
     ]
-    _, lines = table_rows([a_row("fast", 2.0, output_tokens=0)], others)
+    lines = sheet([a_row("fast", 2.0, output_tokens=0)], others).rows
     assert lines[0][3:9] == ["-", "2.000", "-", "128 req/s", "-", "- / 0.50"]
 
 

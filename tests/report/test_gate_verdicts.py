@@ -12,12 +12,13 @@ import pytest
 from benchmarks.statistics_cases import flips
 from evalengine.__main__ import main
 from evalengine.report.cli import gate as gate_cli
-from evalengine.report.gate.forms import escaped, junit, markdown, report_lines, workflow_commands
+from evalengine.report.gate.forms import junit, markdown, report_lines, workflow_commands
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import STYLES, Check, Report, headline
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from evalengine.report.stats.significance import mcnemar
+from evalengine.util.sheet import escaped
 from tests.report.gate_runs import item, make_run
 
 
@@ -153,10 +154,12 @@ def test_every_verdict_has_its_own_colour_and_sign() -> None:
 
 
 def test_markdown_is_readable_as_text() -> None:
-    text = "0.7700 -> 0.7050 (-6.50 points): exact_match,strict-match, p 0.03; document 3 was 'a'"
+    text = "0.7700 -> 0.7050 (-6.50 points): exact_match,strict-match, p 0.03; document 3 was 'a'; [66.6, \u22121.9]"
     assert escaped(text) == text
-    for odd in ("_x_ *y* [z](u) `w` <b> | &#64;a &amp; #1 @me $x$ ~t~", "1. one", "- two", "> three"):
+    for odd in ("_x_ *y* [z](u) `w` <b> | &#64;a &amp; #1 @me $x$ ~t~", "1. one", "- two", "> three", "[ ] four"):
         assert escaped(odd) != odd
+    for link in ("[1](u)", "[1][2]", "[1]: u", "[z]", "[^1]"):
+        assert "[" not in escaped(link)[:1]
 
 
 def test_an_inconclusive_gate_exits_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

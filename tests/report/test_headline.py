@@ -13,9 +13,9 @@ from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.headline import asked_for, changed_words, documents_to_tell, headline
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.sheet import Sheet
 from evalengine.report.stats.paired import PairedResult, paired
 from evalengine.report.stats.significance import mcnemar
+from evalengine.util.sheet import Sheet
 from tests.report.compared_runs import BASE, BIT, run
 from tests.report.model_runs import model
 

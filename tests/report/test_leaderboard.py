@@ -185,7 +185,7 @@ def test_files_of_every_kind_hold_scores_and_tests(
     assert main(["compare", *names, "--history", *words]) == 0
     markdown, latex, table, page, picture = (file.read_text(encoding="utf-8") for file in files)
     rows = [line for line in markdown.splitlines() if line.startswith("| step")]
-    assert rows[0].startswith("| step-1000 | 18.8 \\[6.6, 43.0\\]") and "| 56.2" in rows[1], "in the steps' order"
+    assert rows[0].startswith("| step-1000 | 18.8 [6.6, 43.0]") and "| 56.2" in rows[1], "in the steps' order"
     assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == latex.count("\\toprule") >= 4
     assert "exact\\_match" in latex and "56.2 {[}33.2, 76.9]" in latex and "\\textbf" not in latex, "a tie has no best"
     records = list(csv.DictReader(table.splitlines()))

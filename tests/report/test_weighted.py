@@ -20,7 +20,7 @@ from evalengine.report.read import rolling as aggregates
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.sheet import Sheet
+from evalengine.util.sheet import Sheet
 from tests.report.compared_runs import KEY, TASK, run
 from tests.report.test_rolling import rolling
 

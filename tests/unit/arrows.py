@@ -65,16 +65,15 @@ ARROWS: dict[str, set[str]] = {
 # wing of `report` -> the other wings that it may import
 WINGS: dict[str, set[str]] = {
     "numbers": set(),
-    "sheet": {"numbers"},
     "read": {"numbers"},
     "stats": {"read", "numbers"},
-    "terminal": {"sheet", "stats", "read", "numbers"},
-    "compare": {"sheet", "stats", "terminal", "read", "numbers"},
-    "html": {"sheet", "compare", "stats", "read", "numbers"},
-    "sweep": {"sheet", "stats", "html", "compare", "terminal", "read", "numbers"},
-    "leaderboard": {"sheet", "sweep", "html", "compare", "stats", "terminal", "read", "numbers"},
-    "export": {"sheet", "python", "leaderboard", "compare", "read", "numbers"},
+    "terminal": {"stats", "read", "numbers"},
+    "compare": {"stats", "terminal", "read", "numbers"},
+    "html": {"compare", "stats", "read", "numbers"},
+    "sweep": {"stats", "html", "compare", "terminal", "read", "numbers"},
+    "leaderboard": {"sweep", "html", "compare", "stats", "terminal", "read", "numbers"},
+    "export": {"python", "leaderboard", "compare", "read", "numbers"},
     "gate": {"compare", "stats", "read", "numbers"},
-    "python": {"sheet", "gate", "leaderboard", "compare", "html", "terminal", "read"},
+    "python": {"gate", "leaderboard", "compare", "html", "terminal", "read"},
     "cli": {"gate", "export", "leaderboard", "compare", "html", "terminal", "read"},
 }

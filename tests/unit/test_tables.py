@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from evalengine.__main__ import main
-from evalengine.report.sheet import Sheet
-from evalengine.report.terminal.tables import rich_table
-from evalengine.util.tables import print_table
+from evalengine.util.sheet import Sheet
+from evalengine.util.tables import print_table, rich_table
 
 HEADINGS = ("Task", "Filter", "Metric", "A", "B", "95% interval", "Needs")
 ROWS = [

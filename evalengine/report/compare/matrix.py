@@ -13,8 +13,8 @@ from evalengine.report.compare.comparability import incomparable, resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare
 from evalengine.report.compare.metric_tables import leading_metrics, metric_name, score_text
 from evalengine.report.read.run import UNBOUND, Run
-from evalengine.report.sheet import Line, Sheet
 from evalengine.report.terminal.tables import bullets
+from evalengine.util.sheet import Line, Sheet
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")

@@ -10,10 +10,10 @@ from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import MINUS, shown
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.sheet import Sheet
 from evalengine.report.stats.clusters import few_clusters
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.stats.paired import PairedResult
+from evalengine.util.sheet import Sheet
 
 ALPHA = 0.05  # significance level of a change in a metric, after Holm's correction
 LARGE = 1e6  # from this value on, digits after the point say nothing

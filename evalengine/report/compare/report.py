@@ -14,8 +14,8 @@ from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_tabl
 from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.numbers import shown
 from evalengine.report.read.names import item_name
-from evalengine.report.sheet import Line, Sheet
 from evalengine.report.terminal.tables import bullets
+from evalengine.util.sheet import Line, Sheet
 
 ROWS = 10  # most rows of a table; --json holds the rest
 TIES = {True: "possible", False: "no", None: ""}

@@ -13,7 +13,7 @@ from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import MINUS, counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.sheet import Sheet, escaped, latex_table, markdown_table
+from evalengine.util.sheet import Sheet, escaped, latex_table, markdown_table
 
 NEEDS = "% needs \\usepackage{booktabs}; made by evalengine report"
 TABLES: dict[str, Callable[[Sheet], str]] = {

@@ -3,7 +3,6 @@ GitHub's workflow commands. Every form escapes for itself."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 from rich.text import Text
 
 from evalengine.report.gate.report import SIGNS, STYLES, Check, Report, Status, headline, plain
+from evalengine.util.sheet import escaped
 
 CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "undecided": STYLES["inconclusive"]}
 SUMMARY_LENGTH = 250_000  # characters, 4 bytes each at most: GitHub refuses summaries above 1 MiB
@@ -48,28 +48,22 @@ def report_lines(report: Report, risk: bool = False) -> Iterator[Text]:
 def markdown(report: Report) -> str:
     """Headline, warnings, problems, a table of checks (what failed or was undecided first), then what each saw."""
     sign = SIGNS[report.verdict]
-    lines = [f"### {sign} {escaped(headline(report))}", ""]
-    lines += [f"**⚠️ {escaped(warning)}**\n" for warning in report.warnings]
-    lines += [escaped(report.description) + "\n"] if report.description else []
-    lines += [f"- baseline: {escaped(report.baseline)}", f"- run: {escaped(report.run)}"]
-    lines += [f"- not judged: {escaped(note)}" for note in report.notes]
+    lines = [f"### {sign} {_shown(headline(report))}", ""]
+    lines += [f"**⚠️ {_shown(warning)}**\n" for warning in report.warnings]
+    lines += [_shown(report.description) + "\n"] if report.description else []
+    lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
+    lines += [f"- not judged: {_shown(note)}" for note in report.notes]
     if report.problems:
-        lines += ["", f"**{escaped(report.trouble.capitalize())}**", ""]
-        lines += [f"- {escaped(problem)}" for problem in report.problems]
+        lines += ["", f"**{_shown(report.trouble.capitalize())}**", ""]
+        lines += [f"- {_shown(problem)}" for problem in report.problems]
     checks = sorted(report.checks, key=lambda check: ORDER.index(check.status))
     if checks:
         lines += ["", *_table(checks)]
     return "\n".join(lines).rstrip() + "\n\n"
 
 
-def escaped(text: str) -> str:
-    """`plain` text that renders as itself, with an entity only where Markdown, GitHub or HTML would see a meaning: the
-    underscores in a metric's name, arrows and quotes stay as they are."""
-    text = re.sub(r"&(?=#?\w+;)", "&amp;", plain(text))  # before the lines below make entities
-    text = re.sub(r"[\\`*\[\]<|~@$]|://|!(?=\[)", _entities, text)
-    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _entities, text)  # inside a word it is no emphasis
-    text = re.sub(r"(?<!&)#(?=\w)|^(#|>|-(?= )|\+(?= )|\d+(?=[.)] ))", _entities, text)  # an issue, a heading, a list
-    return re.sub(r"(?i)\bwww\.", lambda match: f"{match[0][:3]}&#46;", text)
+def _shown(text: str) -> str:
+    return escaped(plain(text))
 
 
 def _table(checks: Sequence[Check]) -> Iterator[str]:
@@ -80,8 +74,8 @@ def _table(checks: Sequence[Check]) -> Iterator[str]:
     below: list[str] = []
     for check in checks:
         cells = (check.rule, check.task, check.name, check.message)
-        row = f"| {MARKS[check.status]} | {' | '.join(map(escaped, cells))} |"
-        more = [f"- {escaped(check.label)}: {escaped(text)}" for text in _seen(check)]
+        row = f"| {MARKS[check.status]} | {' | '.join(map(_shown, cells))} |"
+        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in _seen(check)]
         length += len(row) + sum(map(len, more))
         if length > SUMMARY_LENGTH:
             break
@@ -97,10 +91,6 @@ def _seen(check: Check) -> Iterator[str]:
     yield from check.details
     if check.detects:
         yield check.detects
-
-
-def _entities(match: re.Match[str]) -> str:
-    return "".join(f"&#{ord(char)};" for char in match[0])
 
 
 def junit(report: Report) -> str:

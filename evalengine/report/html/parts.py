@@ -11,7 +11,7 @@ from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.read.provenance import provenance
 from evalengine.report.read.run import Run
-from evalengine.report.sheet import Line, Sheet
+from evalengine.util.sheet import Line, Sheet
 
 Kind = Literal["text", "mono", "number", "mark"]
 

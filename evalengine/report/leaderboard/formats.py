@@ -20,8 +20,8 @@ from evalengine.report.leaderboard.sheets import (
     titled,
     verdict,
 )
-from evalengine.report.sheet import Line, Sheet, escaped, latex_table, markdown_table
 from evalengine.report.terminal.tables import bullets
+from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_table
 
 
 def board_lines(comparison: Board) -> Iterator[Line]:

@@ -10,7 +10,7 @@ from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
 from evalengine.report.numbers import MINUS, counted, p_value
 from evalengine.report.read.provenance import provenance
-from evalengine.report.sheet import Sheet
+from evalengine.util.sheet import Sheet
 
 WIDE = 6  # metrics side by side; with more, models are the columns
 LEADERS = 3  # metrics whose first place the verdict says

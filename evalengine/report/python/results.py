@@ -19,9 +19,9 @@ from evalengine.report.python.frames import metrics_frame, records_frame, sample
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.load import load_run as read_run
 from evalengine.report.read.run import Run
-from evalengine.report.sheet import Line, Sheet
 from evalengine.report.terminal.run_table import results_table, summary_lines
 from evalengine.report.terminal.tables import print_lines
+from evalengine.util.sheet import Line, Sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -22,7 +22,7 @@ from evalengine.report.leaderboard.numbers import board_json
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.python.results import Results, Shown
 from evalengine.report.read.load import load_run
-from evalengine.report.sheet import Line
+from evalengine.util.sheet import Line
 
 if TYPE_CHECKING:
     from pandas import DataFrame

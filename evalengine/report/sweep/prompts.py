@@ -16,7 +16,6 @@ from evalengine.report.html.parts import facts, sheet_table, table, tiles, verdi
 from evalengine.report.html.plots import interval
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.sheet import Line, Sheet
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.mean_interval import mean_interval
@@ -24,6 +23,7 @@ from evalengine.report.stats.measured import TwoWay, two_way
 from evalengine.report.stats.paired import cluster_codes
 from evalengine.report.stats.significance import holm
 from evalengine.report.sweep.write import VERSION, write_list
+from evalengine.util.sheet import Line, Sheet
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from evalengine.report.compare.compare import Comparison, MetricDelta
 from evalengine.report.compare.matrix import Matrix, counts_note, matrix, matrix_table, run_notes
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.run import Run
-from evalengine.report.sheet import Line, Sheet
 from evalengine.report.terminal.tables import print_lines
+from evalengine.util.sheet import Line, Sheet
 
 MODES = ("batch_invariant", "numerics")  # the settings that choose between fast and invariant arithmetic
 

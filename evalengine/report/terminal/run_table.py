@@ -15,10 +15,10 @@ from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
-from evalengine.report.sheet import Sheet
 from evalengine.report.stats.mean_interval import wilson
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.terminal.tables import print_lines
+from evalengine.util.sheet import Sheet
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
 

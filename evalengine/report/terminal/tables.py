@@ -1,4 +1,4 @@
-"""What commands print: the style of every table and line on the terminal, and a command's findings as JSON."""
+"""What commands print: tables and lines, and a command's findings as JSON."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from evalengine.errors import ConfigError
 from evalengine.plain_text import json_lines, printable
-from evalengine.report.sheet import Line, Sheet
-from evalengine.util.tables import print_table
-
-
-def rich_table(sheet: Sheet) -> Table:
-    """A sheet in the style of every table on the terminal. Nothing in it is markup, nor moves the cursor."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(sheet.head):
-        table.add_column(Text(printable(heading)), justify="left" if number in sheet.words else "right", no_wrap=True)
-    for row in sheet.rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+from evalengine.util.sheet import Line
+from evalengine.util.tables import print_sheet
 
 
 def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
@@ -59,4 +47,4 @@ def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
         if isinstance(line, str):
             console.print(Text(printable(line)))
         else:
-            print_table(rich_table(line), console)
+            print_sheet(line, console)

@@ -1,22 +1,22 @@
 """A table as data, stated once, and its forms for documents: Markdown (GitHub) and LaTeX (booktabs).
 
-`terminal.tables` prints a sheet, `html.parts` puts it on a page, `python.results` into a notebook.
+`tables` prints a sheet, the report's `html.parts` puts it on a page, its `python.results` into a notebook.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from evalengine.plain_text import printable
-from evalengine.report.numbers import MINUS
 
 _TEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
     "~": "\\textasciitilde{}",
     "^": "\\textasciicircum{}",
     "\\": "\\textbackslash{}",
-    MINUS: "$-$",
+    "\u2212": "$-$",
     "↑": "$\\uparrow$",
     "↓": "$\\downarrow$",
     "±": "$\\pm$",
@@ -61,9 +61,23 @@ def latex_table(sheet: Sheet) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text from outside as Markdown that shows it as it is."""
-    text = printable(" ".join(text.split()))
-    return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in text)
+    """A text from outside on one line of Markdown that renders as itself, with an entity only where Markdown, GitHub or
+    HTML would see a meaning: the underscores in a metric's name, arrows and quotes stay as they are."""
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", printable(" ".join(text.split())))  # before the lines below make entities
+    text = re.sub(r"[\\`*<|~@$]|://|!(?=\[)", _entities, text)
+    text = re.sub(r"\[[-\u2212+]?\d[-\u2212+\d., ]*\](?![(\[:])|[\[\]]", _brackets, text)
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _entities, text)  # inside a word it is no emphasis
+    text = re.sub(r"(?<!&)#(?=\w)|^(#|>|-(?= )|\+(?= )|\d+(?=[.)] ))", _entities, text)  # an issue, a heading, a list
+    return re.sub(r"(?i)\bwww\.", lambda match: f"{match[0][:3]}&#46;", text)
+
+
+def _brackets(match: re.Match[str]) -> str:
+    """An interval, `[66.6, 81.9]`, is no link; any other bracket may be a link's."""
+    return match[0] if len(match[0]) > 1 else _entities(match)
+
+
+def _entities(match: re.Match[str]) -> str:
+    return "".join(f"&#{ord(char)};" for char in match[0])
 
 
 def _markdown_rows(sheet: Sheet) -> Iterator[str]:
