@@ -13,16 +13,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from evalengine.errors import ConfigError, first_of
 from evalengine.plain_text import printable
+from evalengine.records.shapes import Count, Number, Text, with_fields, wrong
 from evalengine.util.plain_files import read_json
 
 OURS = "evalengine"
 MOST_LISTED = 5
 LONGEST = 10**9  # the most seconds that a run may have taken
 TEXTS = ("engine", "mode", "preset", "workload")
+_ROW = with_fields(
+    {**dict.fromkeys(TEXTS, Text), "requests": Count, "wall_s": Annotated[Number, Field(gt=0, lt=LONGEST)]}
+)
 Key = tuple[str, str, int]  # preset, workload, requests
 
 
@@ -43,7 +49,7 @@ def read_others(path: Path) -> list[Others]:
     rows = content.get("rows") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
         raise ConfigError(f"--compare {path}: has no rows; give a file of bench throughput, or one with its keys")
-    problems = [f"row {i}: {problem}" for i, row in enumerate(rows) if (problem := _problem(row))]
+    problems = [f"row {i}: {problem}" for i, row in enumerate(rows) if (problem := wrong(row, _ROW))]
     if problems:
         raise ConfigError([f"--compare {path}: {problem}" for problem in first_of(problems, MOST_LISTED)])
     return _columns(rows)
@@ -52,20 +58,6 @@ def read_others(path: Path) -> list[Others]:
 def case_of(row: Mapping[str, Any]) -> Key:
     """The keys that two rows must share to be compared."""
     return row["preset"], row["workload"], row["requests"]
-
-
-def _problem(row: Any) -> str | None:
-    if not isinstance(row, dict):
-        return "is no object"
-    for name in TEXTS:
-        if not isinstance(row.get(name), str):
-            return f"{name}: must be a text"
-    if type(row.get("requests")) is not int:
-        return "requests: must be an integer"
-    wall = row.get("wall_s")
-    if isinstance(wall, bool) or not isinstance(wall, int | float) or not 0 < wall < LONGEST:
-        return f"wall_s: must be a number of seconds above 0, at most {LONGEST:,}"
-    return None
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Others]:

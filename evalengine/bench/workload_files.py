@@ -16,21 +16,31 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from evalengine.config.typed import must
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, first_of
+from evalengine.records.shapes import Count, Text, with_fields, wrong
 from evalengine.util.plain_files import parse_json, read_bytes
 
 SUFFIX = ".jsonl.gz"
 LARGEST_TEXT = 1 << 30  # bytes of a file's text: a gzip of a megabyte can unpack to a thousand times as many
 LONGEST = 1 << 24  # tokens of a request: a line can name one segment a million times
 MOST_LISTED = 10
-KEYS = {  # a line's kind -> the other keys that it must have
-    "segment": {"ids"},
-    "generate": {"prompt", "max_tokens"},
-    "loglikelihood": {"context", "continuations"},
+_IDS = Annotated[list[Count], must("be a list of token ids")]
+_BEFORE = {"kind": Text, "segments?": Annotated[list[Count], must("be a list of the segments' numbers, from 0")]}
+_SOME = Annotated[list[Annotated[_IDS, Field(min_length=1)]], Field(min_length=1)]
+LINES = {  # a line's kind -> its keys
+    "segment": with_fields({"kind": Text, "ids": _IDS}, only=True),
+    "generate": with_fields(
+        {**_BEFORE, "prompt": _IDS, "max_tokens": Annotated[Count, Field(ge=1, le=LONGEST)]}, only=True
+    ),
+    "loglikelihood": with_fields({**_BEFORE, "context": _IDS, "continuations": _SOME}, only=True),
 }
 
 
@@ -60,12 +70,13 @@ def read_workload(path: Path, vocab_size: int) -> list[Request]:
     segments = [line["ids"] for _, line in lines if line["kind"] == "segment"]
     requests: list[Request] = []
     for number, line in lines:
-        if unknown := [i for i in line.get("segments", ()) if i >= len(segments)]:
+        named = line.get("segments") or ()
+        if unknown := [i for i in named if i >= len(segments)]:
             problems.append(f"line {number}: segment {unknown[0]} is not in the file, which has {len(segments)}")
-        elif sum(len(segments[i]) for i in line.get("segments", ())) > LONGEST:
+        elif sum(len(segments[i]) for i in named) > LONGEST:
             problems.append(f"line {number}: its segments have more than {LONGEST:,} tokens")
         elif line["kind"] != "segment":
-            before = [token for i in line.get("segments", ()) for token in segments[i]]
+            before = [token for i in named for token in segments[i]]
             requests.extend(_requests(len(requests), before, line, problems, number))
     if not requests and not problems:
         problems.append("it holds no request")
@@ -94,39 +105,15 @@ def _texts(path: Path) -> Iterator[tuple[int, bytes]]:
 def _checked(line: Any, vocab_size: int) -> dict[str, Any]:
     """Returns the line if it follows the format. Raises ValueError with a sentence otherwise."""
     kind = line.get("kind") if isinstance(line, dict) else None
-    if not isinstance(kind, str) or kind not in KEYS:
-        raise ValueError(f"no object whose kind is {', '.join(KEYS)}")
-    required = KEYS[kind]
-    allowed = required | {"kind"} | ({"segments"} if kind != "segment" else set())
-    if missing := sorted(required - line.keys()):
-        raise ValueError(f"a {kind} without {missing[0]}")
-    if unknown := sorted(line.keys() - allowed):
-        raise ValueError(f"a {kind} has no {unknown[0][:40]!r}")
-    if not isinstance(line.get("segments", []), list) or not all(_is_count(i) for i in line.get("segments", [])):
-        raise ValueError("segments: must be a list of the segments' numbers, from 0")
-    for key in sorted(required - {"max_tokens", "continuations"}):
-        _check_ids(key, line[key], vocab_size)
-    if kind == "generate" and not (_is_count(line["max_tokens"]) and 0 < line["max_tokens"] <= LONGEST):
-        raise ValueError(f"max_tokens: must be an integer from 1 to {LONGEST}")
-    if kind == "loglikelihood":
-        if not isinstance(line["continuations"], list) or not line["continuations"]:
-            raise ValueError("continuations: must be a list of at least one")
-        for continuation in line["continuations"]:
-            _check_ids("continuations", continuation, vocab_size)
-            if not continuation:
-                raise ValueError("continuations: one of them is empty")
-    return line
-
-
-def _check_ids(name: str, ids: Any, vocab_size: int) -> None:
-    if not isinstance(ids, list) or not all(_is_count(i) for i in ids):
-        raise ValueError(f"{name}: must be a list of token ids")
-    if (largest := max(ids, default=0)) >= vocab_size:
-        raise ValueError(f"{name}: token id {largest} is beyond the model's vocabulary, 0 ... {vocab_size - 1}")
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    if not isinstance(kind, str) or kind not in LINES:
+        raise ValueError(f"no object whose kind is {', '.join(LINES)}")
+    if problem := wrong(line, LINES[kind]):
+        raise ValueError(problem)
+    ids = [line.get(key, ()) for key in ("ids", "prompt", "context")] + line.get("continuations", [])
+    if (largest := max(chain.from_iterable(ids), default=0)) >= vocab_size:
+        raise ValueError(f"token id {largest} is beyond the model's vocabulary, 0 ... {vocab_size - 1}")
+    checked: dict[str, Any] = line
+    return checked
 
 
 def _requests(
