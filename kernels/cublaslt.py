@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evalengine.kernels.torch_private import raw_stream
+
 COMPUTE_32F, OP_T, REDUCTION_NONE = 68, 1, 0
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 DESC_TRANSA = 3
@@ -90,7 +92,7 @@ class CublasLt:
         own = (self._handle, operation, *layouts, algorithm.algorithm)
         self._call("cublasLtMatmulAlgoCheck", *own, ctypes.byref(checked))
         weight_layout, x_layout, out_layout, _ = layouts
-        multiply, stream_of, device = self._library.cublasLtMatmul, torch._C._cuda_getCurrentRawStream, self._device
+        multiply, stream_of, device = self._library.cublasLtMatmul, raw_stream, self._device
         one, zero = ctypes.byref(self._one), ctypes.byref(self._zero)
 
         def run(x: Tensor, weight: Tensor, out: Tensor) -> None:

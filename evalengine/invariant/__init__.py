@@ -61,6 +61,7 @@ from evalengine.invariant.cpu import CPUOverrides
 from evalengine.invariant.overrides import Overrides
 from evalengine.invariant.prepared import PreparedWeights
 from evalengine.invariant.table import COVERED_OPS
+from evalengine.kernels.torch_private import destroy
 
 __all__ = ["COVERED_OPS", "CoverageAudit", "UncoveredOpError", "is_batch_invariant_mode", "set_batch_invariant_mode"]
 
@@ -82,7 +83,7 @@ def _install(enabled: bool, keep_weights: bool = False) -> None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             library = Library("aten", "IMPL")
-            stack.callback(library._destroy)
+            stack.callback(destroy, library)
             for overrides in _devices():
                 _register(library, overrides)
             _installed = stack.pop_all()

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from evalengine.invariant.overrides import COVERED_DTYPES, aten
 from evalengine.kernels.attention_dense import SCALES, dense_attention
 from evalengine.kernels.limits import HEAD_DIMS
+from evalengine.kernels.torch_private import below_autograd, by_key, transformed
 
 _op = aten.scaled_dot_product_attention.default
 
@@ -58,19 +58,18 @@ def attend_with_gradients(
 ) -> Tensor:
     """The kernel above autograd. Operands that no kernel covers take the math path here, which has its gradients."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    if transformed or _covered(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa) is None:
+    if transformed() or _covered(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa) is None:
         return by_math(q, k, v, attn_mask, dropout_p, is_causal, **options)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, attn_mask)):
         result: Tensor = _Attention.apply(q, k, v, attn_mask, is_causal, scale, enable_gqa)
         return result
-    with torch._C._AutoDispatchBelowAutograd():  # through the dispatcher, so that `CoverageAudit` sees the op
+    with below_autograd():  # through the dispatcher, so that `CoverageAudit` sees the op
         return _op(q, k, v, attn_mask, dropout_p, is_causal, **options)
 
 
 def by_math(*args: Any, **options: Any) -> Tensor:
     """torch's own composite of the op, which takes the math path while the mode is on."""
-    result: Tensor = _op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **options)
+    result: Tensor = by_key(_op, "CompositeImplicitAutograd", *args, **options)
     return result
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from evalengine.errors import EvalEngineError
 from evalengine.invariant.overrides import COVERED_DTYPES
 from evalengine.invariant.table import COVERED_OPS, SHORT_SUM
+from evalengine.kernels.torch_private import TorchDispatchMode, has_kernel, overload_of, schema_of, without_modes
 
 _NAMES = """
     mm addmm addmm_ bmm baddbmm baddbmm_ addbmm addbmm_ mv addmv addmv_ dot vdot _addmm_activation _foreach_mm
@@ -120,13 +120,13 @@ class CoverageAudit:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Does not watch what runs in it: ops whose promise is another one's to keep."""
-        with _disable_current_modes():
+        with without_modes():
             yield
 
     def _look_for_padding(self, module: nn.Module, args: object, kwargs: dict[str, Any], result: object) -> None:
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2:
-            with _disable_current_modes():  # what is asked here is no op of the model's
+            with without_modes():  # what is asked here is no op of the model's
                 if mask.numel() and ((mask[:, 0] == 0) & mask.any(1)).any():
                     self.unjudged[type(module).__name__] += 1
 
@@ -162,14 +162,13 @@ class _Recorder(TorchDispatchMode):
 
 def _name(func: Any) -> tuple[str, str]:
     """The op's namespace, and its name as COVERED_OPS spells it: with the overload unless that is the default."""
-    namespace, base = func._schema.name.split("::")
-    return namespace, base if func._overloadname == "default" else f"{base}.{func._overloadname}"
+    namespace, base = schema_of(func).name.split("::")
+    return namespace, base if overload_of(func) == "default" else f"{base}.{overload_of(func)}"
 
 
 def _is_composite(func: Any, device: str) -> bool:
     """Whether torch has only a decomposition for this op on this device, and no kernel."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), device.upper())
+    return has_kernel(func, "CompositeImplicitAutograd") and not has_kernel(func, device.upper())
 
 
 def _floats(operands: object, result: object) -> list[Tensor]:
@@ -181,8 +180,8 @@ def _floats(operands: object, result: object) -> list[Tensor]:
 
 def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
     """Whether the result may depend on the order of additions, or on where the vector body ends."""
-    base = func._schema.name.split("::")[1]
-    names = [argument.name for argument in func._schema.arguments]
+    base = schema_of(func).name.split("::")[1]
+    names = [argument.name for argument in schema_of(func).arguments]
     arguments = dict(zip(names, args, strict=False)) | kwargs
     if device == "cpu" and _is_uneven(base, arguments):
         return True

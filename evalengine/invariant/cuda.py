@@ -18,6 +18,7 @@ from evalengine.invariant import cuda_rows, first_use
 from evalengine.invariant.attention import attend, attend_with_gradients
 from evalengine.invariant.overrides import Kernel, Overrides, aten, covered, plus_product, refused, stock
 from evalengine.kernels import log_softmax, matmul, mean, softmax
+from evalengine.kernels.torch_private import current_device, schema_of
 
 _FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -64,7 +65,7 @@ class CUDAOverrides(Overrides):
         ):
             if "dtype" in getattr(aten, op.split(".")[0]).overloads():
                 kernels[op] = kernel
-        if len(aten._fused_rms_norm.default._schema.returns) == 2:  # before torch 2.9 the op is another, for Metal
+        if len(schema_of(aten._fused_rms_norm.default).returns) == 2:  # before torch 2.9 the op is another, for Metal
             kernels["_fused_rms_norm"] = _fused_rms_norm
         return {op: _on_its_device(kernel) for op, kernel in kernels.items()}
 
@@ -124,8 +125,7 @@ def _on_its_device(kernel: Callable[..., Any]) -> Kernel:
 
     @wraps(kernel)
     def launch(first: Tensor, *args: object, **kwargs: object) -> Any:
-        # torch.cuda.current_device() looks first whether CUDA is in use, and takes three times as long.
-        if not first.is_cuda or first.get_device() == torch._C._cuda_getDevice():
+        if not first.is_cuda or first.get_device() == current_device():
             return kernel(first, *args, **kwargs)
         with torch.cuda.device(first.device):
             return kernel(first, *args, **kwargs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import ConfigError
+from evalengine.kernels.torch_private import by_key
 
 aten = torch.ops.aten
 COVERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,7 +35,7 @@ def stock(overload: Kernel, like: Tensor, dtype: torch.dtype, /, *args: object, 
 
 def otherwise(overload: Any, /, *args: object) -> Any:
     """The result of torch's composite kernel, for an op whose `out=` variant would call the override again."""
-    return overload._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)
+    return by_key(overload, "CompositeExplicitAutograd", *args)
 
 
 def refused(op: str) -> Kernel:

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evalengine.kernels.torch_private import gather_bytes
+
 if TYPE_CHECKING:
     from evalengine.layers.peer_memory import PeerMemory  # needs Triton
 
@@ -71,7 +73,7 @@ class TensorParallel:
         own = x if x.shape[1] == widest else F.pad(x, (0, widest - x.shape[1]))
         # Tensors travel as bytes: gloo and NCCL then take every dtype, and nothing is computed on the way.
         parts = torch.empty(self.size, rows, widest, dtype=x.dtype, device=x.device)
-        self._group._allgather_base(_bytes(parts), _bytes(own.contiguous())).wait()
+        gather_bytes(self._group, _bytes(parts), _bytes(own.contiguous()))
         if min(widths) == widest:
             return parts.transpose(0, 1).reshape(rows, -1)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evalengine.kernels.torch_private import current_device, raw_stream
+
 # Tensor maps kept for one parameter: each layer's weight needs one, and each recycled activation a few.
 MAX_MAPS = 1 << 12
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
@@ -160,7 +162,7 @@ class Repeat:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launches on the current stream of the kernel's device. Raises RuntimeError if the driver refuses."""
-        if torch._C._cuda_getDevice() != self._device:
+        if current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self(*tensors)
         if not getattr(_thread, "has_context", False):
@@ -171,7 +173,7 @@ class Repeat:
                 self._slots[slot] = tensors[position].data_ptr()
             for position, slot, maps in self._maps:
                 self._params[slot] = maps.address(tensors[position])
-            self._config.stream = torch._C._cuda_getCurrentRawStream(self._device)
+            self._config.stream = raw_stream(self._device)
             status = self._launch(*self._call)
         if status:
             raise RuntimeError(f"cuLaunchKernelEx gives CUDA error {status}")

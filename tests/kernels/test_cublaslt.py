@@ -103,7 +103,7 @@ class FakeLibrary:
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
+    monkeypatch.setattr(cublaslt, "raw_stream", lambda device: 77)
 
 
 def run(handle: CublasLt, rows: int, algorithm_rows: int, dtype: torch.dtype, out_dtype: torch.dtype) -> None:

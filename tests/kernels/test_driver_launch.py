@@ -114,8 +114,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
     fake = FakeLibrary(SIZES)
     monkeypatch.setattr(driver, "_thread", threading.local())
     monkeypatch.setattr(driver, "libcuda", lambda: driver._Cuda(fake))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: DEVICE, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(driver, "current_device", lambda: DEVICE)
+    monkeypatch.setattr(driver, "raw_stream", lambda device: STREAM)
     yield fake
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from evalengine.config.schema import EngineConfig
+from evalengine.kernels.torch_private import gloo_options, nccl_options
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.spec import ModelSpec
@@ -26,24 +27,13 @@ def connect(folder: Path, rank: int, size: int, device: torch.device) -> TensorP
     model's own: torch's default process group, which the program around may use, is neither needed nor touched.
     """
     store = dist.FileStore(str(folder / "rendezvous"), size)
-    group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, rank, size)
+    if device.type == "cuda":
+        group: Any = dist.ProcessGroupNCCL(store, rank, size, nccl_options(PATIENCE))
+    else:  # an address that is closed to other machines
+        group = dist.ProcessGroupGloo(store, rank, size, gloo_options("127.0.0.1", PATIENCE))
     tp = TensorParallel(rank, size, group)
     tp.broadcast(torch.zeros(1, device=device))  # NCCL connects at the first collective
     return tp
-
-
-def _gloo(store: Any, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    # This address is closed to other machines.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = PATIENCE
-    return dist.ProcessGroupGloo(store, rank, size, options)
-
-
-def _nccl(store: Any, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = PATIENCE
-    return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def slot_bytes(config: EngineConfig, spec: ModelSpec, ops: Ops) -> int:
