@@ -108,6 +108,7 @@ class Engine(LoadedModel):
             batch,
             self.config.enable_prefix_caching,
             lambda request: generating_sequence(request, self.spec, self.tokenizer, max_len),
+            self.spec.short_positions(max_len),
         )
         for seq in in_prefix_order(sequences, self.block_manager):
             self.scheduler.add(seq)

@@ -141,25 +141,30 @@ def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def to_sequences(
-    requests: SequenceOf[Request], share_contexts: bool, generating: Callable[[GenerateRequest], Generating]
+    requests: SequenceOf[Request],
+    share_contexts: bool,
+    generating: Callable[[GenerateRequest], Generating],
+    short_positions: int = 0,
 ) -> list[Sequence]:
-    """Sequences in the order of the requests; `generating` makes those of generate requests.
+    """Sequences in the order of the requests; `generating` makes those of generate requests. short_positions:
+    `ModelSpec.short_positions`.
 
     Score requests with equal contexts become one group at its first member's place: all first tokens are read from one
     forward pass over the context, the rest follow through the prefix cache.
     """
-    groups: dict[tuple[int, ...], list[PendingScore]] = {}
+    groups: dict[tuple[int, tuple[int, ...]], list[PendingScore]] = {}
     order: list[GenerateRequest | list[PendingScore]] = []
     group: list[PendingScore] = []
     for request in requests:
         if isinstance(request, GenerateRequest):
             order.append(request)
             continue
-        if not group or group[0].request.context_ids != request.context_ids:  # choices mostly follow one another
-            group = groups.setdefault(tuple(request.context_ids), [])
+        pending = PendingScore(request, _rope_start(len(_fed(request)), short_positions))
+        if not group or not _alike(group[0], pending):  # choices mostly follow one another
+            group = groups.setdefault((pending.rope_start, tuple(request.context_ids)), [])
             if not group:
                 order.append(group)
-        group.append(PendingScore(request))
+        group.append(pending)
     sequences: list[Sequence] = []
     for item in order:
         if isinstance(item, GenerateRequest):
@@ -185,6 +190,7 @@ def generating_sequence(
         max_output_tokens=min(params.max_tokens, room),
         stop_ids=frozenset() if params.ignore_eos else frozenset(ends),
     )
+    seq.rope_start = _rope_start(seq.num_prompt_tokens + seq.max_output_tokens, spec.short_positions(max_model_len))
     if tokenizer is not None:
         seq.detokenizer = Detokenizer(tokenizer, params)
     processors = spec.processors if params.processors is None else params.processors
@@ -204,7 +210,9 @@ def _score_group(group: list[PendingScore], share_context: bool) -> list[Scoring
         firsts = np.array([_tokens(p)[0] for p in together], dtype=np.int64)
         rest = [_scoring(p, 1) for p in together if len(_tokens(p)) > 1]
         context = list(together[0].request.context_ids)
-        sequences.append(Scoring(context, pending=together, targets=firsts, first_index=0, children=rest))
+        common = Scoring(context, pending=together, targets=firsts, first_index=0, children=rest)
+        common.rope_start = together[0].rope_start
+        sequences.append(common)
     return sequences
 
 
@@ -213,8 +221,23 @@ def _scoring(pending: PendingScore, first_index: int) -> Scoring:
     number `first_index` on."""
     request = pending.request
     targets = np.array(request.continuation_ids[first_index:], dtype=np.int64)
-    fed = request.context_ids + request.continuation_ids[:-1]
-    return Scoring(fed, pending=[pending], targets=targets, first_index=first_index)
+    seq = Scoring(_fed(request), pending=[pending], targets=targets, first_index=first_index)
+    seq.rope_start = pending.rope_start
+    return seq
+
+
+def _fed(request: ScoreRequest) -> list[int]:
+    return request.context_ids + request.continuation_ids[:-1]
+
+
+def _alike(a: PendingScore, b: PendingScore) -> bool:
+    """Whether the keys and values of one's context are the other's."""
+    return a.rope_start == b.rope_start and a.request.context_ids == b.request.context_ids
+
+
+def _rope_start(num_tokens: int, short_positions: int) -> int:
+    """`Sequence.rope_start` of a request that may have so many tokens in all: a matter of the request alone."""
+    return short_positions if num_tokens > short_positions else 0
 
 
 def _tokens(pending: PendingScore) -> list[int]:

@@ -109,6 +109,10 @@ class Ops(ABC):
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Any shape: x * factor, in float32 with float32(factor) (exact: both float64), rounded once."""
 
+    def scale_rows(self, x: Tensor, factors: Tensor) -> Tensor:
+        """[T, heads, D] times [T], of one dtype: the rounded product of the two numbers, at every level."""
+        return x * factors[:, None, None]
+
     @abstractmethod
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         """float32, any shape: cap * tanh(logits / cap)."""

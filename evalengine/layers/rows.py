@@ -105,24 +105,36 @@ class Table(NamedTuple):
     turned: int  # pairs that are
     scaling: float = 1.0  # multiplies their cosines and sines
     wide: bool = False  # `Ops.rope_table`
+    long_inv_freq: Tensor | None = None  # of requests of more than `short_positions` tokens; None: the same
 
 
 class RopeTable(Layer):
     """cos and sin of every position, for each RoPE that layers have. The tables are made once; a step gathers their
-    rows once for all layers."""
+    rows once for all layers.
+
+    Where long requests have frequencies of their own, their rows stand behind those of the short ones, and a long
+    request's positions are counted from there (`Sequence.rope_start`).
+    """
 
     def __init__(self, ops: Ops, tables: Sequence[Table]) -> None:
         super().__init__(ops)
         self.tables = tuple(tables)
         self.built: list[Tensor] = []  # cos and sin of the first table, of the second, ...
 
-    def build(self, max_positions: int) -> None:
-        """Makes the rows for positions below `max_positions`."""
+    def build(self, max_positions: int, short_positions: int = 0) -> None:
+        """Makes the rows for positions below `max_positions`, behind those of the short requests, if any."""
         self.built = []
         for table in self.tables:
-            cos, sin = self.ops.rope_table(table.inv_freq, max_positions, table.scaling, wide=table.wide)
-            cos[:, table.turned :], sin[:, table.turned :] = 1, 0
-            self.built += [cos, sin]
+            parts = [self._rows(table, table.inv_freq, short_positions)] if short_positions else []
+            own = short_positions and table.long_inv_freq is not None
+            parts.append(self._rows(table, table.long_inv_freq if own else table.inv_freq, max_positions))
+            self.built += [rows[0] if len(rows) == 1 else torch.cat(rows) for rows in zip(*parts, strict=True)]
+
+    def _rows(self, table: Table, inv_freq: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+        assert inv_freq is not None
+        cos, sin = self.ops.rope_table(inv_freq, count, table.scaling, wide=table.wide)
+        cos[:, table.turned :], sin[:, table.turned :] = 1, 0
+        return cos, sin
 
     def forward(self, positions: Tensor) -> tuple[Tensor, ...]:
         """int64 [T] -> cos, sin [T, D / 2] of each table, side by side."""
@@ -135,3 +147,27 @@ class Rope(Layer):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return self.ops.rope(x, cos, sin)
+
+
+class QueryFactors(Layer):
+    """What each token's query is multiplied by, by its position; a step gathers them once for all layers."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self.built: Tensor | None = None
+
+    def build(self, factors: Tensor | None) -> None:
+        """factors: float32 [positions]; None if all are 1."""
+        self.built = None if factors is None else factors.to(self.ops.activation_dtype).to(self.ops.device)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """int64 [T] -> [T]."""
+        assert self.built is not None
+        return self.built[positions]
+
+
+class ScaleRows(Layer):
+    """x [T, heads, D] times a factor for each token, [T], rounded once."""
+
+    def forward(self, x: Tensor, factors: Tensor) -> Tensor:
+        return self.ops.scale_rows(x, factors)

@@ -24,10 +24,12 @@ from evalengine.layers.rows import (
     ActivationLayer,
     Add,
     AddNorm,
+    QueryFactors,
     Rope,
     RopeTable,
     RowNorm,
     Scale,
+    ScaleRows,
     Softcap,
     Table,
 )
@@ -55,6 +57,7 @@ class DecoderAttention(nn.Module):
         self.fused = not spec.qk_norm or (of_head and not block.qk_norm_last)
         self.norm_rope_store = NormRopeStore(ops)
         self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
+        self.query_scale = ScaleRows(ops)
         self.attention = PagedAttention(ops, spec.attention_of(block), spec.num_heads)
         features = spec.num_heads * spec.head_dim
         self.o_proj = OutputLinear(ops, features, spec.hidden_size, bias=spec.attention_output_bias, whole=whole)
@@ -66,6 +69,8 @@ class DecoderAttention(nn.Module):
             q = self.norm_rope_store(qkv, self.norms, cos, sin, kv_cache, metadata.slot_mapping)
         else:
             q = self._in_steps(qkv, cos, sin, kv_cache, metadata.slot_mapping)
+        if len(tables) % 2:  # behind the pairs of cosines and sines: factors of the queries
+            q = self.query_scale(q, tables[-1])
         return self.o_proj(self.attention(q, kv_cache, metadata).flatten(1))
 
     def _in_steps(
@@ -183,10 +188,17 @@ class Decoder(nn.Module):
         self.rope_table = RopeTable(
             ops,
             [
-                Table(rope.inv_freq(spec.head_dim), rope.turned(spec.head_dim) // 2, rope.attention_factor, rope.wide)
+                Table(
+                    rope.inv_freq(spec.head_dim),
+                    rope.turned(spec.head_dim) // 2,
+                    rope.attention_factor,
+                    rope.wide,
+                    None if rope.long_factors is None else rope.of_long_requests.inv_freq(spec.head_dim),
+                )
                 for rope in spec.ropes
             ],
         )
+        self.query_factors = QueryFactors(ops)
         self.layers = nn.ModuleList(DecoderLayer(spec, spec.block(i), ops) for i in range(spec.num_layers))
         self.norm = AddNorm(ops, spec.hidden_size, spec.norms)
 
@@ -199,6 +211,8 @@ class Decoder(nn.Module):
             x = self.embedding_scale(x)
         residual = torch.zeros_like(x)  # 0 + x is x, except that -0 becomes +0, which no later norm or sum tells apart
         tables = self.rope_table(positions)
+        if self.query_factors.built is not None:
+            tables = (*tables, self.query_factors(positions))
         for i, (layer, kv_cache) in enumerate(zip(self.layers[: len(kv_caches)], kv_caches, strict=True)):
             x, residual = layer(x, residual, tables, kv_cache, metadata.of_layer(i))
         return self.norm(x, residual)[0]
@@ -260,4 +274,5 @@ class DecoderForCausalLM(CausalLM):
         for layer in self.modules():
             if isinstance(layer, Layer):
                 layer.finalize()
-        self.model.rope_table.build(max_model_len)
+        self.model.rope_table.build(max_model_len, self.spec.short_positions(max_model_len))
+        self.model.query_factors.build(self.spec.rope.query_factors(max_model_len))

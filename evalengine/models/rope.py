@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import decimal
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -47,7 +47,7 @@ class RopeSpec:
     factor: float = 1.0  # used by linear, llama3 and yarn scaling only
     low_freq_factor: float = 1.0  # used by llama3 RoPE scaling only, as the next one is
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192  # used by llama3 and yarn
+    original_max_position_embeddings: int = 8192  # used by llama3, yarn, `long_factors` and `query_beta`
     freq_factors: tuple[float, ...] | None = None  # type factors divides each frequency by one
     rotary_dim: int | None = field(default=None, metadata=LATER)  # R; None: the whole head. 0: no positions
     interleaved: bool = field(default=False, metadata=LATER)  # whether the checkpoint's pairs stand side by side
@@ -58,6 +58,10 @@ class RopeSpec:
     beta_fast: float = field(default=32.0, metadata=LATER)  # used by yarn only, as the next two are
     beta_slow: float = field(default=1.0, metadata=LATER)
     truncate: bool = field(default=True, metadata=LATER)
+    # LongRoPE: in place of `freq_factors`, of requests of more than `original_max_position_embeddings` tokens in all.
+    long_factors: tuple[float, ...] | None = field(default=None, metadata=LATER)
+    # Queries are multiplied by 1 + beta * ln(1 + floor(position / original_max_position_embeddings)) after they turned.
+    query_beta: float = field(default=0.0, metadata=LATER)
 
     def __repr__(self) -> str:
         return text_of(self)
@@ -65,6 +69,11 @@ class RopeSpec:
     def turned(self, head_dim: int) -> int:
         """R."""
         return head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def of_long_requests(self) -> RopeSpec:
+        """This RoPE with the factors of long requests."""
+        return replace(self, freq_factors=self.long_factors)
 
     def inv_freq(self, head_dim: int) -> Tensor:
         """The inverse frequencies, float32 [D / 2], by transformers' formulas; 0 for pairs that are not turned.
@@ -77,6 +86,16 @@ class RopeSpec:
         frequencies = torch.zeros(head_dim // 2)
         frequencies[: turned // 2] = self._scaled(self._unscaled(turned), turned)
         return frequencies
+
+    def query_factors(self, max_positions: int) -> Tensor | None:
+        """What queries at each position are multiplied by, float32 [max_positions]; None if by 1."""
+        original = self.original_max_position_embeddings
+        if not self.query_beta or max_positions <= original:
+            return None
+        with decimal.localcontext(decimal.Context(prec=40)):  # logarithms differ between machines, as powers do
+            beta = decimal.Decimal(self.query_beta)
+            grown = [float(1 + beta * decimal.Decimal(1 + n).ln()) for n in range(-(-max_positions // original))]
+        return torch.tensor(grown).repeat_interleave(original)[:max_positions]
 
     def _unscaled(self, turned: int) -> Tensor:
         exponents = torch.arange(0, turned, 2, dtype=torch.float32) / turned

@@ -126,6 +126,12 @@ class ModelSpec:
         mixture = self.mixture
         return max(self.intermediate_size * self.dense, mixture.features if mixture else 0)
 
+    def short_positions(self, max_model_len: int) -> int:
+        """The most tokens of a request that has LongRoPE's short factors; 0 if all requests of up to `max_model_len`
+        tokens have the same."""
+        lengths = [r.original_max_position_embeddings for r in self.ropes if r.long_factors is not None]
+        return lengths[0] if lengths and lengths[0] < max_model_len else 0
+
     @property
     def attention_scale(self) -> float:
         """The factor of q . k where a block has none of its own."""
@@ -163,9 +169,11 @@ class ModelSpec:
 
     @property
     def described(self) -> str:
-        """The architecture, and whose code computes it if that is not ours."""
+        """The architecture, whose code computes it if that is not ours, and which requests have another RoPE."""
         if self.module is None:
-            return self.architecture
+            lengths = [r.original_max_position_embeddings for r in self.ropes if r.long_factors is not None]
+            more = f" (long RoPE factors for requests of more than {lengths[0]:,} tokens)" if lengths else ""
+            return self.architecture + more
         return f"{self.architecture} by transformers {json.loads(self.module)['transformers']}"
 
     @property

@@ -124,7 +124,7 @@ def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
     if rope.rotary_dim is not None and (not is_integer(rope.rotary_dim, 0, head_dim) or rope.rotary_dim % 2):
         yield f"rope.rotary_dim={shown(rope.rotary_dim)}: must be even, and at most head_dim={head_dim}"
         return
-    ranges = {"theta": (1.0, 1e15), "attention_factor": (1e-3, 1e3)}
+    ranges = {"theta": (1.0, 1e15), "attention_factor": (1e-3, 1e3), "query_beta": (0.0, 1e3)}
     if rope.type in ("linear", "llama3", "yarn"):
         ranges["factor"] = (1.0, 1e6)
     if rope.type == "yarn":
@@ -137,7 +137,7 @@ def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
         yield f"rope.{name}={shown(getattr(rope, name))}: must be a number from {least:g} to {most:g}"
     if rope.type == "yarn" and rope.theta == 1.0:
         yield "rope.theta=1.0: must be above 1 for yarn"
-    if rope.type in ("llama3", "yarn"):
+    if rope.type in ("llama3", "yarn") or rope.long_factors is not None or rope.query_beta:
         low, high = rope.low_freq_factor, rope.high_freq_factor
         if rope.type == "llama3" and not {"low_freq_factor", "high_freq_factor"} & set(wrong) and low >= high:
             yield f"rope.low_freq_factor={rope.low_freq_factor}: must be below high_freq_factor={rope.high_freq_factor}"
@@ -146,9 +146,15 @@ def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
             name = "rope.original_max_position_embeddings"
             yield f"{name}={shown(context)}: must be an integer from 1 to {largest}"
     if rope.type == "factors":
-        factors = rope.freq_factors
-        if factors is None or not is_integer(head_dim) or len(factors) != rope.turned(head_dim) // 2:
-            have = "none" if factors is None else str(len(factors))
-            yield f"rope.freq_factors: {have}, and head_dim={shown(head_dim)} needs one for each pair"
-        elif wrong_factor := [f for f in factors if not is_number(f, 1e-6, 1e6)]:
-            yield f"rope.freq_factors: {shown(wrong_factor[0])} must be a number from 1e-06 to 1e+06"
+        yield from _factor_problems("freq_factors", rope.freq_factors, rope, head_dim)
+        if rope.long_factors is not None:
+            yield from _factor_problems("long_factors", rope.long_factors, rope, head_dim)
+
+
+def _factor_problems(name: str, factors: tuple[float, ...] | None, rope: RopeSpec, head_dim: int) -> Iterator[str]:
+    """A sentence if there is not one factor for each pair that is turned, or one is no factor."""
+    if factors is None or not is_integer(head_dim) or len(factors) != rope.turned(head_dim) // 2:
+        have = "none" if factors is None else str(len(factors))
+        yield f"rope.{name}: {have}, and head_dim={shown(head_dim)} needs one for each pair"
+    elif wrong_factor := [f for f in factors if not is_number(f, 1e-6, 1e6)]:
+        yield f"rope.{name}: {shown(wrong_factor[0])} must be a number from 1e-06 to 1e+06"

@@ -69,6 +69,33 @@ def test_inputs_are_what_an_eager_step_builds() -> None:
         assert metadata.num_decodes == size and metadata.max_decode_kv_len == 20
 
 
+def test_a_long_requests_positions_are_rows_behind_the_short_ones() -> None:
+    """RoPE's rows alone: where its keys and values lie is as for any other."""
+    inputs, a, b = DecodeInputs(8, 5, 4, torch.device("cpu")), decoding(4, [7]), decoding(9, [1, 2, 3])
+    b.seq.rope_start = 100
+    inputs.fill(KnownPages(8, has_rope_starts=True).decodes([a, b]))
+    assert inputs.positions[:4].tolist() == [3, 108, 0, 0]
+    metadata = inputs.metadata(4, 20)
+    assert metadata.slot_mapping.tolist() == [7 * 4 + 3, 3 * 4, -1, -1] and metadata.seqlens_k.tolist() == [4, 9, 0, 0]
+
+
+def test_each_block_table_has_its_slots() -> None:
+    """Layers of two groups write the same tokens to pages of their own."""
+    inputs, a, b = DecodeInputs(8, 5, 4, torch.device("cpu"), (0, 1, 0)), decoding(4, [7]), decoding(9, [1, 2, 3])
+    a.seq.block_tables, b.seq.block_tables = [[7], [9]], [[1, 2, 3], [4, 5, 6]]
+    known = KnownPages(8)
+    inputs.fill(known.decodes([a, b]))
+    for pages in b.seq.block_tables:
+        pages.append(pages[-1] + 4)
+    inputs.fill(known.decodes([a, Chunk(b.seq, 8, 9)]))
+    metadata = inputs.metadata(2, 20)
+    for layer, tables in ((0, [[7], [1, 2, 3, 7]]), (1, [[9], [4, 5, 6, 10]]), (2, [[7], [1, 2, 3, 7]])):
+        own = metadata.of_layer(layer)
+        assert own.slot_mapping.tolist() == [tables[0][0] * 4 + 3, tables[1][2] * 4]
+        for row, pages in enumerate(tables):
+            assert own.block_table[row, : len(pages)].tolist() == pages
+
+
 def test_after_a_step_that_failed_every_row_is_said_again() -> None:
     """After a failed step, `forget` makes the next one write every row's pages again."""
     inputs, known_pages = DecodeInputs(8, 5, 4, torch.device("cpu")), KnownPages(8)

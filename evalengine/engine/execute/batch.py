@@ -26,6 +26,7 @@ class Batch:
     query_lens: list[int]  # [S]
     kv_lens: list[int]  # [S]
     tables: list[list[list[int]]]  # of each block table: the page ids of each sequence
+    rope_starts: list[int]  # [S]: `Sequence.rope_start`
     shared: SharedPages | None = None  # what attention reads once for several decodes
 
     @classmethod
@@ -36,7 +37,8 @@ class Batch:
             ids.extend(-1 - c.seq.device_row for _ in range(max(c.start, c.seq.num_tokens), c.end))
         lengths = [c.end - c.start for c in chunks], [c.end for c in chunks]
         tables = [list(rows) for rows in zip(*(c.seq.block_tables for c in chunks), strict=True)]
-        return cls(np.array(ids, dtype=np.int64), *lengths, tables, shared)
+        rope_starts = [c.seq.rope_start for c in chunks]
+        return cls(np.array(ids, dtype=np.int64), *lengths, tables, rope_starts, shared)
 
 
 def _none(*shape: int) -> np.ndarray:

@@ -161,8 +161,10 @@ class DecodeGraphs:
         max_model_len: int,
         table_of: Sequence[int] = (0,),
         least_saved: int | None = None,
+        has_rope_starts: bool = False,
     ) -> None:
-        """table_of: each layer's block table. least_saved: `sharing.least_saved`."""
+        """table_of: each layer's block table. least_saved: `sharing.least_saved`. has_rope_starts: whether sequences
+        may have a `rope_start`."""
         self._model, self._ops, self._kv_caches, self._block_size = model, ops, kv_caches, block_size
         self._sizes, self._lengths = batch_sizes(max_num_seqs), kv_lengths(max_model_len)
         self._last_tokens = last_tokens
@@ -170,7 +172,7 @@ class DecodeGraphs:
         chunks = None if least_saved is None else -(-max_model_len // KV_STEP)
         self._inputs = DecodeInputs(self._sizes[-1], pages, block_size, ops.device, table_of, chunks)
         self._cascade_after = CAPTURE_AFTER if least_saved == 1 else CASCADE_AFTER  # where another graph serves
-        self._known_pages = KnownPages(self._sizes[-1])
+        self._known_pages = KnownPages(self._sizes[-1], has_rope_starts)
         self._workspace = _Workspace(ops.device)
         self._captured: dict[Key, _Captured] = {}
         self._uses: Counter[Key] = Counter()

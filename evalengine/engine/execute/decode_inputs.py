@@ -40,13 +40,14 @@ class Decodes:
     positions: np.ndarray  # int64 [n]
     changes: list[PageChange]  # pages that are new since the last such step
     shared: SharedPages | None  # what attention reads once, if that is new since the last step that said so
+    rope_starts: np.ndarray | int = 0  # int64 [n]: `Sequence.rope_start`; 0 where no sequence has another
 
 
 class KnownPages:
     """The pages that every row of the block tables was last told to have; kept on rank 0, which has the sequences."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int, has_rope_starts: bool = False) -> None:
+        self._rows, self._has_rope_starts = rows, has_rope_starts
         self.forget()
 
     def forget(self) -> None:
@@ -62,7 +63,8 @@ class KnownPages:
         positions = np.fromiter((c.start for c in chunks), dtype=np.int64, count=n)
         is_new = shared is not None and shared is not self._shared
         self._shared = shared or self._shared
-        return Decodes(ids, positions, self._changes(chunks), shared if is_new else None)
+        starts = np.fromiter((c.seq.rope_start for c in chunks), np.int64, n) if self._has_rope_starts else 0
+        return Decodes(ids, positions, self._changes(chunks), shared if is_new else None, starts)
 
     def _changes(self, chunks: Sequence[Chunk]) -> list[PageChange]:
         """The rows whose pages have changed. A sequence's page lists only grow (pages that it has given back stay in
@@ -151,7 +153,7 @@ class DecodeInputs:
         stage.write_pages()
         pages = stage.table[np.arange(n), :, positions // self._block_size].astype(np.int64).T  # [tables, n]
         stage.ids[:n] = decodes.ids
-        stage.positions[:n] = positions
+        stage.positions[:n] = positions + decodes.rope_starts
         stage.slots[:, :n] = pages * self._block_size + positions % self._block_size
         stage.lengths[:n] = positions + 1
         for values, padding in ((stage.ids, 0), (stage.positions, 0), (stage.slots, -1), (stage.lengths, 0)):

@@ -38,7 +38,8 @@ def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -
             f"engine.max_num_batched_tokens={config.max_num_batched_tokens}: a step of {tokens} tokens takes at least "
             f"{_gib(step)}, {_gib(free)} are free; lower it"
         )
-    table = 4 * settings.max_model_len * spec.head_dim  # float32 cos and sin, each of half the head
+    rows = settings.max_model_len + spec.short_positions(settings.max_model_len)
+    table = 4 * rows * spec.head_dim  # float32 cos and sin, each of half the head
     if table > free:
         yield (
             f"engine.max_model_len={settings.max_model_len}: RoPE's tables take {_gib(table)}, {_gib(free)} are free; "
@@ -126,7 +127,7 @@ def check_weights_fit(
     """Raises ConfigError if one rank's weights and RoPE's tables do not fit the free memory. Asked before they are
     allocated, so that the user reads a sentence and the process is not killed half-way."""
     weights = num_parameters(spec) * dtype.itemsize // ranks
-    tables = max_model_len * spec.head_dim * dtype.itemsize
+    tables = (max_model_len + spec.short_positions(max_model_len)) * spec.head_dim * dtype.itemsize
     free = _free_bytes(device)
     if weights + tables > free:
         raise ConfigError(

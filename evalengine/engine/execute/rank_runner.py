@@ -58,6 +58,7 @@ class RankRunner:
             self.graphs = DecodeGraphs(
                 model, ops, self.kv_caches, self.last_tokens, block_size=block_size, max_num_seqs=seqs,
                 max_model_len=graphs_up_to, table_of=self.table_of, least_saved=least_saved,
+                has_rope_starts=spec.short_positions(graphs_up_to) > 0,
             )  # fmt: skip
 
     def capture(self, size: int, kv_len: int) -> bool:
@@ -89,6 +90,8 @@ class RankRunner:
     def forward(self, batch: Batch) -> Tensor:
         """The batch's hidden states, [T, H]."""
         positions = token_positions(batch.query_lens, batch.kv_lens)
+        if any(batch.rope_starts):
+            positions += np.repeat(batch.rope_starts, batch.query_lens)
         input_ids, where = upload([batch.ids, positions], self.ops.device)
         if batch.ids.min() < 0:
             input_ids = self.last_tokens.resolve(input_ids)

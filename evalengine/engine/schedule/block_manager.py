@@ -197,7 +197,7 @@ class BlockManager:
             elif any(not run and group.window is None for run, group in zip(runs, self.groups, strict=True)):
                 break
         start = usable * self.block_size
-        parent = seq.block_hashes[usable - 1] if usable else ROOT
+        parent = seq.block_hashes[usable - 1] if usable else _root(seq)
         rest = seq.token_ids[start : min(limit, start + self.block_size)]
         ends = [known.longest_run(parent, rest) for known in self.indexes]
         copied = [block for block, _ in ends if block is not None]
@@ -240,7 +240,7 @@ class BlockManager:
             if not new:
                 continue
             if not block.token_ids:
-                block.parent = self._hash(seq, index - 1) if index else ROOT
+                block.parent = self._hash(seq, index - 1) if index else _root(seq)
             known.extend(block, new)
             if len(block.token_ids) == self.block_size:
                 known.complete(block, self._hash(seq, index))
@@ -253,7 +253,7 @@ class BlockManager:
         """SHA-256 of the sequence's tokens up to the end of its full block `index`."""
         while len(seq.block_hashes) <= index:
             first = len(seq.block_hashes) * self.block_size
-            parent = seq.block_hashes[-1] if seq.block_hashes else ROOT
+            parent = seq.block_hashes[-1] if seq.block_hashes else _root(seq)
             page = array("i", seq.token_ids[first : first + self.block_size])
             assert len(page) == self.block_size
             seq.block_hashes.append(hashlib.sha256(parent + page.tobytes()).digest())
@@ -322,3 +322,8 @@ class BlockManager:
             known.check()
             assert all(b in held or b in self.free for bs in known.continuing.values() for b in bs)
             assert all(b in held or b in self.free for b in known.by_hash.values())
+
+
+def _root(seq: Sequence) -> bytes:
+    """What a sequence's first block is hashed after: keys turned by another RoPE are other keys."""
+    return ROOT if seq.rope_start == 0 else b"long"

@@ -18,8 +18,8 @@ from evalengine.engine.schedule.sequence import Sequence, Top
 class PendingScore:
     """A `ScoreRequest` whose token logprobs arrive in any order."""
 
-    def __init__(self, request: ScoreRequest) -> None:
-        self.request = request
+    def __init__(self, request: ScoreRequest, rope_start: int = 0) -> None:
+        self.request, self.rope_start = request, rope_start
         self.missing = len(request.continuation_ids)
         self.logprobs = np.full(self.missing, np.nan, dtype=np.float32)
         self.is_greedy = True

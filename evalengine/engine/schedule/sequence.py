@@ -44,6 +44,7 @@ class Sequence(ABC):
     num_passed: list[int] = field(default_factory=list)  # of each group: the first blocks that it does not hold
     block_hashes: list[bytes] = field(default_factory=list)  # the full pages' hashes, as far as they were needed
     num_computed_tokens: int = 0
+    rope_start: int = 0  # the row of RoPE's table that is its position 0 (`RopeTable`)
     last_start: int = 0  # where the chunk that was launched last begins
     num_recorded_tokens: int = 0  # how many tokens the prefix cache knows of
     num_cached_tokens: int = 0  # how many tokens the prefix cache gave at the last admission

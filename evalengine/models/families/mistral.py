@@ -1,7 +1,7 @@
 """Mistral 7B, all of whose layers see a window or none does, and Ministral 3, whose RoPE is stretched by YaRN.
 
 Beyond `original_max_position_embeddings` Ministral 3 multiplies queries by 1 + beta * ln(1 + floor(position /
-original)); up to there this is 1, and contexts end there. Checkpoints with a part for images
+original)), after RoPE; up to there this is 1. Checkpoints with a part for images
 (Mistral3ForConditionalGeneration) have its text part's tensors below `language_model.`.
 """
 
@@ -23,10 +23,8 @@ def _mistral(family: Family, config: Any) -> ModelSpec:
 
 def _ministral3(family: Family, config: Any) -> ModelSpec:
     spec = _mistral(family, config)
-    if not config.rope_parameters.get("llama_4_scaling_beta"):
-        return spec
-    longest = min(spec.max_position_embeddings, spec.rope.original_max_position_embeddings)
-    return replace(spec, max_position_embeddings=longest)
+    beta = config.rope_parameters.get("llama_4_scaling_beta")
+    return replace(spec, rope=replace(spec.rope, query_beta=beta)) if beta else spec
 
 
 MISTRAL = Family("MistralForCausalLM", "mistral", _mistral, frozenset({"sliding_window"}))
