@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalengine.config.schema import Config
+from evalengine.util import ahead
 from evalengine.util.phases import phase
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def preload() -> None:
-    """Imports what `perform` imports otherwise, torch and transformers among it: two seconds."""
+    """Imports what `perform` imports otherwise, torch and transformers among it: two seconds and more."""
     with phase("imports"):
+        ahead.wait()  # an import of what another thread is in the middle of could meet modules that are half there
         import evalengine.harness.runner
         import evalengine.report.html.leave  # noqa: F401
 

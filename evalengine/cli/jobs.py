@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace, exit_code
+from evalengine.util.early_gpu import wake_gpu
+from evalengine.util.early_imports import begin_imports
 from evalengine.util.forked import ForkedTask, cores
 from evalengine.util.phases import phase
 from evalengine.version import CONTRACT_VERSION, __version__
@@ -35,6 +37,9 @@ def main(arguments: Namespace) -> int:
     runs_here = not arguments.cfg and not arguments.multirun
     beside = runs_here and "torch" not in sys.modules and cores() > 1 and _chosen(arguments.settings) >= MANY_TASKS
     with ForkedTask(lambda: _composed(arguments), worthwhile=beside) as composed:
+        if runs_here:
+            begin_imports()
+            wake_gpu(arguments.settings)
         if beside:
             from evalengine.api.perform import preload
 

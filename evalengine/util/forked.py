@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from evalengine.errors import EvalEngineError
+from evalengine.util import ahead
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")
@@ -54,6 +55,7 @@ class ForkedTask(Generic[Result]):
         with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
+            ahead.wait()
             try:
                 process.start()
                 self._process = process

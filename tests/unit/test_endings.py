@@ -25,7 +25,7 @@ PROGRAM = """
 import os, signal, sys
 import evalengine.__main__ as m
 signal.signal(signal.SIGINT, signal.{before})
-gc_freeze = m.gc.freeze
+run_exit_handlers = m.atexit._run_exitfuncs
 def press():
     os.kill(os.getpid(), signal.{name})
 def work(words):
@@ -57,10 +57,10 @@ REPLACES = """
         press()
 """
 ENDS = """
-    def last_words(stop=gc_freeze):
-        stop()
+    def last_words(end=run_exit_handlers):
+        end()
         press()
-    m.gc.freeze = last_words
+    m.atexit._run_exitfuncs = last_words
     print("digest")
     return 0
 """

@@ -1,0 +1,30 @@
+"""Work that a command begins before it needs it, in threads beside its own: imports, and a GPU's start.
+
+A process is forked only where none of it is going on: the child would inherit locks that nobody lets go.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_threads: list[threading.Thread] = []
+
+
+def begin(name: str, work: Callable[[], None]) -> None:
+    """Has a thread do the work from now on. Nothing is said of what fails: who needs the work done meets it again.
+
+    A daemon, so that a command which ends early (a setting that is wrong) does not wait for it (`__main__.leave`).
+    """
+    thread = threading.Thread(target=work, name=f"evalengine {name}", daemon=True)
+    _threads.append(thread)
+    thread.start()
+
+
+def wait() -> None:
+    """Returns once all that was begun has ended."""
+    while _threads:
+        if _threads[-1] is threading.current_thread():
+            return
+        _threads[-1].join()
+        _threads.pop()

@@ -1,0 +1,59 @@
+"""What a command begins before it needs it: imports beside its settings, and its end while they still go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from evalengine.util import ahead
+from evalengine.util.forked import ForkedTask
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_process_is_forked_amid_work_that_was_begun() -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.2)
+        done.append(1)
+
+    ahead.begin("work", work)
+    with ForkedTask(lambda: (list(done), threading.active_count())) as task:
+        assert task.result() == ([1], 1)
+
+
+PROGRAM = """
+import sys, time
+from evalengine.util import ahead
+import evalengine.__main__ as m
+def forever():
+    while True:
+        time.sleep(1)
+def work(words):
+    ahead.begin("imports", forever)
+    print("said")
+    return 2
+m._command = work
+m.program()
+"""
+
+
+def test_a_command_that_ends_early_does_not_wait_for_what_it_began() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "said\n", "")
+
+
+def test_both_libraries_are_there_once_all_is_waited_for() -> None:
+    """Side by side, each time in a new process: a module that is half there would be an error here."""
+    program = (
+        "from evalengine.util import ahead; from evalengine.util.early_imports import begin_imports;"
+        "begin_imports(); ahead.wait(); import sys; print('torch' in sys.modules, 'transformers' in sys.modules);"
+        "import torch, transformers; print(torch.ones(2).sum().item(), transformers.AutoTokenizer.__name__)"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("True True\n2.0 AutoTokenizer\n", "")

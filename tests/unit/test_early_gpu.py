@@ -1,0 +1,67 @@
+"""A GPU's context is begun before torch is imported, for the runs that will need one."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from evalengine.util import ahead
+from evalengine.util.early_gpu import device_of, wake_gpu
+from evalengine.util.forked import ForkedTask
+
+
+@pytest.mark.parametrize(
+    ("words", "device"),
+    [
+        ([], 0),
+        (["task=mmlu", "engine.device=auto"], 0),
+        (["engine.device=cuda"], 0),
+        (["engine.device=cuda:3"], 3),
+        (["engine.device=cuda:1", "engine.device=cpu"], None),
+        (["engine.device=cuda:x"], None),
+        (["cluster=ray"], None),
+        (["cluster.replicas=2"], None),
+        (["cache=kept"], None),
+    ],
+)
+def test_the_device_is_that_of_the_words(words: list[str], device: int | None) -> None:
+    assert device_of(words) == device
+
+
+class Driver:
+    """A driver whose start takes a moment."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object) -> int:
+            time.sleep(0.1)
+            self.called.append(name)
+            return 0
+
+        return call
+
+
+def test_the_context_is_made_beside_and_no_process_is_forked_amid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    with monkeypatch.context() as patched:
+        patched.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)
+        wake_gpu(["task=mmlu"])
+        assert driver.called == []  # it returns at once
+    with ForkedTask(lambda: threading.active_count()) as task:
+        assert driver.called == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+        assert task.result() == 1
+
+
+def test_a_machine_without_a_driver_has_nothing_to_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    wake_gpu([])
+    assert not ahead._threads
