@@ -25,6 +25,7 @@ from evalengine.verification.attention import verify_attention
 from evalengine.verification.experts import verify_experts
 from evalengine.verification.products import verify_matmul
 from evalengine.verification.rows import verify_parted_read_out, verify_row_variants, verify_rows
+from evalengine.verification.together import compile_together
 from evalengine.verification.verdict import Verdict, exclude
 
 PAGE_SIZES = (64,)  # the engine's default
@@ -101,10 +102,14 @@ def verify(
         **{f"attention, pages of {n}": (attention_sizes, attention_of(n)) for n in page_sizes},
     }
     environment = {**verdict_cache.environment(device, contract_version), "dtype": str(dtype)}
-    verdicts = [
-        _part({**environment, "part": name, "shapes": sizes}, run, device, use_cache)
-        for name, (sizes, run) in parts.items()
-    ]
+    keys = {name: {**environment, "part": name, "shapes": sizes} for name, (sizes, _) in parts.items()}
+    known = {name: verdict_cache.load(key) if use_cache else None for name, key in keys.items()}
+    unknown = [name for name, verdict in known.items() if verdict is None]
+    if unknown and device.type == "cuda":
+        shapes_of = [f"{name}: {parts[name][0]}" for name in unknown]
+        logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s", "; ".join(shapes_of))
+        compile_together([parts[name][1] for name in unknown], device)
+    verdicts = [_part(keys[name], run, device, known[name]) for name, (_, run) in parts.items()]
     return {
         "schedules": sum(part["schedules"] for part in verdicts),
         "checked": sum(part["checked"] for part in verdicts),
@@ -115,16 +120,14 @@ def verify(
     }
 
 
-def _part(key: dict[str, Any], run: Callable[[Verdict], None], device: torch.device, use_cache: bool) -> dict[str, Any]:
-    """One part's verdict, from the cache if it is kept there under this key."""
-    known = verdict_cache.load(key) if use_cache else None
+def _part(
+    key: dict[str, Any], run: Callable[[Verdict], None], device: torch.device, known: dict[str, Any] | None
+) -> dict[str, Any]:
+    """One part's verdict. known: what the cache keeps under this key; None if it has to be found, and is kept then."""
     if known is not None:
         for drop in known["dropped"]:
             exclude(drop)
         return {**known, "cached": True}
-    if device.type == "cuda":
-        what = key["part"], key["shapes"]
-        logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s %s", *what)
     verdict = Verdict()
     with torch.inference_mode():
         run(verdict)

@@ -8,7 +8,8 @@ same kinds before (`operand_key`) repeats its whole launch (`Launch.replayer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +23,9 @@ INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernel
 MAX_CACHED_LAUNCHES = 1 << 12
 Replay = Callable[..., None]
 Repeated = TypeVar("Repeated")
+Told = Callable[[Any, tuple[int, int, int], tuple, tuple, dict[str, Any]], None]
 _variants: dict[tuple, _Variant] = {}
+_told: Told | None = None
 
 
 class _Variant:
@@ -66,6 +69,18 @@ class Launch:
         return self._variant.replayer(self._grid, self.args, varying)
 
 
+@contextmanager
+def launches_told_to(told: Told) -> Iterator[None]:
+    """Within, `launch` runs nothing: it tells kernel, grid, arguments, constexprs and options. Results are not written,
+    so nothing may depend on them."""
+    global _told
+    before, _told = _told, told
+    try:
+        yield
+    finally:
+        _told = before
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, int, int],
@@ -82,8 +97,10 @@ def launch(
     Kernels are compiled without FMA contraction, as the contract demands. Returns None if the launch cannot be
     repeated (the interpreter, an empty grid).
     """
-    if INTERPRETED or 0 in grid:
-        if 0 not in grid:
+    if _told is not None or INTERPRETED or 0 in grid:
+        if 0 not in grid and _told is not None:
+            _told(kernel, grid, args, constants, _options(num_warps, num_stages, options))
+        elif 0 not in grid:
             kernel[grid](*args, *constants)
         return None
     device = next(index for arg in args if (index := _device(arg)) is not None)
@@ -93,11 +110,15 @@ def launch(
     key = (kernel, constants, num_warps, num_stages, device, *map(_specialization, args), *options.values())
     variant = _variants.get(key)
     if variant is None:
-        options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False, **options}
-        variant = _variants[key] = _Variant(kernel[grid](*args, *constants, **options), constants, device)
+        compiled = kernel[grid](*args, *constants, **_options(num_warps, num_stages, options))
+        variant = _variants[key] = _Variant(compiled, constants, device)
     else:
         variant.compiled[grid](*args, *constants)
     return Launch(variant, grid, args)
+
+
+def _options(num_warps: int, num_stages: int, others: dict[str, Any]) -> dict[str, Any]:
+    return {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False, **others}
 
 
 def operand_key(x: Tensor | None) -> tuple | None:

@@ -12,7 +12,7 @@ ARROWS: dict[str, set[str]] = {
     "util": {"errors"},
     "config": {"tasks", "util", "errors"},  # of the tasks only their names, when a setting is one
     "kernels": set(),
-    "verification": {"kernels"},
+    "verification": {"kernels", "util"},
     "layers": {"kernels", "verification", "errors", "version"},
     "models": {"invariant", "kernels", "layers", "config", "util", "errors"},
     "engine": {"models", "layers", "kernels", "config", "util", "errors"},

@@ -1,0 +1,151 @@
+"""The kernels of a comparison are compiled side by side before it: found by a rehearsal in which none runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from evalengine.kernels.launching.launch import INTERPRETED, launch, launches_told_to
+from evalengine.verification import together, verify
+from evalengine.verification.together import compile_together, rehearse, side_by_side
+from evalengine.verification.verdict import Verdict
+from tests.verification.tiny_shapes import verified
+from tests.verification.verify_double import DEVICE, alone
+
+__all__ = ["alone"]
+
+
+def plain(args: tuple) -> tuple:
+    """What of a launch's arguments another launch of the same kernel has too."""
+    return tuple(arg for arg in args if isinstance(arg, int | float | str | bool | None))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="counts the interpreter's runs")
+def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For kernel, sizes and constexprs, what is told is what the comparison then launches."""
+    made: set[tuple[str, tuple]] = set()
+    told: set[tuple[str, tuple]] = set()
+    comparisons: list[Callable[[Verdict], None]] = []
+    interpreted = type(launch.__globals__["triton"].jit(lambda x: None))
+    real = interpreted.__getitem__
+
+    def getitem(kernel: Any, grid: Any) -> Callable[..., None]:
+        def run(*args: Any, **options: Any) -> None:
+            made.add((kernel.fn.__name__, plain(args)))
+            real(kernel, grid)(*args, **options)
+
+        return run
+
+    def part(key: Any, run: Callable[[Verdict], None], *_: Any) -> dict[str, Any]:
+        comparisons.append(run)
+        return {"schedules": 0, "checked": 0, "dropped": [], "failed": [], "cached": False}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verify, "_part", part)
+        verified()
+    monkeypatch.setattr(interpreted, "__getitem__", getitem)
+    rehearse(
+        comparisons, lambda kernel, grid, args, constants, _: told.add((kernel.fn.__name__, plain((*args, *constants))))
+    )
+    assert not made and len(told) > 20
+    verdict = Verdict()
+    for compare in comparisons:
+        compare(verdict)
+    assert verdict.checked and not verdict.failed and not verdict.dropped
+    assert made == told
+
+
+def test_what_is_told_is_not_run_and_an_empty_grid_is_nothing() -> None:
+    told: list[tuple] = []
+    kernel, x = object(), torch.zeros(4, device=DEVICE)
+    with launches_told_to(lambda *launched: told.append(launched)):
+        assert launch(kernel, (2, 1, 1), (x, 4), (16,), 8, 2, maxnreg=64) is None
+        assert launch(kernel, (0, 1, 1), (x, 4), (16,), 8, 2) is None
+    ((_, grid, args, constants, options),) = told
+    assert grid == (2, 1, 1) and args == (x, 4) and constants == (16,)
+    assert options == {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": False, "maxnreg": 64}
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
+    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "cores", lambda: cores)
+
+    def work(number: int) -> Callable[[], None]:
+        def write() -> None:
+            if number == 2:
+                raise ValueError("it does not compile")
+            with (tmp_path / str(number)).open("x") as file:
+                file.write(str(os.getpid()))
+
+        return write
+
+    side_by_side([work(number) for number in range(9)])
+    assert {path.name for path in tmp_path.iterdir()} == {str(number) for number in range(9) if number != 2}
+    processes = {path.read_text() for path in tmp_path.iterdir()}
+    assert (len(processes) > 1) == (cores > 1) and str(os.getpid()) in processes
+
+
+def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton has it: a compilation that another process has put into the cache is only read."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(together, "cores", lambda: 2)
+    ready: dict[str, tuple[str, str]] = {}
+
+    def kernel(name: str) -> Any:
+        def compiled() -> str:
+            file = tmp_path / name
+            if name == "bad":
+                raise ValueError
+            if not file.exists():
+                file.write_text(str(os.getpid()))
+            return file.read_text()
+
+        def warmup(*_: Any, **__: Any) -> None:
+            mode = triton.runtime._async_compile.active_mode.get()
+            mode.submit(name, compiled, lambda result: ready.update({name: (result, str(os.getpid()))}))
+
+        return SimpleNamespace(warmup=warmup)
+
+    def compare(verdict: Verdict) -> None:
+        x = torch.zeros(4)
+        for name in ("a", "bad", "b", "a", "c"):
+            launch(kernel(name), (1, 1, 1), (x,), (), 4, 1)
+        verdict.compare("matmul", None, "nowhere", lambda: x / 0, x)
+        raise RuntimeError("a comparison that fails in the rehearsal")
+
+    compile_together([compare], DEVICE)
+    assert ready.keys() == {"a", "b", "c"} and {where for _, where in ready.values()} == {str(os.getpid())}
+    assert len({by for by, _ in ready.values()}) == 2, "two processes share the work"
+
+
+@pytest.mark.gpu
+def test_the_comparison_on_a_gpu_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    late: list[str] = []
+
+    def rehearsed(comparisons: Any, device: torch.device) -> None:
+        compile_together(comparisons, device)
+        listen: Any = lambda *, src, cache_hit, **_: None if cache_hit else late.append(src.name)  # noqa: E731
+        monkeypatch.setattr(triton.knobs.compilation, "listener", listen)
+
+    monkeypatch.setattr(verify, "compile_together", rehearsed)
+    assert not verified(dtype=torch.bfloat16)["failed"]
+    assert not late
+
+
+def test_the_double_of_a_verdict_looks_at_nothing() -> None:
+    def never() -> Tensor:
+        raise AssertionError
+
+    together.Rehearsed().compare("matmul", None, "", never, torch.zeros(1))
