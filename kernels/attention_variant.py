@@ -40,3 +40,18 @@ class AttentionVariant:
         """The parts that are not a plain decoder's, in words: "window 4096, softcap 50.0"; "" if there are none."""
         parts = [f"{name} {value}" for name in ("window", "softcap") if (value := getattr(self, name)) is not None]
         return ", ".join([*parts, *(["sinks"] if self.sinks else [])])
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Keys and values that are products of one narrow vector a token (DeepSeek's multi-head latent attention).
+
+    Every head has its own keys and values, expanded from the token's latent vector of `kv_rank` numbers, which is
+    normed first; `rotary_dim` of a key's dimensions are no part of it: all heads share them, and RoPE turns them alone.
+    q_rank: of the vector that queries are products of, likewise; None: of the hidden state itself.
+    """
+
+    kv_rank: int
+    value_dim: int  # of a head's values; at most its keys', behind whose length they are padded with zeros
+    rotary_dim: int
+    q_rank: int | None = None

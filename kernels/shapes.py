@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
 from evalengine.kernels.row_variants import LLAMA, RowVariants
 
@@ -36,6 +36,7 @@ class Shapes:
     row_variants: RowVariants = LLAMA
     dense: bool = True  # whether some layer has one feed-forward for all tokens
     mixture: Mixture | None = None  # what the layers have that have experts
+    latent: Latent | None = None  # what keys and values are products of, if not of the hidden state
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks
@@ -47,10 +48,11 @@ class Shapes:
         rows of every weight, with the whole of k."""
         heads, kv_heads = self.heads_of_rank(ranks)
         hidden, inner = self.hidden_size, self.intermediate_size
-        layers = {
-            "qkv_proj": LinearShape((heads + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias),
-            "o_proj": LinearShape(hidden // ranks, self.num_heads * self.head_dim, self.attention_output_bias),
-        }
+        layers = {"qkv_proj": LinearShape((heads + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias)}
+        value_dim = self.head_dim
+        if self.latent is not None:
+            layers, value_dim = self._latent_layers(heads), self.latent.value_dim
+        layers["o_proj"] = LinearShape(hidden // ranks, self.num_heads * value_dim, self.attention_output_bias)
         if self.dense:
             layers["gate_up_proj"] = LinearShape((1 + self.gated) * inner // ranks, hidden, self.mlp_bias)
             layers["down_proj"] = LinearShape(hidden // ranks, inner, self.mlp_bias)
@@ -64,6 +66,18 @@ class Shapes:
         if self.mixture.shared_gate:
             layers["shared_expert_gate"] = LinearShape(1, hidden)
         return layers
+
+    def _latent_layers(self, heads: int) -> dict[str, LinearShape]:
+        """Latent attention's products before its output's, for so many heads of a rank."""
+        assert self.latent is not None
+        latent, q_rank = self.latent, self.latent.q_rank
+        rows = (q_rank or 0) + latent.kv_rank + latent.rotary_dim
+        expanded = self.head_dim - latent.rotary_dim + latent.value_dim
+        return {
+            "a_proj": LinearShape(rows, self.hidden_size, self.attention_bias),
+            "q_b_proj": LinearShape(heads * self.head_dim, self.hidden_size if q_rank is None else q_rank),
+            "kv_b_proj": LinearShape(heads * expanded, latent.kv_rank),
+        }
 
     def expert_layers(self, ranks: int = 1) -> dict[str, LinearShape]:
         """The weights of one expert, likewise; none without experts."""

@@ -51,6 +51,13 @@ class MergedLinear(Layer):
         return self.ops.linear(x, self.prepared, self.bias)
 
 
+class WholeLinear(MergedLinear):
+    """`MergedLinear` of which every rank has all rows."""
+
+    def shard_of(self, shard: str) -> tuple[int, int]:
+        return 0, 1
+
+
 class OutputLinear(Layer):
     """The product that ends an attention or a feed-forward: from the ranks' features to the whole residual stream.
 

@@ -34,6 +34,7 @@ from evalengine.layers.rows import (
     Table,
 )
 from evalengine.models.causal_lm import CausalLM
+from evalengine.models.latent_attention import LatentAttention
 from evalengine.models.mixture import DecoderMixture
 from evalengine.models.spec import Block, ModelSpec
 
@@ -125,7 +126,8 @@ class DecoderLayer(nn.Module):
         whole = whole or block.residual_scale != 1.0
         size, norm = spec.hidden_size, spec.norms
         self.input_layernorm: nn.Module = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
-        self.self_attn = DecoderAttention(spec, block, ops, whole=whole)
+        attention = DecoderAttention if block.latent is None else LatentAttention
+        self.self_attn: nn.Module = attention(spec, block, ops, whole=whole)
         if block.norm_after:
             self.attention_output_norm, self.mlp_output_norm = RowNorm(ops, size, norm), RowNorm(ops, size, norm)
         if block.residual_scale != 1.0:

@@ -50,6 +50,7 @@ class RopeSpec:
     original_max_position_embeddings: int = 8192  # used by llama3, yarn, `long_factors` and `query_beta`
     freq_factors: tuple[float, ...] | None = None  # type factors divides each frequency by one
     rotary_dim: int | None = field(default=None, metadata=LATER)  # R; None: the whole head. 0: no positions
+    at_end: bool = field(default=False, metadata=LATER)  # whether a checkpoint's heads end with the part that is turned
     interleaved: bool = field(default=False, metadata=LATER)  # whether the checkpoint's pairs stand side by side
     wide: bool = field(
         default=False, metadata=LATER
@@ -145,9 +146,9 @@ class RopeSpec:
         turned = self.turned(head_dim)
         if turned == 0 or (turned == head_dim and not self.interleaved):
             return None
-        pairs = torch.arange(turned)
+        every = torch.arange(head_dim)
+        pairs, kept = (every[-turned:], every[:-turned]) if self.at_end else (every[:turned], every[turned:])
         first, second = (pairs[0::2], pairs[1::2]) if self.interleaved else pairs.chunk(2)
-        kept = torch.arange(turned, head_dim)
         half = len(kept) // 2
         return torch.cat([first, kept[:half], second, kept[half:]])
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
 from evalengine.kernels.row_variants import RowVariants
 from evalengine.kernels.shapes import Shapes
@@ -41,9 +41,12 @@ class Block:
     mlp_bias: bool = False
     mixture: Mixture | None = field(default=None, metadata=LATER)  # in the place of the one feed-forward
 
+    latent: Latent | None = field(default=None, metadata=LATER)  # what keys and values are products of, if not of x
+
     def __repr__(self) -> str:
-        """All fields, but a mixture only where there is one: dummy weights of models without are named as before."""
-        names = [f.name for f in fields(self) if f.name != "mixture" or self.mixture is not None]
+        """All fields, but the last two only where they are in use: dummy weights of models without have their names."""
+        later = [name for name in ("mixture", "latent") if getattr(self, name) is None]
+        names = [f.name for f in fields(self) if f.name not in later]
         return f"Block({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
@@ -114,6 +117,11 @@ class ModelSpec:
     def mixture(self) -> Mixture | None:
         """The experts of the layers that have some; all of them have the same."""
         return next((block.mixture for block in self.blocks if block.mixture is not None), None)
+
+    @property
+    def latent(self) -> Latent | None:
+        """What keys and values are products of in all layers, if not of the hidden state."""
+        return self.blocks[0].latent
 
     @property
     def dense(self) -> bool:

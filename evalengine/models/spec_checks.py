@@ -46,7 +46,12 @@ def spec_problems(spec: ModelSpec) -> list[str]:
         problems.append(f"rms_norm_eps={shown(spec.rms_norm_eps)}: must be a number from 1e-30 to 1")
     for rope in spec.ropes:
         problems += [problem for problem in _rope_problems(rope, spec.head_dim) if problem not in problems]
-    problems += [*_block_problems(spec), *_mixture_problems(spec), *dict.fromkeys(_number_problems(spec))]
+    problems += [
+        *_block_problems(spec),
+        *_mixture_problems(spec),
+        *_latent_problems(spec),
+        *dict.fromkeys(_number_problems(spec)),
+    ]
     for flag in ("tie_word_embeddings", "attention_bias", "attention_output_bias", "qk_norm"):
         if not isinstance(getattr(spec, flag), bool):
             problems.append(f"{flag}={shown(getattr(spec, flag))}: must be true or false")
@@ -65,9 +70,24 @@ def spec_problems(spec: ModelSpec) -> list[str]:
 
 def _block_problems(spec: ModelSpec) -> Iterator[str]:
     """A sentence for each size or kind that layers may not differ in."""
-    for name in ("gated", "mlp_bias", "activation", "parallel", "norm_before", "norm_after", "qk_norm_of"):
+    for name in ("gated", "mlp_bias", "activation", "parallel", "norm_before", "norm_after", "qk_norm_of", "latent"):
         if len({getattr(block, name) for block in spec.blocks}) > 1:
             yield f"{name}: must be the same in all layers"
+
+
+def _latent_problems(spec: ModelSpec) -> Iterator[str]:
+    """A sentence for each size of latent attention that is none, or does not fit."""
+    if (latent := spec.latent) is None:
+        return
+    ranks = {"kv_lora_rank": latent.kv_rank, "v_head_dim": latent.value_dim, "qk_rope_head_dim": latent.rotary_dim}
+    if latent.q_rank is not None:
+        ranks["q_lora_rank"] = latent.q_rank
+    for name, size in ranks.items():
+        if not is_integer(size, 1, LARGEST["hidden_size"]):
+            yield f"{name}={shown(size)}: {size_demanded('hidden_size')}"
+            return
+    if latent.value_dim > spec.head_dim or latent.rotary_dim > spec.head_dim:
+        yield f"v_head_dim={latent.value_dim}: must be at most the keys' {spec.head_dim}"
 
 
 def _mixture_problems(spec: ModelSpec) -> Iterator[str]:

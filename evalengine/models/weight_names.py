@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from evalengine.models.spec import ModelSpec
 
 _OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
 _OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+# Parts whose rows are heads of queries or keys.
+_OF_HEADS = frozenset(f"self_attn.{name}" for name in ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj"))
 # Tensors that hold one projection, or two, of all experts, [E, ...]: as transformers 5 has them in memory.
 _FUSED = re.compile(r"mlp\.experts\.(gate_up_proj|down_proj)(_bias)?")
 
@@ -122,9 +124,17 @@ OF_TEXT_PART = WeightNames(
 
 def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor:
     """The rows of q, of k and of their norms in the engine's order of a head's dimensions (`RopeSpec.head_order`)."""
-    if part not in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm"):
+    rope = spec.rope_of(spec.block(layer))
+    if part == "self_attn.kv_a_proj_with_mqa":  # ends with the part of keys that is turned
+        turned = rope.turned(spec.head_dim)
+        pairs = replace(rope, rotary_dim=None).head_order(turned)
+        if pairs is None or tensor.shape[0] < turned:
+            return tensor
+        kept = torch.arange(tensor.shape[0] - turned)
+        return tensor[torch.cat([kept, pairs + len(kept)]).to(tensor.device)]
+    if part not in _OF_HEADS:
         return tensor
-    order = spec.rope_of(spec.block(layer)).head_order(spec.head_dim)
+    order = rope.head_order(spec.head_dim)
     if order is None or tensor.shape[0] % spec.head_dim:
         return tensor
     heads = tensor.shape[0] // spec.head_dim

@@ -24,8 +24,11 @@ SCHEDULES = [
     Schedule(block_size=16, num_kv_blocks=6, max_num_seqs=5, order=2),
 ]
 # A family for each thing that ranks could part: whole-vector norms, norms on outputs, parallel branches, scales, caps,
-# experts with a shared one and its gate, biases and sinks, dense layers.
-OVER_RANKS = ["olmo2", "gemma2", "cohere2", "granite", "pythia", "phi3-partial", "qwen2-moe", "gpt-oss", "glm4-moe"]
+# experts with a shared one and its gate, biases and sinks, dense layers; latents.
+OVER_RANKS = [
+    *("olmo2", "gemma2", "cohere2", "granite", "pythia", "phi3-partial", "qwen2-moe", "gpt-oss", "glm4-moe"),
+    "deepseek-v3",
+]
 
 
 def requests() -> list[Request]:

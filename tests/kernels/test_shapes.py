@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from evalengine.kernels.attention_variant import Latent
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.kernels.shapes import LinearShape
 from evalengine.layers.exact import ExactOps
@@ -64,3 +65,18 @@ def test_so_are_those_of_experts(ranks: int) -> None:
         assert LinearShape(*layer.weight.shape[1:], layer.bias is not None) == shape and len(layer.weight) == 6
     wide = replace(spec, blocks=(Block(mixture=replace(mixture, router=Router(6, 2, wide=True))), Block()))
     assert "gate" not in wide.shapes.linear_layers() and "down_proj" in wide.shapes.linear_layers()
+
+
+@pytest.mark.parametrize("q_rank", [None, 20])
+def test_so_are_those_of_latent_attention(q_rank: int | None) -> None:
+    """Every rank has the whole of the products that make latents, and its heads of those that expand them."""
+    ops = ExactOps(torch.float32, torch.device("cpu"))
+    ops.tp = TensorParallel(1, 2, group=SimpleNamespace())
+    rope = RopeSpec(theta=1e4, rotary_dim=8, at_end=True)
+    spec = replace(SPEC, num_kv_heads=8, rope=rope, blocks=(Block(latent=Latent(12, 10, 8, q_rank)),))
+    attention = DecoderForCausalLM(spec, ops).model.layers[0].self_attn
+    layers = spec.shapes.linear_layers(2)
+    assert list(layers) == ["a_proj", "q_b_proj", "kv_b_proj", "o_proj", "gate_up_proj", "down_proj"]
+    for name in list(layers)[:4]:
+        layer = getattr(attention, name)
+        assert LinearShape(*layer.weight.shape, layer.bias is not None) == layers[name], name

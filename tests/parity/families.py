@@ -35,6 +35,7 @@ LONG = {
     "long_factor": [4.0 + i for i in range(12)],
 }
 MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MINISTRAL_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 OF_QWEN = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 FACTORS = {
@@ -55,6 +56,21 @@ GLM = {
     "use_qk_norm": True,
     "n_shared_experts": 2,
     "attention_bias": True,
+}
+LATENT = {
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 14,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 52,
+    "routed_scaling_factor": 1.5,
 }
 ERNIE = {
     "head_dim": None,
@@ -99,6 +115,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"sliding_window": WINDOW, "num_local_experts": 6, "rope_parameters": UNTRUNCATED}),
     "granite-moe": ("granitemoe", {"head_dim": None, **FACTORS, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "glm4-moe": ("glm4_moe", GLM),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "first_k_dense_replace": 1, "rope_parameters": MINISTRAL_YARN}),
+    "deepseek-v3-plain": ("deepseek_v3", {**LATENT, "q_lora_rank": None, "rope_interleave": False, "v_head_dim": 24}),
+    "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "attention_bias": True}),
     "ernie-moe": ("ernie4_5_moe", ERNIE),
     "minimax-m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evalengine.models.families import (
     cohere,
+    deepseek,
     ernie,
     exaone,
     gemma,
@@ -25,6 +26,6 @@ from evalengine.models.families import (
     starcoder,
 )
 
-__all__ = ["cohere", "ernie", "exaone", "gemma", "glm", "gpt_neox", "gpt_oss", "granite", "hunyuan", "llama",
-           "minimax", "mistral", "mixtral", "olmo", "olmoe", "phi", "qwen", "qwen_moe", "smollm",
-           "starcoder"]  # fmt: skip
+__all__ = ["cohere", "deepseek", "ernie", "exaone", "gemma", "glm", "gpt_neox", "gpt_oss", "granite",
+           "hunyuan", "llama", "minimax", "mistral", "mixtral", "olmo", "olmoe", "phi", "qwen",
+           "qwen_moe", "smollm", "starcoder"]  # fmt: skip

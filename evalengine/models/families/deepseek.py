@@ -1,0 +1,95 @@
+"""DeepSeek V3 and GLM-4.7-Flash: latent attention; after the first layers experts, chosen in groups, and a shared one.
+
+Keys and values are stored expanded, all heads' of them. A checkpoint's layers after the last one guess further tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.kernels.attention_variant import Latent
+from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.models.describe import describe, first_dense, rope_of
+from evalengine.models.file_values import is_integer, shown
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
+
+# What files say that transformers' code does not ask for.
+_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+_READS = frozenset(
+    {
+        *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim", "yarn"),
+        *("rope_interleave", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_group", "topk_group"),
+        *("norm_topk_prob", "routed_scaling_factor", "moe_intermediate_size", "n_shared_experts", *_ONLY),
+    }
+)
+
+
+def _block(config: Any) -> Block:
+    """A layer with experts."""
+    for name, own in _ONLY.items():
+        if (value := getattr(config, name, None)) not in (None, own):
+            raise ConfigError(f"{name}={shown(value)}: only {own} is supported")
+    sizes = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, config.n_shared_experts)
+    if not all(is_integer(size, 1, 1 << 12) for size in sizes):
+        raise ConfigError(f"qk_nope_head_dim, qk_rope_head_dim, v_head_dim, n_shared_experts={sizes}: must be numbers")
+    router = Router(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        "sigmoid",
+        wide=True,
+        choice_bias=True,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        normed=config.norm_topk_prob,
+        sum_offset=1e-20,
+        scaling=float(config.routed_scaling_factor),
+        rounded=False,
+    )
+    inner = config.moe_intermediate_size
+    return Block(
+        scale=_scale(config),
+        mixture=Mixture(router, inner, shared_size=inner * config.n_shared_experts),
+        latent=Latent(config.kv_lora_rank, config.v_head_dim, config.qk_rope_head_dim, config.q_lora_rank),
+    )
+
+
+def _scale(config: Any) -> float:
+    """transformers' `yarn_apply_mscale`: what YaRN takes from cosines and sines it gives to the scores."""
+    scale = float((config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5)
+    parameters = config.rope_parameters
+    of_all = parameters.get("mscale_all_dim")
+    if parameters.get("rope_type", "default") == "default" or not of_all or parameters["factor"] <= 1:
+        return scale
+    mscale = 0.1 * of_all * math.log(parameters["factor"]) + 1.0
+    return scale * mscale * mscale
+
+
+def _spec(family: Family, config: Any, blocks: tuple[Block, ...]) -> ModelSpec:
+    turned = config.qk_rope_head_dim
+    rope = rope_of(config, rotary_dim=turned, at_end=True, interleaved=bool(config.rope_interleave))
+    biases = (config.attention_bias, config.attention_bias)
+    spec = describe(family, config, biases=biases, rope=rope, blocks=blocks)
+    return replace(spec, head_dim=config.qk_nope_head_dim + turned, num_kv_heads=spec.num_heads)
+
+
+def _deepseek_v3(family: Family, config: Any) -> ModelSpec:
+    return _spec(family, config, first_dense(config, _block(config)))
+
+
+def _glm_lite(family: Family, config: Any) -> ModelSpec:
+    kinds = config.mlp_layer_types
+    known = isinstance(kinds, list) and len(kinds) == config.num_hidden_layers and {*kinds} <= {"dense", "sparse"}
+    if not known:
+        raise ConfigError(f"mlp_layer_types={shown(kinds)}: must say dense or sparse of each layer")
+    block = _block(config)
+    return _spec(family, config, tuple(block if kind == "sparse" else replace(block, mixture=None) for kind in kinds))
+
+
+_NAMES = WeightNames(parts=SHARED_EXPERTS, layers_beyond=True)
+DEEPSEEK_V3 = Family("DeepseekV3ForCausalLM", "deepseek_v3", _deepseek_v3, _READS | {"first_k_dense_replace"}, _NAMES)
+GLM4_MOE_LITE = Family("Glm4MoeLiteForCausalLM", "glm4_moe_lite", _glm_lite, _READS | {"mlp_layer_types"}, _NAMES)
