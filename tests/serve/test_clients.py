@@ -164,6 +164,7 @@ def test_bodies_that_are_no_json(served: Running, content: bytes) -> None:
 
 
 def test_a_failing_engine_is_said_and_lives_on(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_until(lambda: not served.llm._lock.locked())
     runner = served.llm.runner
     assert runner is not None
     with monkeypatch.context() as broken:

@@ -16,7 +16,7 @@ from evalengine.harness.served_run import ServedRun
 from evalengine.records.schema import RequestRecord
 from evalengine.serve.recorder import RECEIPT, RUN, Recorder
 from tests.e2e.command import Run, call
-from tests.serve.running import QUESTION, Running, running
+from tests.serve.running import QUESTION, Running, running, wait_until
 
 CHAT = [{"role": "user", "content": "What is 3 plus 4?"}]
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -148,6 +148,7 @@ def test_a_killed_server_is_taken_up(recorded: tuple[Run, list[Any]], tmp_path: 
 def test_a_machine_that_computes_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with recording(tmp_path) as server:
         ask(server, ASKED[:1])
+        wait_until(lambda: not server.llm._lock.locked())  # else the next request joins the run of before
         right = server.server.engine.engine.run
 
         def wrong(*arguments: Any) -> Any:
