@@ -101,6 +101,10 @@ class Writer:
             thought, answer = parts.thinking, output.text
         return {"content": answer, "reasoning_content": _without_marks(thought, self.model.think_end) or None}
 
+    def logprobs_of(self, ask: Ask, output: RequestOutput) -> dict[str, Any] | None:
+        """The logprobs of one generation, where they are wanted."""
+        return self.logprobs(ask, Scored.of(output))
+
     def logprobs(self, ask: Ask, scored: Scored, offset: int = 0) -> dict[str, Any] | None:
         """Logprobs in the shape of the endpoint, where they are wanted. offset: characters of tokens before these."""
         if ask.alternatives is None:

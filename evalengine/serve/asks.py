@@ -46,6 +46,7 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     token_ids: bool = False
+    first_sample: int = 0  # the number of each prompt's first sample
 
     @cached_property
     def id(self) -> str:
@@ -66,7 +67,7 @@ class Ask:
         choices: list[Choice] = []
         for place, prompt in enumerate(self.prompts):
             for _ in range(self.n):
-                choices.append(Choice(len(choices), place, met[tuple(prompt)]))
+                choices.append(Choice(len(choices), place, self.first_sample + met[tuple(prompt)]))
                 met[tuple(prompt)] += 1
         return choices
 
@@ -87,8 +88,10 @@ class Ask:
         """Choice -> its request. Without sampling noise the samples of a prompt are one, and asked once."""
         if self.params is None:
             return {}
-        wanted = [c for c in self.choices if self.params.temperature > 0 or c.sample == 0]
-        return {c.index: GenerateRequest(ids[c.index], self.prompts[c.prompt], self.params, c.sample) for c in wanted}
+        if self.params.temperature == 0:
+            return {index: GenerateRequest(ids[index], [*prompt], self.params) for prompt, index in self._first.items()}
+        return {c.index: GenerateRequest(ids[c.index], self.prompts[c.prompt], self.params, c.sample)
+                for c in self.choices}  # fmt: skip
 
     def answered_by(self, choice: Choice) -> int:
         """The choice whose generation answers this one."""

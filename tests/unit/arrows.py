@@ -54,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "bench": {"certify", "harness", "engine", "models", "records", "config", "util", "errors"},
     "lm_eval_model": {"cache", "harness", "engine", "models", "records", "config", "errors", "version"},
     "serve": {"harness", "engine", "models", "records", "config", "util", "errors", "version"},
+    "inspect_model": {"serve", "harness", "engine", "config", "errors"},
     "assets": set(),
     "benchmarks": {"bench", "cli", "cache", "harness", "certify", "engine", "models", "layers", "kernels", "invariant"}
     | {"verification", "records", "report", "config", "util", "errors"},

@@ -23,6 +23,8 @@ def _report(
                            "its model card on the Hub (`model-index`)")] = None,
     samples: Annotated[str | None, Option(metavar="FILE", help="a run's samples as CSV: a row for each task, document "
                        "and filter, with prompts, responses, answers and scores")] = None,
+    inspect_log: Annotated[str | None, Option(metavar="FILE", help="a run as a log of inspect_ai (JSON), a file a "
+                           "task")] = None,
     log_to: Annotated[str | None, Option(metavar="TRACKER", help="log each run to wandb or mlflow, as log_to= "
                                          "does")] = None,
 ) -> Namespace:  # fmt: skip

@@ -15,6 +15,9 @@ from evalengine.util.command import Namespace
 if TYPE_CHECKING:
     from evalengine.report.read.run import Run
 
+# option that names a file -> what is counted in it
+FILES = {"model_index": "result", "samples": "sample", "inspect_log": "sample"}
+
 
 def main(arguments: Namespace) -> int:
     """Runs `report` with its arguments; returns the exit code."""
@@ -24,7 +27,7 @@ def main(arguments: Namespace) -> int:
     from evalengine.report.read.names import named_runs
 
     runs = named_runs(arguments.runs)
-    if arguments.table or arguments.model_index or arguments.samples or arguments.log_to:
+    if arguments.table or arguments.log_to or _file_option(arguments):
         return _other_form(runs, arguments, target)
     if len(runs) == 1 and holds_runs(Path(runs[0])):
         from evalengine.report.html.index_page import write_index
@@ -45,17 +48,19 @@ def main(arguments: Namespace) -> int:
 
 def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None) -> int:
     """Writes a table, a model index or samples, or logs the runs, in place of a page."""
-    if sum(map(bool, (arguments.table, arguments.model_index, arguments.samples, arguments.log_to))) > 1:
-        raise ConfigError("report: --table, --model-index, --samples and --log-to are several things: give one of them")
+    files = [getattr(arguments, option) for option in FILES]
+    if sum(map(bool, (arguments.table, arguments.log_to, *files))) > 1:
+        raise ConfigError("report: --table, --model-index, --samples, --inspect-log and --log-to are several things: "
+                          "give one of them")  # fmt: skip
     if arguments.log_to:
         return _log(names, arguments.log_to)
-    if arguments.model_index or arguments.samples:
+    if option := _file_option(arguments):
         if len(names) > 1 or target is not None:
-            option = "--model-index" if arguments.model_index else "--samples"
+            option = f"--{option.replace('_', '-')}"
             raise ConfigError(
                 f"report: {option} FILE: is of one run and names its own file: give neither -o nor other runs"
             )
-        return _named_file(names[0], arguments)
+        return _named_file(names[0], option, Path(getattr(arguments, option)))
     from evalengine.report.read.load import load_run
 
     runs = [load_run(name) for name in names]
@@ -74,15 +79,23 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
     return 0
 
 
-def _named_file(name: str, arguments: Namespace) -> int:
-    """Writes a run's model index or its samples to the file that the option names."""
+def _file_option(arguments: Namespace) -> str | None:
+    """The option that names a file of another program's form."""
+    return next((option for option in FILES if getattr(arguments, option)), None)
+
+
+def _named_file(name: str, option: str, path: Path) -> int:
+    """Writes what the option says of a run to the file that it names."""
     from evalengine.report.export.files import write_model_index, write_samples
+    from evalengine.report.export.inspect_log import write_inspect_logs
     from evalengine.report.read.load import load_run
 
-    path = Path(arguments.model_index or arguments.samples)
     _check(path)
-    write, what = (write_model_index, "result") if arguments.model_index else (write_samples, "sample")
-    count = write(load_run(name), path)
+    what = FILES[option]
+    if option == "inspect_log":
+        count = write_inspect_logs(name, path)
+    else:
+        count = (write_model_index if option == "model_index" else write_samples)(load_run(name), path)
     say(f"{path}: {count:,} {what}{'' if count == 1 else 's'}")
     return 0
 

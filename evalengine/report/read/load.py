@@ -16,6 +16,7 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.baseline import is_baseline, load_baseline
+from evalengine.report.read.inspect_log import is_inspect_log, load_inspect_log
 from evalengine.report.read.lm_eval_records import load_results
 from evalengine.report.read.names import RESULTS, experiment_runs, is_run_folder, stands_for
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
@@ -23,8 +24,8 @@ from evalengine.report.read.run_folder import load_folder
 
 
 def load_run(path: str | Path, page: bool = True) -> Run:
-    """A run folder, an lm-eval output folder (or its results file), or a baseline file; or a name that stands
-    for one (`names`).
+    """A run folder, an lm-eval output folder (or its results file), a log of inspect_ai, or a baseline file; or a name
+    that stands for one (`names`).
 
     page: whether the `report.html` of a run folder is checked, too.
 
@@ -44,6 +45,8 @@ def _load(path: Path, page: bool) -> Loaded:
     if path.is_file():
         if results_files(path):
             return load_results(path)
+        if is_inspect_log(path):
+            return load_inspect_log(path)
         if not is_baseline(path) and is_run_folder(path.parent):
             raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
         return Loaded(load_baseline(path), {}, {})

@@ -1,0 +1,1 @@
+"""evalengine as a model of inspect_ai: `inspect eval TASK --model evalengine/MODEL`, in process."""

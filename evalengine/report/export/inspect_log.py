@@ -1,0 +1,115 @@
+"""A run as logs of inspect_ai, a file a task, which its viewer and its data frames read (`inspect view`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.folder import sanitise, write_text_file
+from evalengine.report.read.load import RunData, load_run_data
+from evalengine.version import __version__
+
+VERSION = 2  # of inspect_ai's log
+
+
+def write_inspect_logs(run: str, target: Path) -> int:
+    """Writes the file of a run's task, or one beside it for each of several; returns how many samples they hold.
+
+    Raises `ConfigError` for another ending than .json, and for a baseline, which holds no texts; `EvalEngineError` if
+    the disk refuses.
+    """
+    if target.suffix != ".json":
+        raise ConfigError(f"report: --inspect-log {target}: is JSON: name a file that ends in .json")
+    data = load_run_data(run)
+    count = 0
+    for task in data.tasks:
+        samples = list(_samples(data, task))
+        file = target if len(data.tasks) == 1 else target.with_name(f"{target.stem}-{sanitise(task)}.json")
+        write_text_file(file, json.dumps(_log(data, task, samples), ensure_ascii=False, indent=1, default=str) + "\n")
+        count += len(samples)
+    return count
+
+
+def _log(data: RunData, task: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    run, config = data.run, data.results["configs"].get(task) or {}
+    started = run.manifest.content.get("started") or "1970-01-01T00:00:00Z"
+    model = f"evalengine/{run.manifest.model.name}" if run.kind == "run" else str(run.identity.get("model"))
+    spec = {
+        "created": started.replace("Z", "+00:00"),
+        "task": task,
+        "task_version": str(data.results["versions"].get(task)),
+        "dataset": {"name": config.get("dataset_path") if isinstance(config.get("dataset_path"), str) else task,
+                    "samples": len({one["id"] for one in samples}),
+                    "sample_ids": list(dict.fromkeys(one["id"] for one in samples))},
+        "model": model,
+        "config": {"epochs": max((one["epoch"] for one in samples), default=1)},
+        "packages": {"evalengine": __version__},
+        "metadata": {"digest": run.digest, "task_digest": run.task_digests.get(task), "run": run.name,
+                     "numerics": run.identity.get("numerics")},
+    }  # fmt: skip
+    return {
+        "version": VERSION,
+        "status": "success",
+        "eval": spec,
+        "plan": {"name": "plan", "steps": [], "config": {}},
+        "results": {"total_samples": len(samples), "completed_samples": len(samples), "scores": _scores(data, task)},
+        "stats": {"started_at": spec["created"], "completed_at": spec["created"], "model_usage": {}},
+        "samples": samples,
+    }
+
+
+def _scores(data: RunData, task: str) -> list[dict[str, Any]]:
+    """Each metric of each filter as a scorer, with its mean and standard error."""
+    scores = []
+    for (of, metric, name), (value, stderr) in data.run.results.items():
+        if of == task and math.isfinite(value):
+            errors = {} if stderr is None else {"stderr": {"name": "stderr", "value": stderr}}
+            metrics = {"mean": {"name": "mean", "value": value}, **errors}
+            scores.append({"name": _named(metric, name), "scorer": _named(metric, name), "metrics": metrics})
+    return scores
+
+
+def _samples(data: RunData, task: str) -> Iterator[dict[str, Any]]:
+    """A sample for each document and repeat."""
+    for document, rows in data.samples[task].items():
+        first = rows[0]
+        arguments = [*first["arguments"].values()]
+        prompt = str(arguments[0].get("arg_0", "")) if arguments else ""
+        several = {} if len(arguments) < 2 else {"choices": [str(one.get("arg_1", "")) for one in arguments]}
+        repeats = first["resps"][0] if first["resps"] else [""]
+        scores = {_named(metric, row["filter"]): _score(data, task, document, row, metric)
+                  for row in rows for metric in row["metrics"]}  # fmt: skip
+        for epoch, response in enumerate(repeats, 1):
+            text, reason = _answered(data, task, document, epoch - 1, response)
+            message = {"role": "assistant", "content": text, "source": "generate"}
+            output = {"model": data.run.name, "completion": text,
+                      "choices": [{"message": message, "stop_reason": reason}]}  # fmt: skip
+            yield {"id": document, "epoch": epoch, "input": prompt, "target": str(first["target"]), **several,
+                   "messages": [{"role": "user", "content": prompt}, message], "output": output,
+                   "scores": {name: score for name, score in scores.items() if score is not None},
+                   "metadata": {"doc_hash": first["doc_hash"], "prompt_hash": first["prompt_hash"]}}  # fmt: skip
+
+
+def _answered(data: RunData, task: str, document: int, repeat: int, response: Any) -> tuple[str, str]:
+    """(the answer's text, inspect_ai's reason for its end). Of given choices the answer is the one that was taken."""
+    key = (task, document, 0, repeat)
+    if data.kinds.get(task) not in (None, "generate_until"):
+        taken = [answers.get(document) for (of, _), answers in data.run.answers.items() if of == task]
+        return str(next((one for one in taken if one is not None), response)), "stop"
+    reason = data.endings.get(key, ("stop", 0))[0]
+    return str(response), "max_tokens" if reason == "length" else "stop"
+
+
+def _score(data: RunData, task: str, document: int, row: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
+    value = data.run.scores.get((task, metric, row["filter"]), {}).get(document)
+    if value is None:
+        return None
+    return {"value": value, "answer": data.run.answers.get((task, row["filter"]), {}).get(document)}
+
+
+def _named(metric: str, name: str) -> str:
+    return metric if name == "none" else f"{metric} ({name})"

@@ -1,0 +1,179 @@
+"""A log of inspect_ai, read as a run: its samples are documents, its epochs are repeats, its scorers are metrics.
+
+Both of its forms are read, without inspect_ai: `.json`, and `.eval`, a zip file of one JSON a sample. A log holds texts
+and scores and no tokens, so that such a run compares as one of lm-eval's does: by answers and by scores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.shapes import Text, with_fields, wrong
+from evalengine.report.read.lm_eval_folder import of_lm_eval
+from evalengine.report.read.run import Loaded
+from evalengine.util.plain_files import parse_json, read_json
+
+SUFFIX = ".eval"
+HEADER, SAMPLES = "header.json", "samples/"
+AGAIN = "take the file from where it was copied"
+GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect_ai's `value_to_float`
+_SHAPE = with_fields({"eval": with_fields({"task": Text, "model": Text}), "samples": list[dict]})
+_SAMPLE = with_fields({"id": str | int, "epoch": int, "output": dict, "scores?": dict})
+MAX_BYTES = 1 << 32  # of all JSON in an `.eval` file
+
+
+def is_inspect_log(path: Path) -> bool:
+    """Whether the file says that it is one."""
+    if path.suffix == SUFFIX:
+        return True
+    if path.suffix != ".json":
+        return False
+    with open(path, "rb") as file:
+        beginning = file.read(400)
+    return b'"eval"' in beginning and b'"version"' in beginning
+
+
+def load_inspect_log(path: Path) -> Loaded:
+    """The run that a log tells of. Raises ConfigError for a file that is damaged, or an evaluation that did not end."""
+    log = _read(path)
+    if problem := wrong(log, _SHAPE):
+        raise ConfigError(f"{path}: no log of inspect_ai ({problem}); {AGAIN}")
+    if log.get("status") != "success":
+        raise ConfigError(
+            f"{path}: its evaluation did not end ({str(log.get('status'))[:20]}); run `inspect eval-retry`"
+        )
+    task = log["eval"]["task"].replace("/", "_")
+    rows = _rows(path, log["samples"])
+    results = _results(task, log["eval"], rows)
+    samples = {task: rows}
+    return Loaded(of_lm_eval(path, results, samples), results, samples)
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.suffix != SUFFIX:
+            return read_json(path)
+        with suppress(ImportError):
+            import_module("zipfile_zstd")  # what inspect_ai installs for its newer logs
+        with zipfile.ZipFile(path) as file:
+            if sum(entry.file_size for entry in file.infolist()) > MAX_BYTES:
+                raise ValueError("it unpacks to more than 4 GiB")
+            names = [name for name in file.namelist() if name.startswith(SAMPLES) and name.endswith(".json")]
+            header = parse_json(file.read(HEADER))
+            return {**header, "samples": [parse_json(file.read(name)) for name in names]}
+    except NotImplementedError as error:
+        cure = "pip install zipfile-zstd, or write it as JSON: inspect log convert --to json"
+        raise ConfigError(f"{path}: it is compressed by zstd, which Python reads from 3.14 on; {cure}") from error
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: damaged, or no log of inspect_ai ({error}); {AGAIN}") from error
+
+
+def _rows(path: Path, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row of lm-eval's samples for each sample, whose epochs are its repeats. Samples are numbered in their ids'
+    order, numbers before texts, so that two logs of one task number them alike."""
+    by_id: dict[Any, dict[int, Mapping[str, Any]]] = {}
+    for sample in samples:
+        if problem := wrong(sample, _SAMPLE):
+            raise ConfigError(f"{path}: a sample that is none ({problem}); {AGAIN}")
+        epochs = by_id.setdefault(sample["id"], {})
+        if sample["epoch"] in epochs:
+            raise ConfigError(f"{path}: sample {sample['id']} has epoch {sample['epoch']} twice; {AGAIN}")
+        epochs[sample["epoch"]] = sample
+    ids = sorted(by_id, key=lambda one: (isinstance(one, str), one))
+    return [_row(number, [by_id[one][epoch] for epoch in sorted(by_id[one])]) for number, one in enumerate(ids)]
+
+
+def _row(number: int, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first = epochs[0]
+    doc = {name: first[name] for name in ("id", "input", "choices", "target") if first.get(name) is not None}
+    prompt, target = _json(first.get("input")), _json(first.get("target"))
+    values: dict[str, list[float]] = {}
+    for sample in epochs:
+        for scorer, score in (sample.get("scores") or {}).items():
+            if isinstance(score, dict) and (value := _number(score.get("value"))) is not None:
+                values.setdefault(scorer, []).append(value)
+    metrics = {name: math.fsum(own) / len(own) for name, own in values.items() if len(own) == len(epochs)}
+    return {
+        "doc_id": number,
+        "doc": doc,
+        "target": target,
+        "arguments": {"gen_args_0": {"arg_0": prompt}},
+        "resps": [[_completion(sample) for sample in epochs]],
+        "filtered_resps": [_answer(first)],
+        "filter": "none",
+        "metrics": list(metrics),
+        "doc_hash": _sha256(_json(doc)),
+        "prompt_hash": _sha256(prompt),
+        "target_hash": _sha256(target),
+        **metrics,
+    }
+
+
+def _results(task: str, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """lm-eval's results of the rows: each metric's mean, and its standard error over the documents."""
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    values: dict[str, Any] = {"alias": task, "name": task, "sample_len": len(rows)}
+    for name in names:
+        own = [row[name] for row in rows if name in row["metrics"]]
+        mean = math.fsum(own) / len(own)
+        spread = math.fsum((value - mean) ** 2 for value in own)
+        values[f"{name},none"] = mean
+        values[f"{name}_stderr,none"] = math.sqrt(spread / (len(own) - 1) / len(own)) if len(own) > 1 else "N/A"
+    asked = spec.get("model_generate_config") or {}
+    return {
+        "results": {task: values},
+        "group_subtasks": {},
+        "configs": {task: {"task": task, "output_type": "generate_until", "dataset_path": _named(spec)}},
+        "versions": {task: spec.get("task_version")},
+        "n-shot": {task: 0},
+        "higher_is_better": {task: dict.fromkeys(names, True)},
+        "n-samples": {task: {"original": len(rows), "effective": len(rows)}},
+        "config": {"model": spec["model"], "model_args": spec.get("model_args") or {}, "gen_kwargs": asked,
+                   "random_seed": asked.get("seed"), "limit": None},
+        "task_hashes": {},
+    }  # fmt: skip
+
+
+def _named(spec: Mapping[str, Any]) -> str | None:
+    dataset = spec.get("dataset")
+    return dataset.get("name") if isinstance(dataset, dict) else None
+
+
+def _completion(sample: Mapping[str, Any]) -> str:
+    """The text of the model's answer, without what it thought."""
+    choices = sample["output"].get("choices")
+    message = choices[0].get("message") if isinstance(choices, list) and choices else None
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict) and part.get("text"))
+    return content if isinstance(content, str) else ""
+
+
+def _answer(sample: Mapping[str, Any]) -> str:
+    """What was taken as the answer: the first scorer's, else the whole text."""
+    answers = [score.get("answer") for score in (sample.get("scores") or {}).values() if isinstance(score, dict)]
+    return next((answer for answer in answers if isinstance(answer, str)), _completion(sample))
+
+
+def _number(value: Any) -> float | None:
+    """A score as a number; None for one that is none."""
+    if isinstance(value, str):
+        return GRADES.get(value)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
