@@ -21,6 +21,7 @@ from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
 from evalengine.engine.execute.batch import NextToken, ScoredTokens
 from evalengine.engine.execute.model_runner import ModelRunner
+from evalengine.engine.kv_layout import KVGroup
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.schedule.block_manager import BlockManager, Hit
@@ -28,6 +29,7 @@ from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.fast import FastOps
+from evalengine.models.spec import Block
 from tests.engine.certify_double import CPU, TINY
 from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.
 
@@ -45,11 +47,11 @@ def prove(
 ) -> Callable[..., Proof]:
     """Runs axes on one layer of the small random model with tiny requests, and two documents of the default task."""
     monkeypatch.setitem(EFFORTS, "tiny", TINY)
-    one_layer = replace(small_checkpoint, spec=replace(small_checkpoint.spec, num_layers=1))
 
-    def run(*names: str, logprobs: int | None = None) -> Proof:
+    def run(*names: str, logprobs: int | None = None, blocks: tuple[Block, ...] = (Block(),)) -> Proof:
         subject, tasks = tiny_subject
-        return Prover(subject, one_layer, tasks, logprobs).prove(names)
+        cut = replace(small_checkpoint.spec, num_layers=len(blocks), blocks=blocks)
+        return Prover(subject, replace(small_checkpoint, spec=cut), tasks, logprobs).prove(names)
 
     return run
 
@@ -71,6 +73,19 @@ def test_every_axis_passes_and_the_control_differs(names: tuple[str, ...], prove
     assert stats["max_num_seqs=8"].largest_batch == 8 and stats["max_num_seqs=1"].largest_batch == 1
     assert any(s.num_preemptions for s in stats.values())
     assert proven.control.tally.differing_logprobs, "the comparison can see a difference"
+
+
+def test_windows_pass_and_pages_that_are_given_back_too_early_are_caught(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = (Block(window=19), Block())
+    assert prove(*QUICK, "nan", blocks=blocks).verdict == "IDENTICAL"
+
+    def too_late(self: KVGroup, position: int, size: int) -> int:
+        return 0 if self.window is None else position // size  # as if a query saw its own page alone
+
+    monkeypatch.setattr(KVGroup, "first_seen", too_late)
+    assert prove("prefix", blocks=blocks).verdict == "DIFFERENT"
 
 
 def test_a_linear_layer_that_depends_on_the_batch_is_caught(
