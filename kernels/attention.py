@@ -67,15 +67,15 @@ class AttentionSchedule:
     decode_stages: int = 2
     # Both limits count decode's (KV head, chunk, sequence) programs, as if a window began with a chunk. On an H200
     # working by blocks took 21 against 29 us for 8 programs, and 87 against 77 us for 512.
-    few: int = 256  # decode has one stage more with at most so many programs
-    by_block: int = 32  # decode works block by block with at most so many programs
+    extra_stage_max: int = 256  # decode has one stage more with at most so many programs
+    by_block_max: int = 32  # decode works block by block with at most so many programs
     # Rows of a tile, warps and stages of `attention_cascade`'s shared part; 0: every decode reads all of its tokens.
     shared_rows: int = 0
     shared_warps: int = 4
     shared_stages: int = 2
 
 
-REFERENCE = AttentionSchedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
+REFERENCE = AttentionSchedule(16, 4, num_stages=1, tma=False, decode_stages=1, extra_stage_max=0, by_block_max=0)
 # Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
 excluded: set[AttentionSchedule] = set()
 
@@ -97,19 +97,19 @@ def _choose(
     tma = device < 0 or torch.cuda.get_device_capability(device) >= (9, 0)
     if dtype == torch.float32:  # Float32 runs on FMA units: registers and shared memory bound the tiles.
         return AttentionSchedule(
-            16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, shared_rows=16, shared_stages=1
+            16, 4, num_stages=1, tma=False, decode_stages=1, extra_stage_max=0, shared_rows=16, shared_stages=1
         )
     if head_dim > 128:
         stages = 2 if tma else 1  # sm_86 and sm_89 have 99 KiB of shared memory.
         rows, shared_rows = (64, 32) if tma else (16, 16)
         return AttentionSchedule(
-            rows, 8, stages, tma=tma, decode_stages=stages, few=0, shared_rows=shared_rows, shared_stages=stages
+            rows, 8, stages, tma, decode_stages=stages, extra_stage_max=0, shared_rows=shared_rows, shared_stages=stages
         )
-    few, stages = (256, 3) if tma else (0, 2)
+    extra, stages = (256, 3) if tma else (0, 2)
     if rows_per_sequence <= 32:
-        return AttentionSchedule(rows_per_sequence, 4, stages, tma=tma, few=few, shared_rows=64)
+        return AttentionSchedule(rows_per_sequence, 4, stages, tma=tma, extra_stage_max=extra, shared_rows=64)
     if not tma:
-        return AttentionSchedule(64, 4, stages, tma=False, few=few, shared_rows=64)
+        return AttentionSchedule(64, 4, stages, tma=False, extra_stage_max=extra, shared_rows=64)
     hopper = _hopper_covers(dtype, head_dim, page_size, device)
     return AttentionSchedule(128, num_warps=8, num_stages=3, hopper=hopper, shared_rows=64)
 
@@ -128,12 +128,13 @@ def _forms(schedule: AttentionSchedule) -> set[AttentionSchedule]:
     """The schedule itself, and for each way in which its decodes can run a schedule that always runs so. Where blocks
     are shared, the schedule itself reads them once."""
     always, alone = 1 << 30, replace(schedule, shared_rows=0)
-    chunked = {replace(alone, by_block=0, few=few) for few in ({0, always} if schedule.few else {0})}
-    return {schedule, replace(alone, by_block=always), *chunked}
+    limits = {0, always} if schedule.extra_stage_max else {0}
+    chunked = {replace(alone, by_block_max=0, extra_stage_max=limit) for limit in limits}
+    return {schedule, replace(alone, by_block_max=always), *chunked}
 
 
 def _order(schedule: AttentionSchedule) -> tuple[bool, int, int]:
-    return not schedule.shared_rows, schedule.by_block, schedule.few
+    return not schedule.shared_rows, schedule.by_block_max, schedule.extra_stage_max
 
 
 def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[AttentionSchedule]:
@@ -264,7 +265,7 @@ class Call:
             for launched in attention_cascade.decode(self, shared, schedule, CHUNK, BLOCK, PRECISION, chunks, places):
                 self._launched(launched)
             return
-        if programs <= schedule.by_block:
+        if programs <= schedule.by_block_max:
             self._by_block(schedule, m, l, acc, chunks)
             return
         self._launched(launch(
@@ -274,7 +275,7 @@ class Call:
              self._arrivals(self.kv_heads, chunks), batch.block_table, batch.seqlens_k, self.scale, *self.strides),
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, *self.form, PRECISION,
              chunks > 1),
-            schedule.decode_warps, schedule.decode_stages + (programs <= schedule.few),
+            schedule.decode_warps, schedule.decode_stages + (programs <= schedule.extra_stage_max),
         ))  # fmt: skip
 
     def _reached(self, size: int) -> int:

@@ -19,7 +19,7 @@ def preload() -> None:
     with phase("imports"):
         ahead.wait()  # an import of what another thread is in the middle of could meet modules that are half there
         import evalengine.harness.runner
-        import evalengine.report.html.leave  # noqa: F401
+        import evalengine.report.html.on_complete  # noqa: F401
 
 
 def perform(
@@ -38,12 +38,12 @@ def perform(
     """
     preload()
     from evalengine.harness.runner import run
-    from evalengine.report.html.leave import leave_list, leave_report
+    from evalengine.report.html.on_complete import write_list, write_page
 
     def on_complete(folder: Path) -> None:
         with phase("page"):
-            leave_report(folder)
-            leave_list(folder)
+            write_page(folder)
+            write_list(folder)
         if config.log_to is not None:
             from evalengine.report.export.tracking import leave_log
 

@@ -147,7 +147,7 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
 
 def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
     """Writes the matrix and the noise floor to the terminal and into the folder; returns the exit code."""
-    from evalengine.report.html.leave import leave_report
+    from evalengine.report.html.on_complete import write_page
     from evalengine.report.read.load import load_run
     from evalengine.report.sweep.sweep import Cell, print_sweep, sweep
     from evalengine.report.sweep.write import write_sweep
@@ -163,7 +163,7 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     files = write_sweep(result, folder)
     for run in runs:
         if run is not None:
-            leave_report(run)  # the first pages lack the noise floor, which needs a run in the other mode
+            write_page(run)  # the first pages lack the noise floor, which needs a run in the other mode
     print_sweep(result, files)
     return 0 if result.promise_kept else 1
 

@@ -41,7 +41,7 @@ def test_mixed_batch_against_float64(dtype: torch.dtype, heads: int, kv_heads: i
 
 
 @pytest.mark.parametrize(
-    "schedule", [REFERENCE, AttentionSchedule(32, 4, 2), AttentionSchedule(64, 4, 2, by_block=1 << 30)]
+    "schedule", [REFERENCE, AttentionSchedule(32, 4, 2), AttentionSchedule(64, 4, 2, by_block_max=1 << 30)]
 )
 def test_schedules_and_tensor_descriptors(schedule: AttentionSchedule) -> None:
     """Large tiles by tensor descriptors, in several stages, are close to float64."""
@@ -52,7 +52,7 @@ def test_more_than_a_chunk() -> None:
     """Two chunks are merged in registers (prefill) and by the last program (decode), beside a one-chunk sequence."""
     batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (2, CHUNK + BLOCK + 1)], 2, 1, 16, 64, torch.float32)
     for by_block in (0, 1 << 30):
-        assert_close(batch, AttentionSchedule(16, 4, 1, by_block=by_block))
+        assert_close(batch, AttentionSchedule(16, 4, 1, by_block_max=by_block))
 
 
 @pytest.mark.parametrize("by_block", [0, 1 << 30])
@@ -67,7 +67,7 @@ def test_arrivals_are_counted_anew_in_every_layer(by_block: int, monkeypatch: py
 
     monkeypatch.setattr(attention.Call, "_arrivals", arrivals)
     batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (1, 2 * CHUNK + 1)], 2, 1, 16, 64, torch.float32)
-    schedule = AttentionSchedule(16, 4, 1, by_block=by_block)
+    schedule = AttentionSchedule(16, 4, 1, by_block_max=by_block)
     first = batch.run(schedule)
     for _ in range(2):
         assert_bitwise_equal(batch.run(schedule), first)
@@ -82,7 +82,7 @@ def test_an_infinite_query_gives_nan_in_every_form(kv_len: int, by_block: int) -
         batch = PagedBatch.random(lens, 2, 1, 16, 16, torch.float32)
         batch.k_cache[..., 0] = -batch.k_cache[..., 0].abs() - 1
         batch.q[-1, 0, 0] = float("inf")
-        out = batch.run(AttentionSchedule(16, 4, 1, by_block=by_block))
+        out = batch.run(AttentionSchedule(16, 4, 1, by_block_max=by_block))
         assert out[-1, 0].isnan().all() and out[-1, 1].isfinite().all()
 
 
@@ -119,11 +119,11 @@ FREE = [  # schedules that must give the reference's bytes
     ),
     *(AttentionSchedule(m, w, s) for m, w, s in ((64, 8, 2), (128, 8, 2), (128, 4, 1))),
     AttentionSchedule(64, 4, 2, tma=False),
-    AttentionSchedule(128, 8, 3, decode_warps=8, decode_stages=2, tma=False, by_block=0),
-    AttentionSchedule(16, 4, 1, decode_warps=1, decode_stages=4, by_block=0),
-    AttentionSchedule(16, 4, 1, decode_warps=2, decode_stages=2, few=1 << 30, by_block=0),
-    AttentionSchedule(16, 4, 1, decode_warps=2, by_block=1 << 30),
-    AttentionSchedule(16, 4, 1, decode_warps=4, by_block=1 << 30),
+    AttentionSchedule(128, 8, 3, decode_warps=8, decode_stages=2, tma=False, by_block_max=0),
+    AttentionSchedule(16, 4, 1, decode_warps=1, decode_stages=4, by_block_max=0),
+    AttentionSchedule(16, 4, 1, decode_warps=2, decode_stages=2, extra_stage_max=1 << 30, by_block_max=0),
+    AttentionSchedule(16, 4, 1, decode_warps=2, by_block_max=1 << 30),
+    AttentionSchedule(16, 4, 1, decode_warps=4, by_block_max=1 << 30),
     AttentionSchedule(128, 8, 3, hopper=True),
 ]
 SHAPES = [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 8, 64), (14, 2, 96), (4, 1, 48), (8, 1, 256), (71, 1, 64)]

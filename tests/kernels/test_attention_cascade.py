@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{what}:RuntimeWarning")
     for what in ("All-NaN slice", "divide by zero", "invalid value")
 ]
-CASCADE = AttentionSchedule(16, 4, 1, by_block=0, shared_rows=64)
+CASCADE = AttentionSchedule(16, 4, 1, by_block_max=0, shared_rows=64)
 ALONE = replace(CASCADE, shared_rows=0)
 
 

@@ -22,8 +22,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"sinks": True},
     {"window": 33, "softcap": 30.0, "sinks": True},
 ]
-BY_BLOCK = AttentionSchedule(16, 4, 1, by_block=ALWAYS)
-BY_CHUNK = AttentionSchedule(32, 4, 2, by_block=0, tma=False)
+BY_BLOCK = AttentionSchedule(16, 4, 1, by_block_max=ALWAYS)
+BY_CHUNK = AttentionSchedule(32, 4, 2, by_block_max=0, tma=False)
 
 
 def name(variant: dict[str, Any]) -> str:
@@ -120,9 +120,9 @@ def test_sinks_take_weight_and_give_no_value() -> None:
 
 FREE = [
     *(AttentionSchedule(m, w, s) for m, w, s in ((16, 4, 3), (32, 4, 2), (64, 4, 2), (64, 8, 2), (128, 8, 3))),
-    AttentionSchedule(64, 4, 2, tma=False, by_block=0),
-    AttentionSchedule(16, 4, 1, decode_warps=2, few=ALWAYS, by_block=0),
-    AttentionSchedule(16, 4, 1, by_block=ALWAYS),
+    AttentionSchedule(64, 4, 2, tma=False, by_block_max=0),
+    AttentionSchedule(16, 4, 1, decode_warps=2, extra_stage_max=ALWAYS, by_block_max=0),
+    AttentionSchedule(16, 4, 1, by_block_max=ALWAYS),
     AttentionSchedule(128, 8, 3, hopper=True),
 ]
 LONG = [(1, 1), (1, 1023), (1, 1024), (1, 1025), (1, 2500), (1, 777), (1500, 1500), (13, 1037), (257, 2049), (64, 64)]

@@ -17,7 +17,7 @@ from evalengine.cli.commands import run as command
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.report.html import index_page
-from evalengine.report.html.index_page import leave_index, write_index
+from evalengine.report.html.index_page import refresh_index, write_index
 from evalengine.report.read.index import DAMAGED, UNFINISHED, entries
 from evalengine.report.read.names import INDEX, SWEEP_FORMAT
 from tests.browser import Browser
@@ -141,7 +141,7 @@ def test_a_run_leaves_the_list_and_never_fails_for_it(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = results / "first"
-    monkeypatch.setattr(runner, "run", lambda config, leave, *rest: leave(folder) or SimpleNamespace(folder=folder))
+    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
     assert command.main([]) == 0
     assert len(rows(results / "index.html")) == 3 and capsys.readouterr().out.splitlines()[-1].startswith("digest: ")
     (results / "index.html").unlink()
@@ -234,7 +234,7 @@ def test_somebody_elses_page_is_not_overwritten(tmp_path: Path, capsys: pytest.C
     (tmp_path / INDEX).write_text("<!doctype html><title>My site</title>evalengine")
     with pytest.raises(EvalEngineError, match=r"index\.html: not a list of runs that evalengine wrote"):
         write_index(tmp_path)
-    leave_index(tmp_path)
+    refresh_index(tmp_path)
     assert "it stays as it is" in capsys.readouterr().err and "My site" in (tmp_path / INDEX).read_text()
     path, _ = write_index(tmp_path, tmp_path / "runs.html")
     assert path.is_file()

@@ -11,7 +11,7 @@ import pytest
 from evalengine.cli.commands import run as command
 from evalengine.harness import runner
 from evalengine.report.html import run_page
-from evalengine.report.html.leave import leave_report
+from evalengine.report.html.on_complete import write_page
 from tests.report.written_run import Doc, write_generations
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_leaves_its_page_and_ends_with_its_digest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "run", lambda config, leave, *rest: leave(folder) or SimpleNamespace(folder=folder))
+    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
     assert command.main([]) == 0
     out, err = capsys.readouterr()
     digest = json.loads((folder / "manifest.json").read_text())["digest"]
@@ -35,7 +35,7 @@ def test_a_page_that_fails_is_said_and_passes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "report.html").mkdir()  # the disk refuses
-    monkeypatch.setattr(runner, "run", lambda config, leave, *rest: leave(folder) or SimpleNamespace(folder=folder))
+    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
     assert command.main([]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("digest: ")
@@ -46,6 +46,6 @@ def test_a_page_that_fails_is_said_and_passes(
         raise RuntimeError("planted")
 
     monkeypatch.setattr(run_page, "write_run_report", broken)
-    leave_report(folder)
+    write_page(folder)
     err = capsys.readouterr().err
     assert "RuntimeError: planted" in err and "a bug in the report, shown above" in err

@@ -69,13 +69,13 @@ def test_choices_by_hand(tmp_path: Path) -> None:
 def test_choices_asked_twice_are_no_further_choices(tmp_path: Path) -> None:
     """lm-eval's acc_mutual_info asks each choice again without its context; a repeated request is the same choice."""
     data = load_run_data(write_choices(tmp_path / "run", [[-1.0, -3.0, -0.1, -0.2]], targets=[1]))
-    assert len(list(samples._requests(data, "pick", 0, samples.Scissors(9, 99)))) == 4
+    assert len(list(samples._requests(data, "pick", 0, samples.Truncator(9, 99)))) == 4
     data.samples["pick"][0][0]["metrics"].append("acc_mutual_info")
-    assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
+    assert [r[2] for r in samples._requests(data, "pick", 0, samples.Truncator(9, 99))] == [-1.0, -3.0]
     requests = data.documents["pick", 0]
     data.documents["pick", 0] = [replace(item, repeat=n) for item in requests for n in (0, 1)]
     assert [(c.margin, c.confidence) for c in choices(data, "pick")] == [(-2.0, pytest.approx(1 / (1 + math.exp(-2))))]
-    assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
+    assert [r[2] for r in samples._requests(data, "pick", 0, samples.Truncator(9, 99))] == [-1.0, -3.0]
 
 
 def test_the_right_choice_is_found_by_number_or_text() -> None:

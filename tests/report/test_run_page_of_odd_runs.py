@@ -13,7 +13,7 @@ import pytest
 
 from evalengine.report.html import samples as page_samples
 from evalengine.report.html.run_page import run_page, write_run_report
-from evalengine.report.html.samples import Scissors
+from evalengine.report.html.samples import Truncator
 from evalengine.report.read.load import load_run_data
 from tests.browser import Browser
 from tests.report.run_page_tab import ROWS, docs, opened, search
@@ -140,8 +140,8 @@ def test_scores_between_0_and_1_are_numbers(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_shown_by_their_ends() -> None:
-    scissors = Scissors(prompt=4, other=8)
-    assert scissors.prompt("abcd") == "abcd" and scissors.other("z" * 8) == "z" * 8 and scissors.count == 0
-    assert scissors.other("a" * 10 + "z" * 10) == ["a" * 6, 12, "zz"]
-    assert scissors.prompt("a" * 10 + "z" * 10) == ["a", 16, "zzz"], "of a prompt, its end is the question"
-    assert scissors.count == 2
+    truncator = Truncator(prompt=4, other=8)
+    assert truncator.prompt("abcd") == "abcd" and truncator.other("z" * 8) == "z" * 8 and truncator.count == 0
+    assert truncator.other("a" * 10 + "z" * 10) == ["a" * 6, 12, "zz"]
+    assert truncator.prompt("a" * 10 + "z" * 10) == ["a", 16, "zzz"], "of a prompt, its end is the question"
+    assert truncator.count == 2

@@ -50,8 +50,8 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
     runner.run = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
     monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", print_folder)
-    for name in ("leave_report", "leave_list"):  # the runs here have no folder
-        monkeypatch.setattr(f"evalengine.report.html.leave.{name}", lambda folder: None)
+    for name in ("write_page", "write_list"):  # the runs here have no folder
+        monkeypatch.setattr(f"evalengine.report.html.on_complete.{name}", lambda folder: None)
 
 
 def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_attention_with_a_window_passes_and_is_compared_beyond_it(monkeypatch: p
     def paged_attention(*args: Any) -> Tensor:
         seen.extend(zip(args[3].query_lens, args[3].kv_lens, strict=True))
         out = real(*args[:6], attention.REFERENCE)  # In the interpreter other schedules may differ.
-        if args[6].by_block > 0 and planted:
+        if args[6].by_block_max > 0 and planted:
             out[args[3].num_decodes - 1] += 1  # the decode that is longer than the window is the last one
         return out
 
@@ -67,13 +67,13 @@ def test_a_decode_wrong_only_if_chunks_are_merged_or_only_if_not_is_dropped(
 
     def paged_attention(*args: Any) -> Tensor:
         batch, schedule = args[3], args[6]
-        if schedule.by_block > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged:
+        if schedule.by_block_max > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged:
             return real(*args) + 1
         return real(*args[:6], reference)  # In the interpreter other schedules differ.
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
     verdict = check_attention()
-    assert {drop["schedule"]["by_block"] > 0 for drop in verdict.dropped} == {True} and not verdict.failed
+    assert {drop["schedule"]["by_block_max"] > 0 for drop in verdict.dropped} == {True} and not verdict.failed
     assert verdict.checked == 2 * len(verdict.schedules) + 1
 
 

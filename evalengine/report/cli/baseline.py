@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evalengine.plain_text import say, warn
-from evalengine.report.html.index_page import leave_index
+from evalengine.report.html.index_page import refresh_index
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import INDEX, root_of
@@ -20,6 +20,6 @@ def main(arguments: Namespace) -> int:
         warn(f"{run.source}: {UNBOUND}")
     size = write_baseline(run, file, arguments.force)
     if (root_of(run.source) / INDEX).exists():
-        leave_index(root_of(run.source))  # it says of every run whether it equals the latest baseline
+        refresh_index(root_of(run.source))  # it says of every run whether it equals the latest baseline
     say(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
     return 0

@@ -1,4 +1,4 @@
-"""Turns a policy's YAML values into a `Policy`: unknown keys, wrong types and limits without sense are refused, all at
+"""Turns a policy's YAML values into a `Policy`: unknown keys, wrong types and inconsistent limits are refused, all at
 once, with the path of each."""
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _is_ours(path: Path) -> bool:
         return GENERATOR in file.read(HEAD)
 
 
-def leave_index(root: Path) -> None:
+def refresh_index(root: Path) -> None:
     """Writes the list after a run. A failure is only printed, since the run is whole without the list."""
     try:
         write_index(root)

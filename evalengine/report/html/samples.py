@@ -68,12 +68,12 @@ def samples_section(page: Page, data: RunData, blocks: Sequence[Block]) -> None:
 
 
 def _block(data: RunData, shape: _Shape, room: int, limits: tuple[int, int], places: Sequence[Place]) -> Block:
-    cut = Scissors(*limits)
+    cut = Truncator(*limits)
     texts = pack([_texts(data, *place, cut) for place in places])
     return Block([_row(data, shape, *place, room) for place in places], texts, cut.count)
 
 
-class Scissors:
+class Truncator:
     """Cuts the middle out of long texts, and counts these texts."""
 
     def __init__(self, prompt: int, other: int) -> None:
@@ -181,7 +181,7 @@ def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[A
     return row
 
 
-def _texts(data: RunData, task: str, doc: int, cut: Scissors) -> list[Any]:
+def _texts(data: RunData, task: str, doc: int, cut: Truncator) -> list[Any]:
     """A sample as samples.js reads it: [task, doc, prompt, target, filters, requests, document]."""
     rows = data.samples[task][doc]
     return [
@@ -195,7 +195,7 @@ def _texts(data: RunData, task: str, doc: int, cut: Scissors) -> list[Any]:
     ]
 
 
-def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Scissors) -> list[Any]:
+def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Truncator) -> list[Any]:
     """A filter's results: [filter, answer, [[metric, value], ...]]."""
     answer = data.run.answers.get((task, row["filter"]), {}).get(doc)
     return [
@@ -205,7 +205,7 @@ def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Sci
     ]
 
 
-def _requests(data: RunData, task: str, doc: int, cut: Scissors) -> Iterator[list[Any]]:
+def _requests(data: RunData, task: str, doc: int, cut: Truncator) -> Iterator[list[Any]]:
     """Per request: [kind, text, sum, is the target, facts, whole output, lengths of its tokens' texts, logprobs in
     1/1000 nat, tokens left out, tokens of the thinking]. The text is a length where the output begins with it, as it
     mostly does."""
@@ -256,7 +256,7 @@ def _facts(data: RunData, item: Item) -> list[list[str]]:
 
 def _estimate(data: RunData, places: Sequence[Place], prompt: int, other: int) -> int:
     """About how many bytes all texts take at these limits, from one document in 16 if there are many."""
-    every, cut = 16 if len(places) > 2000 else 1, Scissors(prompt, other)
+    every, cut = 16 if len(places) > 2000 else 1, Truncator(prompt, other)
     return every * sum(len(block) for block in packed([_texts(data, *place, cut) for place in places[::every]]))
 
 

@@ -8,15 +8,15 @@ from evalengine.errors import EvalEngineError
 from evalengine.plain_text import warn, warn_of_bug
 
 
-def leave_list(folder: Path) -> None:
+def write_list(folder: Path) -> None:
     """Writes anew the list of all runs beside a finished one."""
-    from evalengine.report.html.index_page import leave_index
+    from evalengine.report.html.index_page import refresh_index
     from evalengine.report.read.names import root_of
 
-    leave_index(root_of(folder))
+    refresh_index(root_of(folder))
 
 
-def leave_report(folder: Path) -> None:
+def write_page(folder: Path) -> None:
     """Writes a finished run's `report.html`. A failure is only printed, since the run is whole without its page."""
     try:
         from evalengine.report.html.run_page import write_run_report
