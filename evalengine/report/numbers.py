@@ -16,6 +16,14 @@ def exact_sum(values: Iterable[float]) -> float:
         return math.nan
 
 
+def exp(nats: float) -> float:
+    """`math.exp`; infinite where that overflows."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
 def same_number(x: float, y: float) -> bool:
     """Equality under which NaN equals NaN."""
     return x == y or (math.isnan(x) and math.isnan(y))

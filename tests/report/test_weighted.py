@@ -15,8 +15,8 @@ from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.compare.report import report
+from evalengine.report.compare.wholes import ratio_value
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.read import rolling as aggregates
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run, ScoreKey
@@ -49,9 +49,9 @@ def metric(deltas: list[MetricDelta], key: ScoreKey) -> MetricDelta:
 
 def test_the_formulas_are_those_of_the_run() -> None:
     pairs = [(value, int(WORDS[doc])) for doc, value in BETTER.items()]
-    assert aggregates.perplexity(pairs) == weighted_perplexity(pairs)
-    assert aggregates.bits_per_byte(pairs) == bits_per_byte(pairs)
-    assert aggregates.perplexity([(-1e6, 1.0)]) == math.inf
+    assert ratio_value("word_perplexity", pairs) == weighted_perplexity(pairs)
+    assert ratio_value("bits_per_byte", pairs) == bits_per_byte(pairs)
+    assert ratio_value("word_perplexity", [(-1e6, 1.0)]) == math.inf
 
 
 def test_the_same_documents_are_compared_as_reported() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
 from evalengine.report.compare.comparability import document_change
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.groups import members
-from evalengine.report.read.rolling import Pairs, bits_per_byte, perplexity
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.mean_interval import scaled
 from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.perplexity import value_of
 
 Means = tuple[float, float]
 
@@ -56,23 +56,22 @@ def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, 
     left, right = a.weighted.get(key), b.weighted.get(key)
     if not left or not right:
         return None
-    aggregate = _aggregation(key[1])
-    if not all(_gives(aggregate, pairs, run.results[key][0]) for pairs, run in ((left, a), (right, b))):
-        return None
+    for pairs, run in ((left, a), (right, b)):
+        value, reported = ratio_value(key[1], [*pairs.values()]), run.results[key][0]
+        if not (same_number(value, reported) or math.isclose(value, reported, rel_tol=1e-9)):
+            return None
     shared = left.keys() & right.keys()
     docs = [doc for doc in sorted(shared) if left[doc][1] == right[doc][1] and _same_text(a, b, key[0], doc)]
-    values = [aggregate([pairs[doc] for doc in docs]) if docs else None for pairs in (left, right)]
+    values = [ratio_value(key[1], [pairs[doc] for doc in docs]) if docs else None for pairs in (left, right)]
     return (values[0], values[1]), len(shared) - len(docs)
 
 
-def _aggregation(metric: str) -> Callable[[Pairs], float]:
-    return bits_per_byte if metric == "bits_per_byte" else perplexity
-
-
-def _gives(aggregate: Callable[[Pairs], float], pairs: Mapping[int, tuple[float, float]], reported: float) -> bool:
-    """Whether a run's documents give the value that it reports."""
-    value = aggregate([*pairs.values()])
-    return same_number(value, reported) or math.isclose(value, reported, rel_tol=1e-9)
+def ratio_value(metric: str, pairs: Sequence[tuple[float, float]]) -> float:
+    """A perplexity or bits per byte (lm-eval's `weighted_perplexity`, `bits_per_byte`) of documents' (log-likelihood,
+    number of words or bytes)."""
+    units = exact_sum(weight for _, weight in pairs)
+    nats = -exact_sum(value for value, _ in pairs) / units if units else math.nan
+    return value_of(nats, "bits" if metric == "bits_per_byte" else "perplexity")
 
 
 def _same_text(a: Run, b: Run, task: str, doc: int) -> bool:

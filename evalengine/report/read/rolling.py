@@ -1,11 +1,8 @@
-"""Rolling log-likelihoods: our records hold one item a window, lm-eval's files one a document, the windows' sum; and
-the results that lm-eval computes from documents' sums and their numbers of words or bytes."""
+"""Rolling log-likelihoods: our records hold one item a window, lm-eval's files one a document, the windows' sum."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -13,26 +10,7 @@ from evalengine.report.numbers import exact_sum
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Item, Key, Run
 
-Pairs = Sequence[tuple[float, float]]
 NOTHING = hashlib.sha256(b"").hexdigest()  # the prompt hash of an empty text
-
-
-def perplexity(pairs: Pairs) -> float:
-    """exp of minus the log-likelihood per word or byte (lm-eval's `weighted_perplexity`); infinite on overflow."""
-    try:
-        return math.exp(-_per_unit(pairs))
-    except OverflowError:
-        return math.inf
-
-
-def bits_per_byte(pairs: Pairs) -> float:
-    """Minus the log-likelihood per byte in bits (lm-eval's `bits_per_byte`)."""
-    return -_per_unit(pairs) / math.log(2)
-
-
-def _per_unit(pairs: Pairs) -> float:
-    total = exact_sum(weight for _, weight in pairs)
-    return exact_sum(value for value, _ in pairs) / total if total else math.nan
 
 
 def asks_nothing(hashes: tuple[str, str, str]) -> bool:

@@ -20,10 +20,10 @@ from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
 from evalengine.records.shapes import Sha256, fits
-from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.numbers import exact_sum, exp, same_number
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.rolling import asks_nothing, perplexity
+from evalengine.report.read.rolling import asks_nothing
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.plain_files import read_bytes
@@ -208,7 +208,7 @@ def same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], res
         mean, result = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
         statistic = "mean"
         if key[1] == "perplexity":
-            statistic, mean = "perplexity", perplexity([(value, 1.0) for value in scores[key].values()])
+            statistic, mean = "perplexity", exp(-mean)
         if not (same_number(mean, result) or math.isclose(mean, result, rel_tol=1e-9, abs_tol=1e-12)):
             task, metric, name = key
             raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evalengine.report.numbers import exact_sum
+from evalengine.report.numbers import exact_sum, exp
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.intervals import Floats, cluster_degrees, cluster_sums, residual_variance, t_interval
@@ -45,12 +45,7 @@ class Ratio:
 
 def value_of(nats: float, kind: Kind) -> float:
     """The metric at so many nats per word or byte; inf where that overflows."""
-    if kind == "bits":
-        return nats / math.log(2)
-    try:
-        return math.exp(nats)
-    except OverflowError:
-        return math.inf
+    return nats / math.log(2) if kind == "bits" else exp(nats)
 
 
 def ratio_stderr(totals: Floats, weights: Floats, codes: NDArray[np.intp]) -> float:
