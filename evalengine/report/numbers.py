@@ -29,9 +29,10 @@ def same_number(x: float, y: float) -> bool:
     return x == y or (math.isnan(x) and math.isnan(y))
 
 
-def same_value(x: float, y: float) -> bool:
-    """Whether two values of a metric are equal, as far as another machine may round a sum in another order."""
-    return same_number(x, y) or math.isclose(x, y, rel_tol=1e-12)
+def same_value(x: float, y: float, relative: float = 1e-12, absolute: float = 0.0) -> bool:
+    """Whether two values of a metric are equal, as far as another machine may round a sum in another order; or within
+    the given tolerances."""
+    return same_number(x, y) or math.isclose(x, y, rel_tol=relative, abs_tol=absolute)
 
 
 def shown(value: float, spec: str) -> str:
@@ -49,6 +50,11 @@ def shown(value: float, spec: str) -> str:
 def outcome_words(counts: Mapping[str, int]) -> str:
     """How programs ended, in words: "3 passed, 2 failed, 1 timeout"."""
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+
+
+def arrow(higher_is_better: bool | None) -> str:
+    """Which way a metric is better: `↑`, `↓`, or "" where that is not known."""
+    return {True: "↑", False: "↓", None: ""}[higher_is_better]
 
 
 def counted(count: int, noun: str) -> str:

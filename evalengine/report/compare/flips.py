@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evalengine.report.numbers import same_number
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, ScoreKey, direction
 
 SCORER = "scorer"  # the cause of another answer or score for equal outputs
 Change = Literal["right to wrong", "wrong to right", "score", "wrong to wrong", "right to right", "answer"]
@@ -103,7 +103,7 @@ def _of_texts(
             yield Flip(
                 *(task, name, doc, key[1] if key else None, left.get(doc), right.get(doc), old, new),
                 cause=causes.get((task, doc), SCORER),
-                change=_change(old, new, _higher(a, b, key) if key else None),
+                change=_change(old, new, direction((a, b), key) if key else None),
             )
 
 
@@ -118,7 +118,7 @@ def _of_choices(a: Run, b: Run, key: ScoreKey, causes: Mapping[tuple[str, int], 
             yield Flip(
                 *(task, name, doc, metric, answer_of(a, key, doc), answer_of(b, key, doc), old, new),
                 cause=causes.get((task, doc), SCORER),
-                change=_change(old, new, _higher(a, b, key)),
+                change=_change(old, new, direction((a, b), key)),
                 choice_a=choices[0],
                 choice_b=choices[1],
             )
@@ -147,10 +147,6 @@ def answer_of(run: Run, key: ScoreKey, doc: int) -> str | None:
     if choice < len(texts):
         return f"{choice}: {texts[choice].strip()}"
     return likeliest if likeliest is not None and likeliest.startswith(f"{choice}: ") else str(choice)
-
-
-def _higher(a: Run, b: Run, key: ScoreKey) -> bool | None:
-    return a.higher_is_better.get(key, b.higher_is_better.get(key))
 
 
 def _change(old: float | None, new: float | None, higher_is_better: bool | None) -> Change:

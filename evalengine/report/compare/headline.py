@@ -175,7 +175,7 @@ def _logprobs(c: Comparison) -> str:
 
 
 def _asked_all(c: Comparison) -> bool:
-    return all("limit" in run.identity and run.identity["limit"] is None for run in (c.a, c.b)) and not c.partial
+    return c.a.asks_all and c.b.asks_all and not c.partial
 
 
 def _on_both(c: Comparison) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +12,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.compare.attribution import Attribution
 from evalengine.report.compare.comparability import data_differs, document_change, prompt_differs
 from evalengine.report.compare.divergence import changed_bits, shared_tokens
-from evalengine.report.numbers import same_number
+from evalengine.report.numbers import same_value
 from evalengine.report.read.run import Item, Key, Run
 
 Kind = Literal["document", "prompt", "output", "logprobs", "text"]
@@ -120,9 +119,7 @@ def _equal_as_far_as_known(x: Item, y: Item) -> bool:
 
 
 def _equal_sums(x: Item, y: Item) -> bool:
-    if x.sum_logprob is None or y.sum_logprob is None or same_number(x.sum_logprob, y.sum_logprob):
-        return True
-    return math.isclose(x.sum_logprob, y.sum_logprob, rel_tol=SUMS)
+    return x.sum_logprob is None or y.sum_logprob is None or same_value(x.sum_logprob, y.sum_logprob, SUMS)
 
 
 def _same_output(x: Item, y: Item) -> bool:

@@ -15,10 +15,10 @@ import numpy as np
 
 from evalengine.report.compare.comparability import document_change
 from evalengine.report.compare.wholes import group_pairs, weighted_values
-from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.groups import members
 from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.run import Key, Run, ScoreKey
+from evalengine.report.read.run import Key, Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.paired import PairedResult, paired
 from evalengine.report.stats.significance import family_p, one_test
@@ -72,7 +72,7 @@ def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:
 
 def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
     """A metric's delta or deltas. Documents that the task's `cluster` column does not relate are each a cluster."""
-    better = a.higher_is_better.get(key, b.higher_is_better.get(key))
+    better = direction((a, b), key)
     left, right = a.scores.get(key, {}), b.scores.get(key, {})
     shared = left.keys() & right.keys()
     docs = [doc for doc in sorted(shared) if _finite(left[doc], right[doc])]
@@ -134,7 +134,7 @@ def _is_mean(run: Run, key: ScoreKey) -> bool:
     """Whether a run reports the mean of its documents' numbers, or nothing else."""
     values, reported = [*run.scores[key].values()], run.results.get(key, (None, None))[0]
     mean = exact_sum(values) / len(values)
-    return reported is None or same_number(mean, reported) or math.isclose(mean, reported, rel_tol=1e-9, abs_tol=1e-12)
+    return reported is None or same_value(mean, reported, 1e-9, 1e-12)
 
 
 def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:

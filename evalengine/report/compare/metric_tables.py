@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.numbers import MINUS, shown
+from evalengine.report.numbers import MINUS, arrow, shown
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import few_clusters
 from evalengine.report.stats.metric_interval import cut_of
@@ -104,14 +104,13 @@ def metrics_table(metrics: Sequence[MetricDelta]) -> Sheet:
     rows = []
     for metric in metrics:
         task, name, filter_name = metric.key
-        arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
         values = ["" if v is None else value_text(v) for v in metric.shown]
         cells = [delta(metric), *[""] * 6]
         if (p := metric.paired) is not None:
             between = interval(p, ", ")
             cells[1:] = [f"[{between}]" if between else "none", f"{p.wins}/{p.losses}/{p.ties}", *p_values(metric)]
             cells += [p.test, effect(p)]
-        rows.append([task, filter_name, name, arrow, *values, *cells])
+        rows.append([task, filter_name, name, arrow(metric.higher_is_better), *values, *cells])
     return Sheet("Metrics", (*headings, "MDE"), rows, (0, 1, 2, 3, 11))
 
 

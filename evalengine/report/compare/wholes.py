@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from evalengine.report.compare.comparability import document_change
-from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
@@ -58,7 +58,7 @@ def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, 
         return None
     for pairs, run in ((left, a), (right, b)):
         value, reported = ratio_value(key[1], [*pairs.values()]), run.results[key][0]
-        if not (same_number(value, reported) or math.isclose(value, reported, rel_tol=1e-9)):
+        if not same_value(value, reported, 1e-9):
             return None
     shared = left.keys() & right.keys()
     docs = [doc for doc in sorted(shared) if left[doc][1] == right[doc][1] and _same_text(a, b, key[0], doc)]

@@ -10,9 +10,9 @@ from evalengine.report.compare.headline import changed_words, headline
 from evalengine.report.compare.metric_tables import value_text
 from evalengine.report.compare.regressions import facts, regressions
 from evalengine.report.leaderboard.models import labels
-from evalengine.report.numbers import MINUS, counted
+from evalengine.report.numbers import MINUS, arrow, counted
 from evalengine.report.read.groups import groups_first
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.util.sheet import Sheet, escaped, latex_table, markdown_table
 
 NEEDS = "% needs \\usepackage{booktabs}; made by evalengine report"
@@ -41,9 +41,7 @@ def results_sheet(runs: Sequence[Run]) -> Sheet:
 
 def _words(runs: Sequence[Run], key: ScoreKey) -> list[str]:
     task, metric, name = key
-    better = next((run.higher_is_better[key] for run in runs if key in run.higher_is_better), None)
-    arrow = {True: " ↑", False: " ↓", None: ""}[better]
-    return [task, metric + arrow, "" if name == "none" else name]
+    return [task, f"{metric} {arrow(direction(runs, key))}".rstrip(), "" if name == "none" else name]
 
 
 def _cell(run: Run, key: ScoreKey) -> str:

@@ -86,8 +86,7 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def _files(run: Run) -> list[Path]:
-    folder = run.source if run.source.is_dir() else run.source.parent
-    return [file for pattern in FILES for file in sorted(folder.glob(pattern))]
+    return [file for pattern in FILES for file in sorted(run.folder.glob(pattern))]
 
 
 def _to_wandb(run: Run) -> str:

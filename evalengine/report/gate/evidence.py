@@ -88,7 +88,7 @@ def of_documents(
         p, test = bound.p_above(0.0), "betting, at every look"
     return Evidence(
         key[0], f"{key[1]},{key[2]}", POINTS, change, p, test, bound, least, result.n, what,
-        asks_all(b) and (steps is None or steps.whole), assuming,
+        b.asks_all and (steps is None or steps.whole), assuming,
     )  # fmt: skip
 
 
@@ -111,14 +111,9 @@ def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metric
     return Evidence(
         key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
         sign_flip(worse.parts)[1], "permutation test", bound,
-        of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, asks_all(b),
+        of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
-
-
-def asks_all(run: Run) -> bool:
-    """Whether a run asked every document of its tasks."""
-    return "limit" in run.identity and run.identity["limit"] is None
 
 
 def percent_of(old: Ratio) -> Unit:
@@ -166,7 +161,7 @@ def of_average(
     return Evidence(
         f"average {name}", f"{average.metric}, {average.mean} mean", POINTS,
         f"{_moved(old, new)}, {wins} better, {losses} worse of {what}", sign_flip(parts)[1], "permutation test", bound,
-        of_parts(parts, bound, level, limits.power), sum(sizes), what, asks_all(b),
+        of_parts(parts, bound, level, limits.power), sum(sizes), what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
 

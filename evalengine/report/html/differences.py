@@ -14,7 +14,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import shown
 from evalengine.report.read.names import document_name, item_name
-from evalengine.report.read.run import Key
+from evalengine.report.read.run import Key, direction
 
 TEXT_BYTES = 10_000_000  # most of all texts in UTF-8: packed, they then take below 15 MB of the file, however random
 ITEM_BYTES = 12_000  # most of one item's texts
@@ -161,7 +161,7 @@ def _output_cells(item: dict[str, Any], difference: ItemDifference, cell: int) -
 def _flip_cells(c: Comparison, flip: Flip, divergence: Divergence | None, cell: int) -> list[Any]:
     old, new = finite(flip.value_a), finite(flip.value_b)
     key = (flip.task, flip.metric or "", flip.filter)
-    higher = c.a.higher_is_better.get(key, c.b.higher_is_better.get(key))
+    higher = direction((c.a, c.b), key)
     changed = old is not None and new is not None and old != new and higher is not None
     better = (new > old) == higher if changed and old is not None and new is not None else None
     values = (flip.value_a, flip.value_b)

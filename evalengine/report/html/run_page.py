@@ -29,7 +29,7 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
     Raises `ConfigError` for a run that cannot be read, `EvalEngineError` if the disk refuses.
     """
     data = load_run_data(folder, page=target is not None)  # an edited page may be written anew
-    path = target or (data.run.source if data.run.source.is_dir() else data.run.source.parent) / PAGE
+    path = target or data.run.folder / PAGE
     return path, run_page(data, sibling(data.run)).write(path, data.run.manifest)
 
 

@@ -9,9 +9,9 @@ from itertools import combinations
 
 from evalengine.report.compare.flips import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
-from evalengine.report.numbers import exact_sum
+from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.metric_interval import metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
@@ -92,7 +92,7 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
     tested, clusters = False, related(runs, shared)
     for key in keys:
         columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
-        better = next((runs[p].higher_is_better[key] for p in shared.runs if key in runs[p].higher_is_better), None)
+        better = direction([runs[place] for place in shared.runs], key)
         if columns:
             entry = contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
@@ -140,7 +140,7 @@ def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float
     if not scores or key not in run.results:
         return []
     value, mean = run.results[key][0], exact_sum(scores.values()) / len(scores)
-    if not (math.isclose(value, mean, rel_tol=CORPUS, abs_tol=CORPUS) or (math.isnan(value) and math.isnan(mean))):
+    if not same_value(value, mean, CORPUS, CORPUS):
         return []
     documents = shared.documents(place) if shared.rows else sorted(scores)
     return [scores[doc] for doc in documents] if all(doc in scores for doc in documents) else []

@@ -13,7 +13,7 @@ from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.read.asked import Asked, asked_of
-from evalengine.report.read.run import ScoreKey
+from evalengine.report.read.run import ScoreKey, direction
 
 BYTES = 8_000_000  # most of all texts
 ITEM_BYTES = 8_000  # most of one document's
@@ -67,7 +67,7 @@ def _document(
     board: Board, key: ScoreKey, numbers: dict[int, int], asked: Asked | None, room: int
 ) -> tuple[dict[str, Any], list[Any]]:
     """What the panel shows of a document, and its cells after its number. numbers: the document's, by model's place."""
-    higher = next((run.higher_is_better[key] for run in board.runs if key in run.higher_is_better), True)
+    higher = direction(board.runs, key) is not False
     share = room // (2 * max(1, len(numbers)))
     answers: list[list[Any]] = []
     marks: list[bool | None] = []

@@ -201,8 +201,7 @@ def _models(board: Board, beside: Path | None) -> Iterator[tuple[str, Child]]:
     for place, (run, name) in enumerate(zip(board.runs, board.names, strict=True)):
         step = f"step {board.steps[place]:,}, " if board.steps is not None else ""
         digest = tag("code", run.digest or "no digest", class_="under")
-        place_of = run.source if run.source.is_dir() else run.source.parent
-        target = place_of / PAGE
+        target = run.folder / PAGE
         link: Child = str(run.source)
         if beside is not None and target.is_file():
             link = tag("a", link, href=f"./{quote(os.path.relpath(target, beside))}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from evalengine.report.leaderboard.board import ALPHA, Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
-from evalengine.report.numbers import MINUS, counted, p_value
+from evalengine.report.numbers import MINUS, arrow, counted, p_value
 from evalengine.report.read.provenance import provenance
 from evalengine.util.sheet import Sheet
 
@@ -122,8 +122,7 @@ def tie(contest: Contest) -> str:
 
 def titled(contest: Contest) -> str:
     """The metric with its unit and direction."""
-    arrow = {True: " ↑", False: " ↓", None: ""}[contest.higher_is_better]
-    return f"{contest.name}{', %' if contest.share else ''}{arrow}"
+    return f"{contest.name}{', %' if contest.share else ''} {arrow(contest.higher_is_better)}".rstrip()
 
 
 def number(contest: Contest, score: Score | None) -> str:
@@ -176,8 +175,7 @@ def leads(contest: Contest, score: Score | None) -> bool:
 
 
 def _long(board: Board, contest: Contest) -> Iterator[list[str]]:
-    arrow = {True: "↑", False: "↓", None: ""}[contest.higher_is_better]
-    first = [f"{contest.name}{', %' if contest.share else ''}", arrow]
+    first = [f"{contest.name}{', %' if contest.share else ''}", arrow(contest.higher_is_better)]
     for name, score in zip(board.names, contest.scores, strict=True):
         if score is None:
             yield [*first, name, "not run", "", "", ""]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,6 +87,16 @@ class Run:
         return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
 
     @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+        return self.source if self.source.is_dir() else self.source.parent
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether it asked every document of its tasks, as far as it says."""
+        return "limit" in self.identity and self.identity["limit"] is None
+
+    @property
     def model_args(self) -> dict[str, Any]:
         """lm-eval's arguments of the model by name; it writes them as a mapping, or as `pretrained=...,dtype=...`."""
         arguments = self.identity.get("model_args")
@@ -108,3 +118,8 @@ class Loaded:
     results: dict[str, Any]
     samples: Samples
     endings: dict[Key, tuple[str, int]] | None = None  # of a run folder of ours: (finish reason, prompt tokens)
+
+
+def direction(runs: Iterable[Run], key: ScoreKey) -> bool | None:
+    """Whether more of a metric is better, as the first run that knows says; None where none does."""
+    return next((run.higher_is_better[key] for run in runs if key in run.higher_is_better), None)

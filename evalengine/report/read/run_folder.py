@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
 from evalengine.records.shapes import Sha256, fits
-from evalengine.report.numbers import exact_sum, exp, same_number
+from evalengine.report.numbers import exact_sum, exp, same_value
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
@@ -209,7 +208,7 @@ def same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], res
         statistic = "mean"
         if key[1] == "perplexity":
             statistic, mean = "perplexity", exp(-mean)
-        if not (same_number(mean, result) or math.isclose(mean, result, rel_tol=1e-9, abs_tol=1e-12)):
+        if not same_value(mean, result, 1e-9, 1e-12):
             task, metric, name = key
             raise ConfigError(
                 f"{path}: results_*.json has {metric},{name} of {task} at {result}, but its documents' {statistic} is "

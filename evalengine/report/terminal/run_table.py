@@ -12,7 +12,7 @@ from evalengine.records.lm_eval_file import metrics_of, read_results, results_fi
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import CacheUse, Cluster
-from evalengine.report.numbers import outcome_words, shown
+from evalengine.report.numbers import arrow, outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.mean_interval import wilson
@@ -69,10 +69,11 @@ def results_table(results: Mapping[str, Any]) -> Sheet:
             rows.append([label[0], *[""] * (len(COLUMNS) - 1)])
         better = results["higher_is_better"].get(task, {})
         for metric, filter_name, value, stderr in metrics_of(values):
-            arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
+            which = better.get(metric)
+            mark = arrow(which if isinstance(which, bool) else None)
             shots = str(results["n-shot"].get(task, ""))
             error = ("", "") if stderr is None else ("±", _number(stderr))
-            rows.append([*label, filter_name, shots, metric, arrow, _number(value), *error])
+            rows.append([*label, filter_name, shots, metric, mark, _number(value), *error])
             label = ["", ""]
         if (cut := values.get(THINKING_TRUNCATED)) is not None:
             rows.append([*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""])
