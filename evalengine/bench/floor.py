@@ -1,21 +1,22 @@
 """The least time that a workload can take on a GPU, from two ceilings measured in the same run.
 
-    floor = (2 x N x prompt tokens + 4 x heads x head_dim x layers x pairs + 2 x hidden x vocabulary x prompt rows) / F
-          + (decode steps x weight bytes + KV tokens x KV bytes a token) / B
+    floor = (2 x N x prompt tokens + 4 x heads x head_dim x pairs + 2 x hidden x vocabulary x prompt rows) / F
+          + (decode steps x weight bytes + KV tokens x a layer's KV bytes of one) / B
 
 F   FLOP/s of a dense matrix product in the run's dtype; B bytes/s of a copy (read plus written).
 N   parameters without the embedding table and lm_head.
 prompt tokens   of prompts, contexts and continuations (their last is never fed), equal prefixes once: 20 choices after
     one context compute it once, and so do all rows behind the same exemplars.
-pairs           of those tokens with a token at or before them: attention's scores and its weighted sums.
+pairs           of those tokens with a token that they see, summed over layers: attention's scores and its weighted
+    sums. A layer with a window sees that many tokens at most.
 prompt rows     that lm_head must see in them: one a generation, and one for every distinct prefix a token is scored
     after.
 decode steps    as few as `max_num_seqs` sequences in a step allow. Each reads every weight once, lm_head's included;
     an embedding table that is not lm_head's is not counted.
 experts         of a mixture count in N and in the weights as far as they are used: k of E for a prompt's token; for a
     decode step of n sequences as many as an even choice touches, E (1 - (1 - k / E)^n): a lopsided one touches fewer.
-KV tokens       that decode steps read: each sequence its own tokens in each of its steps. Of a prefix that several
-    sequences share, one of them reads it.
+KV tokens       that decode steps read, summed over layers: each sequence its own tokens in each of its steps, as many
+    as it sees. Of a prefix that several sequences share, one of them reads it.
 
 Sampling, norms, the KV's writing and the time between kernels count nothing, nor does a decode's arithmetic: no engine
 reaches it.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ import torch
 
 from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
-from evalengine.models.decoder import num_parameters
+from evalengine.models.decoder import weight_counts
 from evalengine.models.spec import ModelSpec
 
 LARGE_COPY_BYTES = 4 << 30  # read plus written, far above any cache
@@ -82,43 +83,57 @@ class LeastWork:
     decode_steps: int
     kv_tokens_read: int
     decode_tokens: int = 0  # those that all decode steps together compute
+    # `pairs` and `kv_tokens_read` of a layer that sees everything, and, by window, of one that does not.
+    of_windows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def of_layers(self, spec: ModelSpec) -> tuple[int, int]:
+        """`pairs` and `kv_tokens_read`, summed over a model's layers."""
+        windows = [spec.block(layer).window for layer in range(spec.num_layers)]
+        counts = [(self.pairs, self.kv_tokens_read) if w is None else self.of_windows[w] for w in windows]
+        return sum(pairs for pairs, _ in counts), sum(read for _, read in counts)
 
 
-def work_of(requests: Sequence[Request], max_num_seqs: int) -> LeastWork:
-    """The counts of this module's formula."""
-    new, pairs = _new_tokens([_fed(r) for r in requests])
+def work_of(requests: Sequence[Request], max_num_seqs: int, spec: ModelSpec | None = None) -> LeastWork:
+    """The counts of this module's formula. spec: the model, if its layers may have windows."""
+    spans = _new_tokens([_fed(r) for r in requests])
+    new = [end - start for start, end in spans]
     # The decode steps of each request.
     outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]
-    read = 0
-    for own, count in zip(new, outputs, strict=True):
-        read += count * own + count * (count + 1) // 2  # Step j reads the tokens of the j steps up to its own.
+    windows = {block.window for block in spec.blocks if block.window is not None} if spec is not None else set()
+
+    def seen(window: int | None) -> tuple[int, int]:
+        pairs = sum(_seen(end, window) - _seen(start, window) for start, end in spans)
+        # Step j reads the tokens of the j steps up to its own.
+        read = [_seen(own + count, window) - _seen(own, window) for own, count in zip(new, outputs, strict=True)]
+        return pairs, sum(read)
+
+    pairs, read = seen(None)
     generations = sum(isinstance(r, GenerateRequest) for r in requests)
     scored = [r for r in requests if isinstance(r, ScoreRequest)]
     steps = max(max(outputs, default=0), -(-sum(outputs) // max_num_seqs))
-    return LeastWork(sum(new), pairs, generations + _scored_prefixes(scored), steps, read, sum(outputs))
+    rows = generations + _scored_prefixes(scored)
+    return LeastWork(sum(new), pairs, rows, steps, read, sum(outputs), {w: seen(w) for w in sorted(windows)})
+
+
+def _seen(tokens: int, window: int | None) -> int:
+    """How many tokens the first so many of a sequence see, each at most `window`."""
+    within = tokens if window is None else min(tokens, window)
+    return within * (within + 1) // 2 + (tokens - within) * within
 
 
 def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
     """The floor in seconds. itemsize: bytes of a weight and of a number in the KV cache."""
     table = spec.vocab_size * spec.hidden_size
-    experts = expert_parameters(spec)
-    body = num_parameters(spec) - experts - table * (1 if spec.tie_word_embeddings else 2)
+    total, experts = weight_counts(spec)
+    body = total - experts - table * (1 if spec.tie_word_embeddings else 2)
     used, touched = _experts_used(work, spec)
     flops = 2 * (body + experts * used) * work.prompt_tokens
-    flops += 4 * spec.num_heads * spec.head_dim * spec.num_layers * work.pairs
+    pairs, kv_tokens = work.of_layers(spec)
+    flops += 4 * spec.num_heads * spec.head_dim * pairs
     flops += 2 * table * work.prompt_rows
-    kv_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
-    moved = work.decode_steps * (body + experts * touched + table) * itemsize + work.kv_tokens_read * kv_token
+    kv_token = 2 * spec.num_kv_heads * spec.head_dim * itemsize
+    moved = work.decode_steps * (body + experts * touched + table) * itemsize + kv_tokens * kv_token
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
-
-
-def expert_parameters(spec: ModelSpec) -> int:
-    """The weights of all experts of all layers, without those that all tokens share."""
-    if spec.mixture is None:
-        return 0
-    mixture, layers = spec.mixture, range(spec.num_layers)
-    one = sum(layer.n * (layer.k + layer.biased) for layer in spec.shapes.expert_layers().values())
-    return one * mixture.router.experts * sum(spec.block(i).mixture is not None for i in layers)
 
 
 def _experts_used(work: LeastWork, spec: ModelSpec) -> tuple[float, float]:
@@ -172,20 +187,19 @@ def _fed(request: Request) -> list[int]:
     return request.context_ids + request.continuation_ids[:-1]
 
 
-def _new_tokens(sequences: Sequence[list[int]]) -> tuple[list[int], int]:
-    """For each sequence its tokens beyond the longest prefix that it shares with those sorted before it, so that each
-    distinct prefix counts once; and the (query, key) pairs of all those tokens."""
-    new, pairs = [0] * len(sequences), 0
+def _new_tokens(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
+    """For each sequence the place of its tokens beyond the longest prefix that it shares with those sorted before it,
+    so that each distinct prefix counts once."""
+    new = [(0, 0)] * len(sequences)
     before = np.empty(0, dtype=np.int64)
     for i in sorted(range(len(sequences)), key=lambda i: sequences[i]):
         ids = np.asarray(sequences[i], dtype=np.int64)
         shortest = min(len(ids), len(before))
         differing = np.flatnonzero(ids[:shortest] != before[:shortest])
         shared = int(differing[0]) if len(differing) else shortest
-        new[i] = len(ids) - shared
-        pairs += (len(ids) * (len(ids) + 1) - shared * (shared + 1)) // 2
+        new[i] = shared, len(ids)
         before = ids
-    return new, pairs
+    return new
 
 
 def _scored_prefixes(requests: Sequence[ScoreRequest]) -> int:

@@ -90,7 +90,7 @@ def measure(plan: ThroughputPlan, measured: Measured, on_row: Callable[[Row | No
 
 
 def _preset_rows(preset: Preset, plan: ThroughputPlan, ceilings: Ceilings, measured: Measured) -> Iterator[Row]:
-    works = {w.name: work_of(w.requests, plan.max_num_seqs) for w in preset.workloads}
+    works = {w.name: work_of(w.requests, plan.max_num_seqs, preset.checkpoint.spec) for w in preset.workloads}
     pools = _pools(preset, plan)
     queue: list[Sequence[str]] = [plan.modes] if pools else [(mode,) for mode in plan.modes]
     while queue:

@@ -6,6 +6,9 @@ of the input columns where `fast` sums over ranks (`OutputLinear`). `ops.tp` tel
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +40,29 @@ class Layer(nn.Module):
 
     def finalize(self) -> None:
         """Prepares the loaded weights for `ops`, and drops those that are no longer needed."""
+
+
+class CheckpointTensor(NamedTuple):
+    """A tensor of a checkpoint, and the parameter of which it fills a part."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    layer: Layer
+    param: nn.Parameter
+    shard: str  # the layer's own name for the part
+
+
+def checkpoint_tensors(model: nn.Module) -> Iterator[CheckpointTensor]:
+    """Every checkpoint tensor that a model's layers need."""
+    for path, layer in model.named_modules():
+        if not isinstance(layer, Layer):
+            continue
+        parent, _, own_name = path.rpartition(".")
+        for shard, shape in layer.checkpoint_shards(own_name).items():
+            prefix = f"{parent}.{shard}" if parent else shard
+            for kind, param in layer.named_parameters(recurse=False):
+                whole = shape if kind == "weight" else shape[:1]
+                yield CheckpointTensor(f"{prefix}.{kind}", whole, layer, param, shard)
 
 
 def shard_rows(tensor: Tensor, tp_rank: int, tp_size: int) -> Tensor:

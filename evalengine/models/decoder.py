@@ -9,6 +9,7 @@ family does not have is not there, so a Llama's steps are those of a Llama.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -175,6 +176,13 @@ class DecoderLayer(nn.Module):
         return total, total
 
 
+class WeightCounts(NamedTuple):
+    """Numbers of weights."""
+
+    all: int
+    experts: int  # those of one expert or another, without those that all tokens share
+
+
 class Decoder(nn.Module):
     """The stack of layers, from token ids to final hidden states."""
 
@@ -221,16 +229,27 @@ class Decoder(nn.Module):
 
 
 @lru_cache(maxsize=16)
-def num_parameters(spec: ModelSpec) -> int:
-    """The number of a model's weights; a tied table counts once."""
+def weight_counts(spec: ModelSpec) -> WeightCounts:
+    """A model's weights, counted in the model; a tied table counts once."""
     model: nn.Module
     if spec.module is not None:
         from evalengine.models.hf_module.source import without_weights  # only such models need transformers' code here
 
         model = without_weights(spec.module)
     else:
-        model = DecoderForCausalLM(spec, FastOps(spec.dtype, torch.device("meta")))
-    return sum(parameter.numel() for parameter in model.parameters())
+        model = without_storage(spec)
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return WeightCounts(sum(counts.values()), sum(n for name, n in counts.items() if ".experts." in name))
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    """The number of a model's weights; a tied table counts once."""
+    return weight_counts(spec).all
+
+
+def without_storage(spec: ModelSpec) -> DecoderForCausalLM:
+    """A native model of which only names and shapes are wanted."""
+    return DecoderForCausalLM(spec, FastOps(spec.dtype, torch.device("meta")))
 
 
 class DecoderForCausalLM(CausalLM):

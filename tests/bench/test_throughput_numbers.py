@@ -13,7 +13,6 @@ from evalengine.bench.busy import HEAD, busy_share
 from evalengine.bench.floor import (
     Ceilings,
     LeastWork,
-    expert_parameters,
     floor_seconds,
     measure_ceilings,
     work_of,
@@ -24,7 +23,7 @@ from evalengine.bench.workload_files import generation
 from evalengine.engine.request import Request, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.models.decoder import num_parameters
+from evalengine.models.decoder import weight_counts
 from evalengine.models.spec import Block, ModelSpec, RopeSpec
 from tests.bench.workload_lines import a_row, write_rows
 
@@ -72,11 +71,21 @@ def test_floor_of_a_hand_worked_example() -> None:
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 
 
+def test_windows_bound_what_the_floor_counts() -> None:
+    # With a window of 3, [1 2 3] sees 1+2+3 tokens and [4 5] behind [1 2] 3+3. Steps 1 and 2 of the first read 3+3,
+    # steps 1 to 4 of the second, whose own tokens are 2, read 3+3+3+3. One layer sees so much, and one everything.
+    generations: list[Request] = [generation(0, [1, 2, 3], 3), generation(1, [1, 2, 4, 5], 5)]
+    spec = replace(TINY, blocks=(Block(window=3), Block()))
+    work = work_of(generations, 2, spec)
+    assert work.of_windows == {3: (6 + 6, 6 + 12)} and (work.pairs, work.kv_tokens_read) == (13, 27)
+    assert work.of_layers(spec) == (12 + 13, 18 + 27) and work.of_layers(TINY) == (2 * 13, 2 * 27)
+
+
 def test_of_experts_the_floor_counts_those_in_use() -> None:
     # The layers of the example with 4 experts of 3 x 8 x 6 weights in the place of the MLP, and a router of 4 x 8.
     # A token has 1 of 4; a decode step of 2 sequences touches 4 (1 - (3/4)^2) = 7/4 of them by an even choice.
     spec = replace(TINY, blocks=(Block(mixture=Mixture(Router(4, 1), 6)),))
-    assert expert_parameters(spec) == 2 * 4 * 144 and num_parameters(spec) == 2 * (600 - 384 + 32 + 576) + 8 + 1600
+    assert weight_counts(spec) == (2 * (600 - 384 + 32 + 576) + 8 + 1600, 2 * 4 * 144)
     work = LeastWork(10, pairs=0, prompt_rows=0, decode_steps=3, kv_tokens_read=0, decode_tokens=6)
     body = 2 * (600 - 384 + 32) + 8
     seconds = floor_seconds(work, spec, 2, Ceilings(1000.0, 100.0, 50.0))

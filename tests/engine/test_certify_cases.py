@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from evalengine.bench.floor import expert_parameters
 from evalengine.certify import certificate, schedules
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
 from evalengine.certify.compare import Tally
@@ -16,7 +15,7 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, RequestOutput, ScoreRequest
 from evalengine.errors import ConfigError
-from evalengine.models.decoder import num_parameters
+from evalengine.models.decoder import num_parameters, weight_counts
 from tests.engine.certify_double import CPU
 
 
@@ -90,7 +89,7 @@ def test_shapes() -> None:
     assert abs(num_parameters(opened("shape:qwen3-8b").spec) / 8.19e9 - 1) < 0.001
     for name, billions, used in (("qwen3-30b-a3b", 30.53, 3.35), ("gpt-oss-20b", 20.91, 4.19)):  # with the tables
         spec = opened(f"shape:{name}").spec
-        unused = expert_parameters(spec) * (1 - spec.mixture.router.chosen / spec.mixture.router.experts)
+        unused = weight_counts(spec).experts * (1 - spec.mixture.router.chosen / spec.mixture.router.experts)
         weights = num_parameters(spec)
         assert (round(weights / 1e9, 2), round((weights - unused) / 1e9, 2)) == (billions, used), name
     for arguments in (("shape:qwen9", None), ("shape:qwen3-8b", 0), ("shape:qwen3-8b", 99), ("asset:tinymath", 2)):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from evalengine.errors import listed
+from evalengine.layers.base import checkpoint_tensors
+from evalengine.models.decoder import without_storage
 from evalengine.models.spec import ModelSpec
 
 _TOP_NAMES = {
@@ -26,6 +29,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FIRST_LAYER = "model.layers.0."
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the RoPE frequencies, in which Llama 3 scaling is worked out
 
@@ -40,30 +44,17 @@ def hf_name(name: str) -> str:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """GGUF name -> shape, a row's length last, of every tensor of a model."""
-    hidden, inner, vocab = spec.hidden_size, spec.intermediate_size, spec.vocab_size
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (hidden,),
-        "attn_q.weight": (q, hidden),
-        "attn_k.weight": (kv, hidden),
-        "attn_v.weight": (kv, hidden),
-        "attn_output.weight": (hidden, q),
-        "ffn_norm.weight": (hidden,),
-        "ffn_gate.weight": (inner, hidden),
-        "ffn_up.weight": (inner, hidden),
-        "ffn_down.weight": (hidden, inner),
-    }
-    if spec.attention_bias:
-        layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-    if spec.attention_output_bias:
-        layer["attn_output.bias"] = (hidden,)
-    if spec.qk_norm:
-        layer |= {"attn_q_norm.weight": (spec.head_dim,), "attn_k_norm.weight": (spec.head_dim,)}
-    top: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab, hidden), "output_norm.weight": (hidden,)}
-    if not spec.tie_word_embeddings:
-        top[HEAD] = (vocab, hidden)
-    return top | {f"blk.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in layer.items()}
+    """GGUF name -> shape, a row's length last, of every tensor of a model whose layers are alike."""
+    top_of, role_of = ({theirs: own for own, theirs in names.items()} for names in (_TOP_NAMES, _LAYER_NAMES))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for tensor in checkpoint_tensors(without_storage(replace(spec, num_layers=1))):
+        name, _, kind = tensor.name.rpartition(".")
+        if not name.startswith(_FIRST_LAYER):
+            shapes[f"{top_of[name]}.{kind}"] = tensor.shape
+            continue
+        role = role_of[name.removeprefix(_FIRST_LAYER)]
+        shapes |= {f"blk.{layer}.{role}.{kind}": tensor.shape for layer in range(spec.num_layers)}
+    return shapes
 
 
 def listing(names: Sequence[str]) -> str:

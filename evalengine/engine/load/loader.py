@@ -26,7 +26,7 @@ from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, read_
 from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
-from evalengine.layers.base import Layer
+from evalengine.layers.base import Layer, checkpoint_tensors
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.decoder import DecoderForCausalLM
@@ -254,17 +254,7 @@ def _with_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase, setting
 
 def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
     """Every checkpoint tensor that the model needs, by name."""
-    targets = {}
-    for path, layer in model.named_modules():
-        if not isinstance(layer, Layer):
-            continue
-        parent, _, own_name = path.rpartition(".")
-        for shard, shape in layer.checkpoint_shards(own_name).items():
-            prefix = f"{parent}.{shard}" if parent else shard
-            for kind, param in layer.named_parameters(recurse=False):
-                whole = shape if kind == "weight" else shape[:1]
-                targets[f"{prefix}.{kind}"] = _Target(layer, param, shard, whole)
-    return targets
+    return {s.name: _Target(s.layer, s.param, s.shard, s.shape) for s in checkpoint_tensors(model)}
 
 
 def _without_storage(ops: Ops) -> Ops:
