@@ -49,7 +49,7 @@ def _times_sigmoid(x, z, dtype: tl.constexpr):
 
 
 @triton.jit
-def _activate(x, dtype: tl.constexpr, ACT: tl.constexpr):
+def activate(x, dtype: tl.constexpr, ACT: tl.constexpr):
     """float32 holding `dtype` values -> the activation in fp32, rounded to `dtype`."""
     if ACT == "silu":
         result = _times_sigmoid(x, x, dtype)
@@ -63,7 +63,7 @@ def _activate(x, dtype: tl.constexpr, ACT: tl.constexpr):
 @triton.jit
 def times_activation(gate, up, dtype: tl.constexpr, ACT: tl.constexpr):
     """float32 holding `dtype` values -> ACT(gate), rounded to `dtype`, times up, rounded to `dtype`."""
-    return (_activate(gate, dtype, ACT).to(tl.float32) * up).to(dtype)
+    return (activate(gate, dtype, ACT).to(tl.float32) * up).to(dtype)
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _activation_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, ACT: tl.constexpr
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     x = tl.load(x_ptr + index, mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + index, _activate(x, out_ptr.dtype.element_ty, ACT), mask)
+    tl.store(out_ptr + index, activate(x, out_ptr.dtype.element_ty, ACT), mask)
 
 
 def gated(gate_up: Tensor, act: str = "silu") -> Tensor:

@@ -135,3 +135,20 @@ def tanh(x):
 def softcap(x, cap, reciprocal):
     """float32 cap tanh(x / cap), both products rounded; `reciprocal` is float32(1 / cap)."""
     return tanh(x * reciprocal) * cap
+
+
+@triton.jit
+def softplus(x):
+    """float32 log(1 + exp(x)), within a few ulp by one formula: max(x, 0) + log1p(exp(-|x|)), whose log1p is corrected
+    for what 1 + e loses of e."""
+    e = exp(-tl.abs(x))
+    rounded = 1.0 + e
+    exact_part = rounded - 1.0
+    log1p = tl.where(exact_part == 0.0, e, log(rounded) * (e / tl.where(exact_part == 0.0, 1.0, exact_part)))
+    return tl.maximum(x, 0.0) + log1p
+
+
+@triton.jit
+def sigmoid(x):
+    """float32 1 / (1 + exp(-x))."""
+    return tl.div_rn(1.0, 1.0 + exp(-x))

@@ -247,3 +247,65 @@ def clamped_swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.double().chunk(2, -1)
     gate = gate.clamp(max=7)
     return (up.clamp(-7, 7) + 1) * gate * (1.702 * gate).sigmoid()
+
+
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, *, silu: bool) -> Tensor:
+    """One sequence's [n, C], weights [C, K] and the K - 1 inputs [K - 1, C] before it -> [n, C].
+
+    out[t] = bias + sum_j weight[:, j] x[t - K + 1 + j], then its silu if asked for.
+    """
+    whole, taps = torch.cat([before.double(), x.double()]), weight.shape[1]
+    out = sum(weight[:, j].double() * whole[j : j + len(x)] for j in range(taps))
+    out = out if bias is None else out + bias.double()
+    return activation(out, "silu") if silu else out
+
+
+def gated_delta(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One sequence's q, k [n, Hk, K], v [n, Hv, V], a, b [n, Hv] and state [Hv, V, K] -> ([n, Hv, V], the new state).
+
+    The recurrence of transformers' `torch_recurrent_gated_delta_rule` with normed q and k (modeling_qwen3_5.py):
+    S = exp(g) S; S = S + beta (v - S k) k^T; o = S q K^-0.5, g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b).
+    """
+    q, k, v, a, b, state = (x.double() for x in (q, k, v, a, b, state))
+    group = v.shape[1] // q.shape[1]
+    q, k = ((x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(group, 1) for x in (q, k))
+    g = -a_log.double().exp() * torch.nn.functional.softplus(a + dt_bias.double())
+    beta, out = b.sigmoid(), torch.empty_like(v)
+    for t in range(len(v)):
+        state = state * g[t].exp()[:, None, None]
+        delta = (v[t] - (state * k[t][:, None]).sum(-1)) * beta[t][:, None]
+        state = state + delta[..., None] * k[t][:, None]
+        out[t] = (state * q[t][:, None]).sum(-1) * k.shape[-1] ** -0.5
+    return out, state
+
+
+def mamba2(
+    x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor,
+    dt_limits: tuple[float, float],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One sequence's x [n, H, P], b, c [n, G, N], dt [n, H] and state [H, P, N] -> ([n, H, P], the new state).
+
+    The recurrence of transformers' `mamba2_selective_state_update` (modeling_granitemoehybrid.py), with one rule for
+    the time step everywhere: dt = clamp(softplus(dt + dt_bias)); S = exp(-dt exp(a_log)) S + dt x b^T; y = S c + d x.
+    """
+    x, b, c, state = x.double(), b.double(), c.double(), state.double()
+    group = x.shape[1] // b.shape[1]
+    b, c = b.repeat_interleave(group, 1), c.repeat_interleave(group, 1)
+    dt = torch.nn.functional.softplus(dt.double() + dt_bias.double()).clamp(*dt_limits)
+    decay, out = (-dt * a_log.double().exp()).exp(), torch.empty_like(x)
+    for t in range(len(x)):
+        state = state * decay[t][:, None, None] + (dt[t][:, None] * x[t])[..., None] * b[t][:, None]
+        out[t] = (state * c[t][:, None]).sum(-1) + d.double()[:, None] * x[t]
+    return out, state
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
+    """[..., W] twice, weight [W] or [group] -> [..., W]: the RMS norm of each `group` of numbers times silu(gate), or
+    of x * silu(gate)."""
+    x, factor = x.double(), activation(gate.double(), "silu")
+    x = x * factor if gate_first else x
+    groups = x.unflatten(-1, (-1, group))
+    normed = (groups * (groups.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2)
+    normed = normed * weight.double().repeat(x.shape[-1] // len(weight))
+    return normed if gate_first else normed * factor

@@ -1,0 +1,93 @@
+"""`fast` recurrences and their convolutions in plain torch, on a CPU or on CUDA without Triton.
+
+Shapes and states are those of `kernels.causal_conv`, `gated_delta`, `mamba2` and `gated_norm`. Products and rounding are
+those of transformers' eager code where it computes token by token.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalengine.kernels.exact_recurrent import initial_states, steps
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.layers.metadata import StepSequences
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, step: StepSequences, *, silu: bool
+) -> Tensor:
+    taps, outputs, start = weight.shape[1], [x[:0]], 0
+    for n, total, slot in zip(step.query_lens, step.kv_lens, step.slots, strict=True):
+        before = torch.zeros_like(state[slot]) if n == total else state[slot]
+        whole = torch.cat([before.to(x.dtype), x[start : start + n].t()], 1)
+        out = F.conv1d(whole[None], weight[:, None].to(x.dtype), bias, groups=len(weight))[0].t()
+        outputs.append(F.silu(out) if silu else out)
+        state[slot] = whole[:, whole.shape[1] - (taps - 1) :].to(state.dtype)
+        start += n
+    return torch.cat(outputs)
+
+
+def gated_delta(
+    mixed: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    step: StepSequences,
+    variant: GatedDelta,
+) -> Tensor:
+    heads, values, keys = variant.state_shape
+    size = variant.num_key_heads * keys
+    q, k, v = mixed.float().split([size, size, heads * values], -1)
+    q, k = (x.unflatten(-1, (-1, keys)) for x in (q, k))
+    q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (x.repeat_interleave(heads // variant.num_key_heads, 1) for x in (q, k))
+    v, q = v.unflatten(-1, (-1, values)), q / keys**0.5
+    decay = (-a_log.exp() * F.softplus(a.float() + dt_bias)).exp()
+    beta, out = b.sigmoid().float(), torch.empty_like(v)
+    states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
+    for active, rows in steps(step.query_lens, mixed.device):
+        own, key = states[active] * decay[rows][..., None, None], k[rows][:, :, None]
+        delta = (v[rows] - (own * key).sum(-1)) * beta[rows][..., None]
+        states[active] = own = own + delta[..., None] * key
+        out[rows] = (own * q[rows][:, :, None]).sum(-1)
+    state[at] = states
+    return out.to(mixed.dtype)
+
+
+def mamba2(
+    mixed: Tensor,
+    dt: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    d: Tensor,
+    state: Tensor,
+    step: StepSequences,
+    variant: Mamba2,
+) -> Tensor:
+    heads, width, columns = variant.state_shape
+    size = variant.num_groups * columns
+    x, b, c = mixed.float().split([heads * width, size, size], -1)
+    x = x.unflatten(-1, (-1, width))
+    b, c = (y.unflatten(-1, (-1, columns)).repeat_interleave(heads // variant.num_groups, 1) for y in (b, c))
+    time = F.softplus(dt.float() + dt_bias).clamp(*variant.dt_limits)
+    decay, out = (time * -a_log.exp()).exp(), torch.empty_like(x)
+    states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
+    for active, rows in steps(step.query_lens, mixed.device):
+        own = states[active] * decay[rows][..., None, None]
+        states[active] = own = own + (time[rows][..., None] * x[rows])[..., None] * b[rows][:, :, None]
+        out[rows] = (own * c[rows][:, :, None]).sum(-1) + d[:, None] * x[rows]
+    state[at] = states
+    return out.to(mixed.dtype)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
+    wide, factor = x.float(), F.silu(gate.float())
+    wide = wide * factor if gate_first else wide
+    groups = wide.unflatten(-1, (-1, group))
+    normed = (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
+    out = weight.repeat(x.shape[1] // len(weight)) * normed.to(x.dtype)
+    return out if gate_first else (out * factor).to(x.dtype)

@@ -1,0 +1,75 @@
+"""How a layer without attention mixes its tokens, as data: what kernels, layers and the memory plan need of it.
+
+The recurrences are those of `reference`; a sequence's state is float32 after every token (docs/numerics.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """A gated delta rule (Qwen3.5, Qwen3-Next): a state [key_dim, value_dim] for each value head, behind a convolution.
+
+    Value heads num_value_heads // num_key_heads in a row share a query and a key.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution over q, k and v
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: q, k and v."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """A sequence's state, the keys' dimension last."""
+        return self.num_value_heads, self.value_dim, self.key_dim
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A selective state space (Granite 4 hybrids): a state [head_dim, state_dim] for each head, behind a convolution.
+
+    Heads num_heads // num_groups in a row share B and C.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    taps: int  # of the convolution over x, B and C
+    conv_bias: bool
+    bias: bool  # of the projections
+    dt_limits: tuple[float, float]  # of the time step, after softplus
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_dim
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """A sequence's state, B's and C's dimension last."""
+        return self.num_heads, self.head_dim, self.state_dim
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A convolution between two gates (LFM2): C * conv(B * x). Its only state is the convolution's."""
+
+    channels: int
+    taps: int
+    bias: bool
+
+    @property
+    def state_shape(self) -> None:
+        return None
+
+
+Recurrence = GatedDelta | Mamba2 | ShortConv

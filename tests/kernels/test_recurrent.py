@@ -1,0 +1,166 @@
+"""Convolutions, recurrences and gated norms: near the float64 reference, and the same bytes wherever a step ends.
+
+Each level's function is called with (operands [T, ...], a state pool, query_lens, kv_lens, slots).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2, reference
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+LEVELS = ["native", "exact"]
+LENGTHS = (67, 1, 33, 5, 64)  # tokens of five sequences: 1, primes, a tile, one over a tile
+DELTAS = [GatedDelta(2, 4, 16, 8, 4), GatedDelta(1, 1, 7, 33, 4), GatedDelta(1, 3, 64, 65, 4)]
+MAMBAS = [
+    Mamba2(4, 8, 2, 16, 4, True, False, (0.0, float("inf"))),
+    Mamba2(1, 33, 1, 7, 4, True, False, (0.05, 0.1)),
+]
+Layer = Callable[[list[Tensor], Tensor, list[int], list[int], list[int]], Tensor]
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def on_device(query_lens: Sequence[int], kv_lens: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, ...]:
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    return tuple(torch.as_tensor(x, dtype=torch.int32, device=DEVICE) for x in (starts, kv_lens, slots))
+
+
+def conv(level: str, weight: Tensor, bias: Tensor | None, silu: bool) -> Layer:
+    def run(operands: list[Tensor], state: Tensor, new: list[int], total: list[int], slots: list[int]) -> Tensor:
+        if level == "exact":
+            return exact_recurrent.causal_conv(*operands, weight, bias, state, new, total, slots, silu=silu)
+        step = on_device(new, total, slots)
+        return causal_conv.causal_conv(*operands, weight, bias, state, *step, max(new), silu=silu)
+
+    return run
+
+
+def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]) -> Layer:
+    kernel: Any = gated_delta.gated_delta if isinstance(variant, GatedDelta) else mamba2.mamba2
+    exact: Any = exact_recurrent.gated_delta if isinstance(variant, GatedDelta) else exact_recurrent.mamba2
+
+    def run(operands: list[Tensor], state: Tensor, new: list[int], total: list[int], slots: list[int]) -> Tensor:
+        if level == "exact":
+            return exact(*operands, *heads, state, new, total, slots, variant)
+        return kernel(*operands, *heads, state, *on_device(new, total, slots), variant)
+
+    return run
+
+
+def case(variant: GatedDelta | Mamba2, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """The operands of all sequences' tokens, and the heads' parameters."""
+    tokens = sum(LENGTHS)
+    heads = variant.state_shape[0]
+    delta = isinstance(variant, GatedDelta)
+    operands = [randn(tokens, variant.channels, dtype=dtype)]
+    operands += [randn(tokens, heads, seed=seed, dtype=dtype) for seed in ((1, 2) if delta else (1,))]
+    return operands, [randn(heads, seed=seed) for seed in ((3, 4) if delta else (3, 4, 5))]
+
+
+def assert_borders_do_not_matter(run: Layer, operands: list[Tensor], state: Tensor) -> None:
+    """All sequences in one step; then each with other neighbours, in other slots, its tokens cut into steps."""
+    slots = [3, 0, 5, 1, 2]
+    whole_state = state.clone()
+    whole = run(operands, whole_state, list(LENGTHS), list(LENGTHS), slots)
+    starts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
+    for s, borders in ((0, (0, 1, 2, 34, 67)), (2, (0, 32, 33)), (3, (0, 1, 2, 3, 4, 5)), (4, (0, 63, 64))):
+        other = state.clone()
+        for first, end in zip(borders, borders[1:], strict=False):
+            rows = torch.arange(starts[s] + first, starts[s] + end)
+            mixed = [torch.cat([x[:3], x[rows], x[:1]]) for x in operands]  # two more sequences stand beside it
+            out = run(mixed, other, [3, end - first, 1], [3, end, 9], [1, 4, 0])
+            assert_bitwise_equal(out[3 : 3 + len(rows)], whole[rows])
+        assert_bitwise_equal(other[4], whole_state[slots[s]])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba2, level: str) -> None:
+    operands, heads = case(variant, dtype)
+    state = randn(6, *variant.state_shape, seed=9)  # sequences that begin do not see what their slots hold
+    assert_borders_do_not_matter(recurrence(level, variant, heads), operands, state)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("channels", "taps"), [(1, 2), (129, 3), (40, 4), (128, 7)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_convolution_may_end_anywhere(dtype: torch.dtype, channels: int, taps: int, level: str) -> None:
+    weight, bias = randn(channels, taps, seed=1, dtype=dtype), randn(channels, seed=2, dtype=dtype)
+    state = randn(6, channels, taps - 1, seed=9, dtype=dtype)
+    run = conv(level, weight, bias if taps > 3 else None, silu=taps != 3)
+    assert_borders_do_not_matter(run, [randn(sum(LENGTHS), channels, dtype=dtype)], state)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
+def test_recurrences_are_near_the_reference(variant: GatedDelta | Mamba2, level: str) -> None:
+    operands, heads = case(variant, torch.float32)
+    state = torch.zeros(1, *variant.state_shape, device=DEVICE)
+    n = LENGTHS[0]
+    out = recurrence(level, variant, heads)([x[:n] for x in operands], state, [n], [n], [0])
+    start = torch.zeros(variant.state_shape, device=DEVICE)
+    if isinstance(variant, GatedDelta):
+        size = variant.num_key_heads * variant.key_dim
+        q, k, v = operands[0][:n].split([size, size, variant.channels - 2 * size], -1)
+        parts = [x.unflatten(-1, (-1, d)) for x, d in zip((q, k, v), (variant.key_dim,) * 2 + (variant.value_dim,))]
+        true, end = reference.gated_delta(*parts, *(x[:n] for x in operands[1:]), *heads, start)
+    else:
+        size = variant.num_groups * variant.state_dim
+        x, b, c = operands[0][:n].split([variant.channels - 2 * size, size, size], -1)
+        parts = [y.unflatten(-1, (-1, d)) for y, d in zip((x, b, c), (variant.head_dim,) + (variant.state_dim,) * 2)]
+        true, end = reference.mamba2(*parts, operands[1][:n], *heads, start, variant.dt_limits)
+    tolerance = 3e-5 if level == "native" else 3e-6
+    torch.testing.assert_close(out.double(), true, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(state[0].double(), end, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_convolution_is_near_the_reference(level: str) -> None:
+    x, weight, bias = randn(67, 40), randn(40, 4, seed=1), randn(40, seed=2)
+    state = randn(1, 40, 3, seed=3)
+    true = reference.causal_conv(x, weight, bias, state[0].t(), silu=True)
+    out = conv(level, weight, bias, silu=True)([x], state, [67], [80], [0])
+    torch.testing.assert_close(out.double(), true, rtol=2e-6, atol=2e-6)
+    assert_bitwise_equal(state[0], x[-3:].t().contiguous())
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize(("width", "group", "repeated"), [(7, 7, False), (130, 65, True), (4096, 1024, False)])
+@pytest.mark.parametrize("level", LEVELS)
+def test_gated_norms(level: str, width: int, group: int, repeated: bool, gate_first: bool) -> None:
+    x, gate, weight = randn(5, width), randn(5, width, seed=1), randn(group if repeated else width, seed=2)
+    function = {"native": gated_norm.gated_norm, "exact": exact_recurrent.gated_norm}[level]
+    norm = partial(function, weight=weight, eps=1e-5, group=group, gate_first=gate_first)
+    out = norm(x, gate)
+    true = reference.gated_norm(x, gate, weight, 1e-5, group, gate_first=gate_first)
+    torch.testing.assert_close(out.double(), true, rtol=2e-6, atol=2e-6)
+    for row in range(5):
+        assert_bitwise_equal(norm(x[row : row + 1], gate[row : row + 1]), out[row : row + 1])
+
+
+def test_a_chunked_form_would_show_where_a_step_ends() -> None:
+    """The control: the same recurrence with its sums over two tokens at once differs in some bits."""
+    operands, heads = case(DELTAS[0], torch.float32)
+    n, state = LENGTHS[0], torch.zeros(1, *DELTAS[0].state_shape, device=DEVICE)
+    out = recurrence("native", DELTAS[0], heads)([x[:n] for x in operands], state, [n], [n], [0])
+    size = DELTAS[0].num_key_heads * DELTAS[0].key_dim
+    q, k, v = operands[0][:n].float().split([size, size, DELTAS[0].channels - 2 * size], -1)
+    start = torch.zeros(DELTAS[0].state_shape, device=DEVICE)
+    parts = (q.unflatten(-1, (-1, 16)), k.unflatten(-1, (-1, 16)), v.unflatten(-1, (-1, 8)))
+    other, _ = reference.gated_delta(*parts, *(x[:n] for x in operands[1:]), *heads, start)
+    assert count_differing(other.float(), out)
