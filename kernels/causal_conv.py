@@ -24,7 +24,9 @@ TOKENS, CHANNELS = 32, 128  # of a program's tile
 @triton.jit
 def _inputs(x_ptr, state_ptr, first, at, channel, stride_x, fresh, K: tl.constexpr, keep):
     """The inputs `at` [tokens] of the sequence's present ones, in float32; below 0 those of the state."""
-    new = tl.load(x_ptr + (first + at)[:, None] * stride_x + channel[None, :], mask=keep & (at >= 0)[:, None], other=0.0)
+    new = tl.load(
+        x_ptr + (first + at)[:, None] * stride_x + channel[None, :], mask=keep & (at >= 0)[:, None], other=0.0
+    )
     old = tl.load(
         state_ptr + channel[None, :] * (K - 1) + (K - 1 + at)[:, None],
         mask=keep & ((at < 0) & (at >= 1 - K) & (fresh == 0))[:, None],

@@ -9,7 +9,7 @@ end anywhere. Tokens are taken one after another, those at the same place of all
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,7 @@ def causal_conv(
     state: Tensor,
     query_lens: list[int],
     kv_lens: list[int],
-    slots: list[int],
+    slots: Sequence[int],
     *,
     silu: bool,
 ) -> Tensor:
@@ -76,7 +76,9 @@ def steps(query_lens: list[int], device: torch.device) -> Iterator[tuple[Tensor,
         yield active.to(device), (starts[active] + t).to(device)
 
 
-def initial_states(state: Tensor, query_lens: list[int], kv_lens: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
+def initial_states(
+    state: Tensor, query_lens: list[int], kv_lens: list[int], slots: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """The sequences' states, zeros where one begins, and their slots, int64 [S]."""
     at = torch.tensor(slots, device=state.device)
     fresh = torch.tensor([n == total for n, total in zip(query_lens, kv_lens, strict=True)], device=state.device)
@@ -92,7 +94,7 @@ def gated_delta(
     state: Tensor,
     query_lens: list[int],
     kv_lens: list[int],
-    slots: list[int],
+    slots: Sequence[int],
     variant: GatedDelta,
 ) -> Tensor:
     """As `kernels.gated_delta`: -> float32 [T, Hv, V], and the pool [R, Hv, V, K] is brought up to date."""
@@ -128,7 +130,7 @@ def mamba2(
     state: Tensor,
     query_lens: list[int],
     kv_lens: list[int],
-    slots: list[int],
+    slots: Sequence[int],
     variant: Mamba2,
 ) -> Tensor:
     """As `kernels.mamba2`: -> float32 [T, H, P], and the pool [R, H, P, N] is brought up to date."""

@@ -21,10 +21,27 @@ class GatedDelta:
     value_dim: int
     taps: int  # of the convolution over q, k and v
 
+    bias = False  # of the projections
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Channels of the convolution."""
+        keys = self.num_key_heads * self.key_dim
+        return {"q": keys, "k": keys, "v": self.features}
+
     @property
     def channels(self) -> int:
-        """Channels of the convolution: q, k and v."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        return sum(self.parts.values())
+
+    @property
+    def features(self) -> int:
+        """Features that the output's projection takes."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def projected(self) -> int:
+        """Features of the input's projection: q, k, v, the gate z, and a and b of each value head."""
+        return self.channels + self.features + 2 * self.num_value_heads
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -49,9 +66,24 @@ class Mamba2:
     dt_limits: tuple[float, float]  # of the time step, after softplus
 
     @property
+    def parts(self) -> dict[str, int]:
+        """Channels of the convolution."""
+        group = self.num_groups * self.state_dim
+        return {"x": self.features, "B": group, "C": group}
+
+    @property
     def channels(self) -> int:
-        """Channels of the convolution: x, B and C."""
-        return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_dim
+        return sum(self.parts.values())
+
+    @property
+    def features(self) -> int:
+        """Features that the output's projection takes."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def projected(self) -> int:
+        """Features of the input's projection: the gate z, x, B, C and each head's time step."""
+        return self.features + self.channels + self.num_heads
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -67,9 +99,17 @@ class ShortConv:
     taps: int
     bias: bool
 
+    state_shape = None
+
     @property
-    def state_shape(self) -> None:
-        return None
+    def features(self) -> int:
+        """Features that the output's projection takes."""
+        return self.channels
+
+    @property
+    def projected(self) -> int:
+        """Features of the input's projection: B, C and x."""
+        return 3 * self.channels
 
 
 Recurrence = GatedDelta | Mamba2 | ShortConv

@@ -255,12 +255,13 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, 
     out[t] = bias + sum_j weight[:, j] x[t - K + 1 + j], then its silu if asked for.
     """
     whole, taps = torch.cat([before.double(), x.double()]), weight.shape[1]
-    out = sum(weight[:, j].double() * whole[j : j + len(x)] for j in range(taps))
+    out = torch.stack([weight[:, j].double() * whole[j : j + len(x)] for j in range(taps)]).sum(0)
     out = out if bias is None else out + bias.double()
     return activation(out, "silu") if silu else out
 
 
-def gated_delta(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor
+def gated_delta(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One sequence's q, k [n, Hk, K], v [n, Hv, V], a, b [n, Hv] and state [Hv, V, K] -> ([n, Hv, V], the new state).
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
+from evalengine.kernels.recurrent_variant import Recurrence
 from evalengine.kernels.row_variants import LLAMA, RowVariants
 
 
@@ -37,6 +38,8 @@ class Shapes:
     dense: bool = True  # whether some layer has one feed-forward for all tokens
     mixture: Mixture | None = None  # what the layers have that have experts
     latent: Latent | None = None  # what keys and values are products of, if not of the hidden state
+    output_gate: bool = False  # whether attention's output has a gate
+    recurrent_kinds: tuple[Recurrence, ...] = ()  # what layers have in the place of attention, each once
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks
@@ -48,7 +51,10 @@ class Shapes:
         rows of every weight, with the whole of k."""
         heads, kv_heads = self.heads_of_rank(ranks)
         hidden, inner = self.hidden_size, self.intermediate_size
-        layers = {"qkv_proj": LinearShape((heads + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias)}
+        gates = heads * self.output_gate
+        layers = {
+            "qkv_proj": LinearShape((heads + gates + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias)
+        }
         value_dim = self.head_dim
         if self.latent is not None:
             layers, value_dim = self._latent_layers(heads), self.latent.value_dim
@@ -56,6 +62,10 @@ class Shapes:
         if self.dense:
             layers["gate_up_proj"] = LinearShape((1 + self.gated) * inner // ranks, hidden, self.mlp_bias)
             layers["down_proj"] = LinearShape(hidden // ranks, inner, self.mlp_bias)
+        for kind in self.recurrent_kinds:
+            name = type(kind).__name__
+            layers[f"{name} in_proj"] = LinearShape(kind.projected, hidden, kind.bias)
+            layers[f"{name} out_proj"] = LinearShape(hidden, kind.features, kind.bias)
         if self.mixture is None:
             return layers
         if not self.mixture.router.wide:

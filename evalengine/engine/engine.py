@@ -106,7 +106,7 @@ class Engine(LoadedModel):
         max_len = self.settings.max_model_len
         sequences = to_sequences(
             batch,
-            self.config.enable_prefix_caching,
+            self.caches_prefixes,
             lambda request: generating_sequence(request, self.spec, self.tokenizer, max_len),
             self.spec.short_positions(max_len),
         )
@@ -284,6 +284,9 @@ class Engine(LoadedModel):
         """Halves the largest step after one that did not fit the memory. The tokens of that step are scheduled anew:
         nothing is known of what it has done. No bit of a batch-invariant level changes."""
         self._copies = schedule.copies
+        if self.spec.recurrences:
+            self._copies = []
+            self.scheduler.preempt_all()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
         most = self.scheduler.max_num_batched_tokens = schedule.num_tokens // 2

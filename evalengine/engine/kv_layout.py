@@ -53,7 +53,8 @@ class KVLayout:
 
     layers_per_page: int
     groups: tuple[KVGroup, ...]
-    places: tuple[tuple[int, int], ...]  # of each layer: its block table, and its place among a page's layers
+    # Of each layer: its block table, and its place among a page's layers. Of recurrent layers neither counts.
+    places: tuple[tuple[int, int], ...]
 
     @property
     def num_tables(self) -> int:
@@ -82,19 +83,20 @@ def kv_layout(spec: ModelSpec, settings: Settings) -> KVLayout:
     """The layout of a model's KV pool. A window that no sequence outgrows counts as none; so does every window under
     flash-attn, which multiplies what lies before it by zero instead of leaving it out."""
     kept = settings.attention_backend == "flash_attn"
-    windows: list[int | None] = []
+    windows: dict[int, int | None] = {}
     for layer in range(spec.num_layers):
         window = spec.block(layer).window
-        windows.append(None if kept or window is None or window >= settings.max_model_len else window)
-    distinct = sorted(set(windows), key=lambda window: (window is not None, window))  # all keys first
-    members = [[layer for layer, own in enumerate(windows) if own == window] for window in distinct]
+        if spec.block(layer).recurrence is None:
+            windows[layer] = None if kept or window is None or window >= settings.max_model_len else window
+    distinct = sorted(set(windows.values()), key=lambda window: (window is not None, window))  # all keys first
+    members = [[layer for layer, own in windows.items() if own == window] for window in distinct]
     size = _layers_per_page([len(layers) for layers in members])
     groups, places, first = [], {}, 0
     for window, layers in zip(distinct, members, strict=True):
         places.update({layer: (first + i // size, i % size) for i, layer in enumerate(layers)})
         groups.append(KVGroup(window, -(-len(layers) // size)))
         first += groups[-1].num_tables
-    return KVLayout(size, tuple(groups), tuple(places[layer] for layer in range(spec.num_layers)))
+    return KVLayout(size, tuple(groups), tuple(places.get(layer, (0, 0)) for layer in range(spec.num_layers)))
 
 
 def _layers_per_page(counts: list[int]) -> int:

@@ -119,8 +119,14 @@ class LoadedModel:
     def _new_block_manager(self) -> BlockManager:
         """An empty pool's."""
         config, groups = self.config, self.kv_layout.groups
-        pool = self.num_kv_blocks, self.settings.block_size, config.enable_prefix_caching
+        pool = self.num_kv_blocks, self.settings.block_size, self.caches_prefixes
         return BlockManager(*pool, groups, config.max_num_batched_tokens)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether the KV of prefixes is kept for other sequences. Recurrent layers' states are not, so that a model
+        which has some computes every prompt."""
+        return self.config.enable_prefix_caching and not self.spec.recurrences
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:

@@ -197,6 +197,8 @@ def _uneven(ranks: int, spec: ModelSpec) -> str:
     head."""
     if spec.module is not None and ranks > 1:
         return "layers, which transformers' own module computes (model.implementation)"
+    if spec.recurrences and ranks > 1:
+        return "recurrent layers"
     sizes = {
         "attention heads": spec.num_heads,
         "hidden features": spec.hidden_size,

@@ -13,13 +13,17 @@ from torch import Tensor
 from evalengine.kernels import (
     activation,
     attention,
+    causal_conv,
     expert_groups,
     expert_matmul,
     expert_rows,
+    gated_delta,
+    gated_norm,
     kv_cache,
     layer_norm,
     log_softmax,
     log_softmax_parts,
+    mamba2,
     qkv,
     rms_norm,
     rope,
@@ -29,6 +33,7 @@ from evalengine.kernels import (
 )
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
@@ -45,6 +50,12 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools, by the contract's arithmetic."""
     return attention.paged_attention(q, k_cache, v_cache, metadata, variant, sinks)
+
+
+def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
+    """How the kernels of recurrences are told of a step's sequences."""
+    assert metadata.state_slots is not None, "the model has recurrent layers"
+    return metadata.cu_seqlens_q, metadata.seqlens_k, metadata.state_slots
 
 
 class CudaOps(Ops):
@@ -134,6 +145,57 @@ class CudaOps(Ops):
             q, k, v, q_weight, k_weight, norm.eps, cos, sin, k_cache, v_cache, slot_mapping,
             offset=norm.offset, cast_first=norm.cast_first,
         )  # fmt: skip
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
+
+    def gated_delta(
+        self,
+        mixed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        variant: GatedDelta,
+    ) -> Tensor:
+        return gated_delta.gated_delta(mixed, a, b, a_log, dt_bias, state, *_sequences(metadata), variant)
+
+    def mamba2(
+        self,
+        mixed: Tensor,
+        dt: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        d: Tensor,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        variant: Mamba2,
+    ) -> Tensor:
+        return mamba2.mamba2(mixed, dt, a_log, dt_bias, d, state, *_sequences(metadata), variant)
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        return gated_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """torch's sigmoid, rounded, and product, rounded."""
+        return x * torch.sigmoid(gate)
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """torch's product: in float32, rounded once."""
+        return x * y
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return log_softmax.log_softmax(logits)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import exact, exact_attention, exact_mixture, exact_rows
+from evalengine.kernels import exact, exact_attention, exact_mixture, exact_recurrent, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
@@ -96,6 +97,61 @@ class ExactOps(Ops):
         return exact_attention.paged_attention(
             q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, variant, sinks
         )
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        return exact_recurrent.causal_conv(
+            x, weight, bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu
+        )
+
+    def gated_delta(
+        self,
+        mixed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        variant: GatedDelta,
+    ) -> Tensor:
+        return exact_recurrent.gated_delta(
+            mixed, a, b, a_log, dt_bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant
+        )
+
+    def mamba2(
+        self,
+        mixed: Tensor,
+        dt: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        d: Tensor,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        variant: Mamba2,
+    ) -> Tensor:
+        return exact_recurrent.mamba2(
+            mixed, dt, a_log, dt_bias, d, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant
+        )
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        return exact_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        return exact_recurrent.sigmoid_gate(x, gate)
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        return exact_recurrent.multiply(x, y)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return exact.log_softmax(logits)

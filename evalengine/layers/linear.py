@@ -129,23 +129,32 @@ class QKVLinear(MergedLinear):
         num_kv_heads: int,
         head_dim: int,
         bias: bool = False,
+        *,
+        gate: bool = False,
     ) -> None:
+        """gate: whether the output's gate, of as many features as q, comes after v."""
         self.head_dim, tp_size = head_dim, ops.tp.size
         self.kv_parts = min(tp_size, num_kv_heads)
         assert num_heads % tp_size == 0 and num_kv_heads % self.kv_parts == 0 and tp_size % self.kv_parts == 0
         sizes = {"q_proj": num_heads * head_dim, "k_proj": num_kv_heads * head_dim, "v_proj": num_kv_heads * head_dim}
+        if gate:
+            sizes["gate_proj"] = sizes["q_proj"]
         super().__init__(ops, in_features, sizes, bias)
 
     def shard_of(self, shard: str) -> tuple[int, int]:
-        if shard == "q_proj":
+        if shard in ("q_proj", "gate_proj"):
             return super().shard_of(shard)
         return self.ops.tp.rank * self.kv_parts // self.ops.tp.size, self.kv_parts
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, N] -> q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D], as views."""
-        q, k, v = qkv.split([self.local_rows(shard) for shard in self.sizes], dim=-1)
+        q, k, v, *_ = qkv.split([self.local_rows(shard) for shard in self.sizes], dim=-1)
         heads = (-1, self.head_dim)
         return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+
+    def gate(self, qkv: Tensor) -> Tensor:
+        """[T, N] -> the output's gate, [T, Hq * D], as a view."""
+        return qkv[:, -self.local_rows("gate_proj") :]
 
     def gather_heads(self, x: Tensor, shard: str) -> Tensor:
         """This rank's heads of q, k or v, [T, h, D] -> all of the model's side by side, [T, H * D], on every rank."""

@@ -82,6 +82,9 @@ class AttentionMetadata:
     shared: SharedBlocks | None = None  # what decodes have in the same pages, if attention is to read it once for all
     plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # data of kernels, made once a step
     layers: Sequence[AttentionMetadata] = ()  # what each layer takes, if they have several block tables
+    # Of a model with recurrent layers: each sequence's place in the pool of states (-1: padding), on device and host.
+    state_slots: Tensor | None = None  # int32 [S]
+    slots: Sequence[int] = ()
 
     @classmethod
     def build(
@@ -152,6 +155,11 @@ class AttentionMetadata:
     def max_query_len(self) -> int:
         """The most rows of a sequence that is no decode."""
         return max(self.query_lens[self.num_decodes :], default=0)
+
+    @cached_property
+    def longest_query(self) -> int:
+        """The most rows of a sequence."""
+        return max(self.query_lens, default=0)
 
     @cached_property
     def max_decode_kv_len(self) -> int:

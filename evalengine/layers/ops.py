@@ -19,7 +19,9 @@ from torch import Tensor
 from evalengine.kernels import sampling
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.kernels.shapes import Shapes
+from evalengine.layers import plain_recurrent
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
 from evalengine.layers.variants import Activation, Norm
@@ -156,6 +158,64 @@ class Ops(ABC):
         of a sequence's first query the pools may hold anything (its pages may have been given back), and the block
         table may name any page there.
         """
+
+    # -- recurrences, in plain torch where a level has no form of its own. Pools of states are as in
+    # `layers.recurrent.States`; what a step's sequences leave there is written.
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
+        return plain_recurrent.causal_conv(x, weight, bias, state, metadata, silu=silu)
+
+    def gated_delta(
+        self,
+        mixed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        variant: GatedDelta,
+    ) -> Tensor:
+        """q, k and v side by side [T, C], a and b [T, Hv], float32 a_log and dt_bias [Hv] -> [T, Hv, V]."""
+        return plain_recurrent.gated_delta(mixed, a, b, a_log, dt_bias, state, metadata, variant)
+
+    def mamba2(
+        self,
+        mixed: Tensor,
+        dt: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        d: Tensor,
+        state: Tensor,
+        metadata: AttentionMetadata,
+        variant: Mamba2,
+    ) -> Tensor:
+        """x, B and C side by side [T, C], dt [T, H], float32 a_log, dt_bias and d [H] -> [T, H, P]."""
+        return plain_recurrent.mamba2(mixed, dt, a_log, dt_bias, d, state, metadata, variant)
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        """[T, W] twice, weight [W] or [group] -> [T, W]: RMS norms of groups, gated by SiLU before or after."""
+        return plain_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Any shape twice: x * sigmoid(gate)."""
+        return x * torch.sigmoid(gate)
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """Any shape twice: x * y, rounded once."""
+        return x * y
 
     @abstractmethod
     def log_softmax(self, logits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
+from evalengine.layers.recurrent import States
 from evalengine.models.spec import ModelSpec
 
 
@@ -28,12 +29,12 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache | States], metadata: AttentionMetadata
     ) -> Tensor:
         """Normed hidden states [T, H] of token ids and positions, int64 [T] each.
 
-        kv_caches: a (k, v) pair of pools [B, block_size, Hkv, D] for each layer. With fewer pairs than layers, only the
-        first so many layers are computed; only models whose `layers_alike` are asked for that.
+        kv_caches: a (k, v) pair of pools [B, block_size, Hkv, D] for each layer, or its `States`. With fewer
+        than layers, only the first so many layers are computed; only models whose `layers_alike` are asked for that.
         """
 
     @abstractmethod

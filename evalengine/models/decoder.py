@@ -21,6 +21,7 @@ from evalengine.layers.fast import FastOps
 from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
+from evalengine.layers.recurrent import SigmoidGate, States
 from evalengine.layers.rows import (
     ActivationLayer,
     Add,
@@ -37,6 +38,7 @@ from evalengine.layers.rows import (
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.latent_attention import LatentAttention
 from evalengine.models.mixture import DecoderMixture
+from evalengine.models.recurrent import mixer
 from evalengine.models.spec import Block, ModelSpec
 
 
@@ -49,8 +51,13 @@ class DecoderAttention(nn.Module):
         self.ops, self.block = ops, block
         self.table = spec.ropes.index(spec.rope_of(block))
         self.qkv_proj = QKVLinear(
-            ops, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, bias=spec.attention_bias
+            ops,
+            *(spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim),
+            bias=spec.attention_bias,
+            gate=block.output_gate,
         )
+        if block.output_gate:
+            self.output_gate = SigmoidGate(ops)
         if spec.qk_norm:
             of_head = block.qk_norm_of == "head"
             self.q_norm = RowNorm(ops, spec.head_dim if of_head else spec.num_heads * spec.head_dim, spec.norms)
@@ -66,14 +73,18 @@ class DecoderAttention(nn.Module):
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...], kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         cos, sin = tables[2 * self.table : 2 * self.table + 2]
-        qkv = self.qkv_proj.split(self.qkv_proj(x))
+        projected = self.qkv_proj(x)
+        qkv = self.qkv_proj.split(projected)
         if self.ops.fused and self.fused:
             q = self.norm_rope_store(qkv, self.norms, cos, sin, kv_cache, metadata.slot_mapping)
         else:
             q = self._in_steps(qkv, cos, sin, kv_cache, metadata.slot_mapping)
         if len(tables) % 2:  # behind the pairs of cosines and sines: factors of the queries
             q = self.query_scale(q, tables[-1])
-        return self.o_proj(self.attention(q, kv_cache, metadata).flatten(1))
+        out = self.attention(q, kv_cache, metadata).flatten(1)
+        if self.block.output_gate:
+            out = self.output_gate(out, self.qkv_proj.gate(projected))
+        return self.o_proj(out)
 
     def _in_steps(
         self, qkv: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor, kv_cache: KVCache, slot_mapping: Tensor
@@ -127,8 +138,11 @@ class DecoderLayer(nn.Module):
         whole = whole or block.residual_scale != 1.0
         size, norm = spec.hidden_size, spec.norms
         self.input_layernorm: nn.Module = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
-        attention = DecoderAttention if block.latent is None else LatentAttention
-        self.self_attn: nn.Module = attention(spec, block, ops, whole=whole)
+        if block.recurrence is None:
+            attention = DecoderAttention if block.latent is None else LatentAttention
+            self.self_attn: nn.Module = attention(spec, block, ops, whole=whole)
+        else:
+            self.mixer = mixer(spec, block.recurrence, ops, whole=whole)
         if block.norm_after:
             self.attention_output_norm, self.mlp_output_norm = RowNorm(ops, size, norm), RowNorm(ops, size, norm)
         if block.residual_scale != 1.0:
@@ -148,11 +162,14 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         residual: Tensor,
         tables: tuple[Tensor, ...],
-        kv_cache: KVCache,
+        kv_cache: KVCache | States,
         metadata: AttentionMetadata,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self._enter(self.input_layernorm, x, residual)
-        attended = self.self_attn(x, tables, kv_cache, metadata)
+        if isinstance(kv_cache, States):
+            attended = self.mixer(x, kv_cache, metadata)
+        else:
+            attended = self.self_attn(x, tables, kv_cache, metadata)
         if self.block.norm_after:
             attended = self.attention_output_norm(attended)
         if self.block.residual_scale != 1.0:
@@ -213,7 +230,7 @@ class Decoder(nn.Module):
         self.norm = AddNorm(ops, spec.hidden_size, spec.norms)
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache | States], metadata: AttentionMetadata
     ) -> Tensor:
         self.embed_tokens.ops.tp.begin()
         x = self.embed_tokens(input_ids)
@@ -273,7 +290,7 @@ class DecoderForCausalLM(CausalLM):
             self.after_head.append(Softcap(ops, spec.logits_softcap))
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache | States], metadata: AttentionMetadata
     ) -> Tensor:
         return self.model(input_ids, positions, kv_caches, metadata)
 

@@ -43,19 +43,20 @@ def describe(
     rope: RopeSpec | None = None,
     eps: str = "rms_norm_eps",
     blocks: tuple[Block, ...] = PLAIN,
+    intermediate_size: int | None = None,
     **more: Any,
 ) -> ModelSpec:
     """The spec of a transformers configuration.
 
     biases: whether (q, k and v; the output projection) have them. rope: of all layers; None: the configuration's. eps:
-    what the configuration calls it. more: further fields of `ModelSpec`.
+    what the configuration calls it. intermediate_size: None: the configuration's. more: further fields of `ModelSpec`.
     """
     heads = config.num_attention_heads
     return ModelSpec(
         architecture=family.architecture,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=intermediate_size or config.intermediate_size,
         num_layers=config.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
@@ -87,15 +88,17 @@ def activation_of(config: Any, field: str = "hidden_act") -> Activation:
     return ACTIVATIONS[name]
 
 
-def by_layer(config: Any, block: Callable[[str], Block]) -> tuple[Block, ...]:
+def by_layer(config: Any, block: Callable[[str], Block], recurrent: str | None = None) -> tuple[Block, ...]:
     """A block for each layer, of its kind in `layer_types`; without them all layers are one block of full attention.
+
+    recurrent: the kind of layers that have no attention; windows are then refused.
 
     Raises ConfigError for another kind, or for kinds that are not one a layer.
     """
     kinds = getattr(config, "layer_types", None)
     if not kinds:
         return (block("full_attention"),)
-    if others := sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}):
+    if others := sorted({str(kind) for kind in kinds} - {"full_attention", recurrent or "sliding_attention"}):
         raise ConfigError(f"layer_types: layers of {', '.join(others)} are not supported, only those of attention")
     if len(kinds) != config.num_hidden_layers:
         raise ConfigError(f"layer_types: {len(kinds)} kinds for num_hidden_layers={config.num_hidden_layers}")

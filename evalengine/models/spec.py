@@ -14,6 +14,7 @@ import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
+from evalengine.kernels.recurrent_variant import Recurrence
 from evalengine.kernels.row_variants import RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
@@ -40,13 +41,15 @@ class Block:
     gated: bool = True
     mlp_bias: bool = False
     mixture: Mixture | None = field(default=None, metadata=LATER)  # in the place of the one feed-forward
+    recurrence: Recurrence | None = field(default=None, metadata=LATER)  # in the place of attention
+    output_gate: bool = field(default=False, metadata=LATER)  # whether attention's output is times sigmoid(gate(x))
 
     latent: Latent | None = field(default=None, metadata=LATER)  # what keys and values are products of, if not of x
 
     def __repr__(self) -> str:
-        """All fields, but the last two only where they are in use: dummy weights of models without have their names."""
-        later = [name for name in ("mixture", "latent") if getattr(self, name) is None]
-        names = [f.name for f in fields(self) if f.name not in later]
+        """All fields, but the last four only where they are in use: dummy weights of models without have their names."""
+        later = {"mixture": None, "latent": None, "recurrence": None, "output_gate": False}
+        names = [f.name for f in fields(self) if f.name not in later or getattr(self, f.name) != later[f.name]]
         return f"Block({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
@@ -139,6 +142,22 @@ class ModelSpec:
         tokens have the same."""
         lengths = [r.original_max_position_embeddings for r in self.ropes if r.long_factors is not None]
         return lengths[0] if lengths and lengths[0] < max_model_len else 0
+
+    @property
+    def recurrences(self) -> dict[int, Recurrence]:
+        """The layers that have a recurrence in the place of attention, by their numbers."""
+        found = ((i, self.block(i).recurrence) for i in range(self.num_layers))
+        return {i: recurrence for i, recurrence in found if recurrence is not None}
+
+    @property
+    def recurrent_kinds(self) -> tuple[Recurrence, ...]:
+        """The kinds of recurrences that layers have, each once."""
+        return tuple(dict.fromkeys(self.recurrences.values()))
+
+    @property
+    def output_gate(self) -> bool:
+        """Whether some layer's attention has an output gate."""
+        return any(block.output_gate for block in self.blocks)
 
     @property
     def attention_scale(self) -> float:

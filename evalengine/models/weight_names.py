@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from evalengine.kernels.recurrent_variant import Mamba2, Recurrence, ShortConv
 from evalengine.models.spec import ModelSpec
 
 _OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
@@ -34,7 +35,8 @@ class WeightNames:
     and v of each head side by side, not all of q before k. expert_parts: an expert's parts, each with our name for it.
     experts_transposed: tensors of all experts have their inputs before their outputs, and gate and up column by column
     in turn, not one after the other. layers_beyond: layers after the model's last one guess further tokens, and are
-    skipped.
+    skipped. bare: the last words of a layer's names that do not end in .weight or .bias. gated_q: q_proj has, head by
+    head, the rows of q and then those of the output's gate.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +49,8 @@ class WeightNames:
     expert_parts: Mapping[str, str] = field(default_factory=dict)
     experts_transposed: bool = False
     layers_beyond: bool = False
+    bare: tuple[str, ...] = ()
+    gated_q: bool = False
 
     def renamed(self, name: str, num_layers: int) -> str | None:
         """The decoder's name of a checkpoint's tensor; None for one that is skipped."""
@@ -56,6 +60,8 @@ class WeightNames:
             if name.startswith(prefix):
                 name = ours + name[len(prefix) :]
                 break
+        if name.endswith(self.bare):
+            name += ".weight"
         if not (match := _OF_A_LAYER.fullmatch(name)):
             return name
         if self.layers_beyond and int(match[1]) >= num_layers:
@@ -76,7 +82,7 @@ class WeightNames:
             kind = ".bias" if fused[2] else ".weight"
             pieces = self._experts(fused[1], tensor)
         else:
-            pieces = self._split(spec, part, tensor)
+            pieces = self._split(spec, spec.block(layer).recurrence, part, tensor)
         for own, rows in pieces:
             yield f"model.layers.{layer}.{own}{kind}", _reordered(spec, layer, own, rows)
 
@@ -91,11 +97,21 @@ class WeightNames:
             yield f"mlp.experts.{number}.gate_proj", gate
             yield f"mlp.experts.{number}.up_proj", up
 
-    def _split(self, spec: ModelSpec, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _split(
+        self, spec: ModelSpec, recurrence: Recurrence | None, part: str, tensor: Tensor
+    ) -> Iterator[tuple[str, Tensor]]:
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         sizes: dict[str, int] = {}
         if part == self.qkv:
             sizes = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+        elif part == "self_attn.q_proj" and self.gated_q and tensor.shape[0] == 2 * q:
+            by_head = tensor.unflatten(0, (spec.num_heads, 2, spec.head_dim))
+            yield from (
+                (f"self_attn.{own}", by_head[:, i].flatten(0, 1)) for i, own in enumerate(("q_proj", "gate_proj"))
+            )
+            return
+        elif recurrence is not None and part in ("mixer.in_proj", "mixer.in_proj_qkv", "mixer.conv"):
+            sizes = _parts_of(recurrence, part)
         elif part == self.gate_up:
             sizes = {"mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size}
         if not sizes or tensor.shape[0] != sum(sizes.values()):  # the loader names a shape that does not fit
@@ -120,6 +136,17 @@ OF_TEXT_PART = WeightNames(
     },
     skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
 )
+
+
+def _parts_of(recurrence: Recurrence, part: str) -> dict[str, int]:
+    """The decoder's parts in a recurrence's merged projection or convolution, with their rows."""
+    if isinstance(recurrence, ShortConv):
+        return {} if part == "mixer.conv" else dict.fromkeys((f"mixer.in_proj_{x}" for x in "BCx"), recurrence.channels)
+    parts = dict(recurrence.parts)
+    if isinstance(recurrence, Mamba2) and part == "mixer.in_proj":
+        parts = {"z": recurrence.features, **parts, "dt": recurrence.num_heads}
+    name = "mixer.conv" if part == "mixer.conv" else "mixer.in_proj"
+    return {f"{name}_{own}": rows for own, rows in parts.items()}
 
 
 def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor:

@@ -80,6 +80,25 @@ ERNIE = {
     "moe_layer_interval": 2,
     "moe_layer_start_index": 1,
 }
+DELTA = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "full_attention_interval": 3,
+}
+SHORT = {"head_dim": None, "conv_L_cache": 3, "block_multiple_of": 4, "tie_word_embeddings": True}
+MAMBA = {
+    **FACTORS,
+    "head_dim": None,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 148,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
 BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAIN}
 
@@ -120,6 +139,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "attention_bias": True}),
     "ernie-moe": ("ernie4_5_moe", ERNIE),
     "minimax-m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
+    "qwen3.5": ("qwen3_5_text", {**DELTA, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25}}),
+    "lfm2": ("lfm2", {**SHORT, "layer_types": ["conv", "full_attention", "conv", "conv"]}),
+    "granite-hybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
+    "granite-4-dense": ("granitemoehybrid", {**MAMBA, "layer_types": ["attention"] * 4}),
     "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),
 }  # fmt: skip
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import torch
 from torch import Tensor
 
+from evalengine.engine.states import state_pools
 from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.recurrent import States
 from evalengine.models.decoder import DecoderForCausalLM
+
+MOST_SEQUENCES = 16  # that the pools of states have slots for
 
 
 class PagedRunner:
@@ -20,9 +25,12 @@ class PagedRunner:
         spec, ops = model.spec, model.ops
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.model, self.block_size = model, block_size
+        pools = state_pools(spec, ops, MOST_SEQUENCES)
         self.caches = [
-            tuple(torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
-            for _ in range(spec.num_layers)
+            States(*(pool.fill_(fill) for pool in pools[layer]))
+            if layer in pools
+            else tuple(torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
+            for layer in range(spec.num_layers)
         ]
         self.free = list(range(num_blocks))
         random.Random(0).shuffle(self.free)
@@ -46,6 +54,9 @@ class PagedRunner:
         query_lens = [len(tokens) for tokens in batch.values()]
         pages_of = [self.pages[name] for name in batch]
         metadata = AttentionMetadata.build(query_lens, kv_lens, pages_of, self.block_size, device)
+        slots = [MOST_SEQUENCES - 1 - list(self.pages).index(name) for name in batch]
+        on_device = torch.tensor(slots, dtype=torch.int32, device=device)
+        metadata = dataclasses.replace(metadata, state_slots=on_device, slots=slots)
         ids = torch.tensor([token for tokens in batch.values() for token in tokens])
         hidden = self.model(ids.to(device), torch.tensor(positions, device=device), self.caches, metadata)
         logits = self.model.compute_logits(hidden).cpu().split(metadata.query_lens)

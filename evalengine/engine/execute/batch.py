@@ -27,6 +27,7 @@ class Batch:
     kv_lens: list[int]  # [S]
     tables: list[list[list[int]]]  # of each block table: the page ids of each sequence
     rope_starts: list[int]  # [S]: `Sequence.rope_start`
+    slots: list[int]  # each sequence's place in the pools of states, which only recurrent layers have
     shared: SharedPages | None = None  # what attention reads once for several decodes
 
     @classmethod
@@ -37,8 +38,8 @@ class Batch:
             ids.extend(-1 - c.seq.device_row for _ in range(max(c.start, c.seq.num_tokens), c.end))
         lengths = [c.end - c.start for c in chunks], [c.end for c in chunks]
         tables = [list(rows) for rows in zip(*(c.seq.block_tables for c in chunks), strict=True)]
-        rope_starts = [c.seq.rope_start for c in chunks]
-        return cls(np.array(ids, dtype=np.int64), *lengths, tables, rope_starts, shared)
+        rope_starts, slots = [c.seq.rope_start for c in chunks], [c.seq.state_slot for c in chunks]
+        return cls(np.array(ids, dtype=np.int64), *lengths, tables, rope_starts, slots, shared)
 
 
 def _none(*shape: int) -> np.ndarray:

@@ -37,6 +37,7 @@ from evalengine.engine.settings import Settings
 from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
+from evalengine.layers.recurrent import States
 from evalengine.layers.shared_blocks import SharedPages
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
@@ -153,7 +154,7 @@ class DecodeGraphs:
         self,
         model: CausalLM,
         ops: Ops,
-        kv_caches: list[KVCache],
+        kv_caches: list[KVCache | States],
         last_tokens: LastTokens,
         *,
         block_size: int,
@@ -172,7 +173,7 @@ class DecodeGraphs:
         chunks = None if least_saved is None else -(-max_model_len // KV_STEP)
         self._inputs = DecodeInputs(self._sizes[-1], pages, block_size, ops.device, table_of, chunks)
         self._cascade_after = CAPTURE_AFTER if least_saved == 1 else CASCADE_AFTER  # where another graph serves
-        self._known_pages = KnownPages(self._sizes[-1], has_rope_starts)
+        self._known_pages = KnownPages(self._sizes[-1], has_rope_starts, states=states)
         self._workspace = _Workspace(ops.device)
         self._captured: dict[Key, _Captured] = {}
         self._uses: Counter[Key] = Counter()

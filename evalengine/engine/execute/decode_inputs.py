@@ -41,13 +41,15 @@ class Decodes:
     changes: list[PageChange]  # pages that are new since the last such step
     shared: SharedPages | None  # what attention reads once, if that is new since the last step that said so
     rope_starts: np.ndarray | int = 0  # int64 [n]: `Sequence.rope_start`; 0 where no sequence has another
+    slots: np.ndarray | None = None  # int32 [n]: places in the pools of states, where layers are recurrent
 
 
 class KnownPages:
     """The pages that every row of the block tables was last told to have; kept on rank 0, which has the sequences."""
 
-    def __init__(self, rows: int, has_rope_starts: bool = False) -> None:
-        self._rows, self._has_rope_starts = rows, has_rope_starts
+    def __init__(self, rows: int, has_rope_starts: bool = False, *, states: bool = False) -> None:
+        """states: whether layers are recurrent."""
+        self._rows, self._has_rope_starts, self._states = rows, has_rope_starts, states
         self.forget()
 
     def forget(self) -> None:
@@ -64,7 +66,8 @@ class KnownPages:
         is_new = shared is not None and shared is not self._shared
         self._shared = shared or self._shared
         starts = np.fromiter((c.seq.rope_start for c in chunks), np.int64, n) if self._has_rope_starts else 0
-        return Decodes(ids, positions, self._changes(chunks), shared if is_new else None, starts)
+        slots = np.array([c.seq.state_slot for c in chunks], dtype=np.int32) if self._states else None
+        return Decodes(ids, positions, self._changes(chunks), shared if is_new else None, starts, slots)
 
     def _changes(self, chunks: Sequence[Chunk]) -> list[PageChange]:
         """The rows whose pages have changed. A sequence's page lists only grow (pages that it has given back stay in
@@ -90,6 +93,7 @@ class Stage:
         self.pinned_table = torch.zeros(rows, tables, pages, dtype=torch.int32, pin_memory=pinned)
         self.table = self.pinned_table.numpy()
         self.missed: list[PageChange] = []  # changes of the steps since this stage was last used
+        self.state_slots = torch.zeros(rows, dtype=torch.int32, pin_memory=pinned)
         self.greedy_ids = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
         self.logprobs = torch.zeros(rows, dtype=torch.float32, pin_memory=pinned)
         self.event: Any = torch.cuda.Event() if pinned else None
@@ -139,6 +143,7 @@ class DecodeInputs:
         self.ids, self.positions, self.slots, self.lengths = _parts(self._scalars, rows)
         self.slots.fill_(-1)  # before the first step all rows are padding
         self.table = torch.zeros(rows, tables, pages, dtype=torch.int32, device=device)
+        self.state_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.wanted = torch.full((rows,), GREEDY, dtype=torch.int64, device=device)
 
@@ -159,6 +164,10 @@ class DecodeInputs:
         for values, padding in ((stage.ids, 0), (stage.positions, 0), (stage.slots, -1), (stage.lengths, 0)):
             values[..., n:] = padding
         self._scalars.copy_(stage.scalars, non_blocking=True)
+        if decodes.slots is not None:
+            stage.state_slots[:n] = torch.from_numpy(decodes.slots)
+            stage.state_slots[n:] = -1
+            self.state_slots.copy_(stage.state_slots, non_blocking=True)
         if changed := [change.row for change in decodes.changes]:
             part = slice(min(changed), max(changed) + 1)
             self.table[part].copy_(stage.pinned_table[part], non_blocking=True)
@@ -191,6 +200,7 @@ class DecodeInputs:
                 query_lens=[1] * size,
                 kv_lens=[kv_len] * size,
                 shared=shared,
+                state_slots=self.state_slots[:size],
             )
             for slots, table in zip(self.slots, self.table.unbind(1), strict=True)
         ]

@@ -13,6 +13,7 @@ from evalengine.engine.execute.cuda_graphs import graph_bytes, has_graphs
 from evalengine.engine.execute.read_out import SHARE
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.settings import Settings
+from evalengine.engine.states import state_bytes
 from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.decoder import num_parameters
@@ -61,6 +62,13 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
         free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory
     if has_graphs(config, settings):
         free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
+    states = config.max_num_seqs * state_bytes(spec, _activation_size(settings))
+    if states > free:
+        raise ConfigError(
+            f"engine.max_num_seqs={config.max_num_seqs}: the states of so many sequences take {_gib(states)}, "
+            f"{_gib(free)} are free; lower it"
+        )
+    free -= states
     if config.num_kv_blocks is not None:
         if config.num_kv_blocks * page > free:
             raise ConfigError(
@@ -98,9 +106,13 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
     """A lower bound of the activations of a step's tokens: residual, its norm, gate and up."""
-    activation = 4 if settings.numerics == "exact" else settings.dtype.itemsize
     features = spec.hidden_size + spec.feed_forward_features // settings.tensor_parallel_size
-    return _most_tokens(config, settings) * activation * 2 * features
+    return _most_tokens(config, settings) * _activation_size(settings) * 2 * features
+
+
+def _activation_size(settings: Settings) -> int:
+    """Bytes of one activation."""
+    return 4 if settings.numerics == "exact" else settings.dtype.itemsize
 
 
 def _logits_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:

@@ -69,9 +69,9 @@ class ModelRunner(RankRunner):
                         return
 
     def fill_pool(self, value: float) -> None:
-        """Fills every rank's KV pool with one number, so that a slot which is read before it is written shows."""
+        """Fills every rank's pools with one number, so that a slot which is read before it is written shows."""
         self._ranks.broadcast("fill", value)
-        self.kv_pool.fill_(value)
+        self.fill_pools(value)
 
     @property
     def can_launch_ahead(self) -> bool:
@@ -161,6 +161,10 @@ class ModelRunner(RankRunner):
         """
         bad = [(r, p) for r in results if (p := _first_bad(r, self.spec.vocab_size)) is not None]
         if not bad:
+            return
+        if self.spec.recurrences:  # the step cannot be computed again: its states have gone on
+            for result, position in bad:
+                result.error = f"not a finite number at token {position}"
             return
         row_of = {(c.seq.seq_id, p): row for row, (c, p) in enumerate(_positions(chunks))}
         rows = [row_of[result.seq.seq_id, position] for result, position in bad]

@@ -5,6 +5,8 @@ T tokens in the step. A step is described in integers (`Batch`, `LogitsIndices`,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,10 +15,13 @@ from evalengine.engine.execute.batch import Batch, LogitsIndices
 from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.execute.read_out import Choose, DeviceResults, LastTokens, ReadOut
 from evalengine.engine.kv_layout import KVLayout
+from evalengine.engine.states import state_pools
+from evalengine.layers.attention import KVCache
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
 from evalengine.layers.ops import Ops
+from evalengine.layers.recurrent import States
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 
@@ -49,7 +54,10 @@ class RankRunner:
         pages = num_blocks * layout.num_tables
         shape = (layout.layers_per_page, 2, pages, block_size, kv_heads, spec.head_dim)
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
-        self.kv_caches, self.table_of = layout.caches(self.kv_pool), layout.table_of
+        self.kv_caches: list[KVCache | States] = [*layout.caches(self.kv_pool)]
+        self.table_of = layout.table_of
+        for layer, states in state_pools(spec, ops, max_num_seqs).items():
+            self.kv_caches[layer] = states
         self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
         self.graphs: DecodeGraphs | None = None
@@ -60,6 +68,14 @@ class RankRunner:
                 max_model_len=graphs_up_to, table_of=self.table_of, least_saved=least_saved,
                 has_rope_starts=spec.short_positions(graphs_up_to) > 0,
             )  # fmt: skip
+
+    def fill_pools(self, value: float) -> None:
+        """Fills the KV pool and the pools of states with one number."""
+        self.kv_pool.fill_(value)
+        for cache in self.kv_caches:
+            if isinstance(cache, States):
+                for pool in cache:
+                    pool.fill_(value)
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""
@@ -96,7 +112,11 @@ class RankRunner:
         if batch.ids.min() < 0:
             input_ids = self.last_tokens.resolve(input_ids)
         step = batch.query_lens, batch.kv_lens, batch.tables, self.block_size, self.ops.device, batch.shared
-        metadata = AttentionMetadata.of_layers(AttentionMetadata.build_each(*step), self.table_of)
+        tables = AttentionMetadata.build_each(*step)
+        if self.spec.recurrences:
+            (slots,) = upload([np.array(batch.slots, dtype=np.int32)], self.ops.device)
+            tables = [replace(table, state_slots=slots, slots=batch.slots) for table in tables]
+        metadata = AttentionMetadata.of_layers(tables, self.table_of)
         return self.model(input_ids, where, self.kv_caches, metadata)
 
     def culprits(self, batch: Batch) -> tuple[Culprits, Tensor]:

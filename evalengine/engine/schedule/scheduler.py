@@ -49,6 +49,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.leaving: set[Sequence] = set()  # sequences whose last step is launched and whose results are not taken
+        self.free_slots = list(range(max_num_seqs))  # places in the pools of states; each running sequence has one
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -99,6 +100,7 @@ class Scheduler:
         if seq.launched(chunk.end):
             seq.status = Status.DRAINING
             self.running.remove(seq)
+            self._free_slot(seq)  # a sequence that takes it is launched later, and begins with zeros
             self.leaving.add(seq)
             # They go ahead of all waiting sequences: their common prefix is the newest in the pool.
             self.waiting.extendleft(reversed(seq.successors))
@@ -109,6 +111,7 @@ class Scheduler:
             self.leaving.remove(seq)
         else:
             self.running.remove(seq)
+            self._free_slot(seq)
         seq.status = Status.FINISHED
         self.block_manager.release(seq)
 
@@ -130,6 +133,7 @@ class Scheduler:
         """Takes back every sequence and its pages."""
         for seq in (*self.running, *self.leaving):
             self.block_manager.release(seq)
+        self.free_slots = list(range(self.max_num_seqs))
         self.running.clear()
         self.leaving.clear()
         self.waiting.clear()
@@ -173,6 +177,7 @@ class Scheduler:
             assert extended, "admit() has made sure of room"
             self.waiting.popleft()
             seq.status = Status.RUNNING
+            seq.state_slot = self.free_slots.pop()
             self.running.append(seq)
             self.num_cached_tokens += seq.num_cached_tokens
             schedule.chunks.append(self._chunk(seq, num_new))
@@ -182,9 +187,19 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Takes all pages of a sequence back; its tokens stay, and their KV is computed again later (recompute)."""
         self.block_manager.release(seq)
+        self._free_slot(seq)
         seq.status = Status.WAITING
         self.waiting.appendleft(seq)
         self.num_preemptions += 1
+
+    def preempt_all(self) -> None:
+        """Has every running sequence computed anew: a failed step may have left some layers' states a step ahead."""
+        while self.running:
+            self._preempt(self.running.pop())
+
+    def _free_slot(self, seq: Sequence) -> None:
+        self.free_slots.append(seq.state_slot)
+        seq.state_slot = -1
 
     @staticmethod
     def _chunk(seq: Sequence, num_new: int) -> Chunk:

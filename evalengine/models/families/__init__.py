@@ -12,7 +12,9 @@ from evalengine.models.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    granite_hybrid,
     hunyuan,
+    lfm2,
     llama,
     minimax,
     mistral,
@@ -21,11 +23,12 @@ from evalengine.models.families import (
     olmoe,
     phi,
     qwen,
+    qwen_hybrid,
     qwen_moe,
     smollm,
     starcoder,
 )
 
 __all__ = ["cohere", "deepseek", "ernie", "exaone", "gemma", "glm", "gpt_neox", "gpt_oss", "granite",
-           "hunyuan", "llama", "minimax", "mistral", "mixtral", "olmo", "olmoe", "phi", "qwen",
-           "qwen_moe", "smollm", "starcoder"]  # fmt: skip
+           "granite_hybrid", "hunyuan", "lfm2", "llama", "minimax", "mistral", "mixtral", "olmo", "olmoe", "phi",
+           "qwen", "qwen_hybrid", "qwen_moe", "smollm", "starcoder"]  # fmt: skip

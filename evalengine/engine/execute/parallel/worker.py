@@ -84,7 +84,7 @@ class Worker:
 
     def fill(self, value: float) -> None:
         """Fills the pool with one number, so that a slot which is read before it is written shows."""
-        self._built.kv_pool.fill_(value)
+        self._built.fill_pools(value)
 
     def leave(self) -> NoReturn:
         """Closes the collectives, together with rank 0, and ends this process."""

@@ -1,7 +1,7 @@
-"""`fast` recurrences and their convolutions in plain torch, on a CPU or on CUDA without Triton.
+"""Recurrences and their convolutions in plain torch: what a level computes that has no form of its own, as `fast`.
 
-Shapes and states are those of `kernels.causal_conv`, `gated_delta`, `mamba2` and `gated_norm`. Products and rounding are
-those of transformers' eager code where it computes token by token.
+Shapes and states are those of `kernels.causal_conv`, `gated_delta`, `mamba2` and `gated_norm`. Products and rounding
+are those of transformers' eager code where it computes token by token, in float32 or the activations' wider dtype.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from evalengine.kernels.exact_recurrent import initial_states, steps
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
-from evalengine.layers.metadata import StepSequences
+from evalengine.layers.metadata import AttentionMetadata
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, step: StepSequences, *, silu: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, step: AttentionMetadata, *, silu: bool
 ) -> Tensor:
     taps, outputs, start = weight.shape[1], [x[:0]], 0
     for n, total, slot in zip(step.query_lens, step.kv_lens, step.slots, strict=True):
@@ -36,25 +36,28 @@ def gated_delta(
     a_log: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    step: StepSequences,
+    step: AttentionMetadata,
     variant: GatedDelta,
 ) -> Tensor:
     heads, values, keys = variant.state_shape
+    wide = torch.promote_types(mixed.dtype, torch.float32)
     size = variant.num_key_heads * keys
-    q, k, v = mixed.float().split([size, size, heads * values], -1)
+    q, k, v = mixed.to(wide).split([size, size, heads * values], -1)
     q, k = (x.unflatten(-1, (-1, keys)) for x in (q, k))
     q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     q, k = (x.repeat_interleave(heads // variant.num_key_heads, 1) for x in (q, k))
     v, q = v.unflatten(-1, (-1, values)), q / keys**0.5
-    decay = (-a_log.exp() * F.softplus(a.float() + dt_bias)).exp()
-    beta, out = b.sigmoid().float(), torch.empty_like(v)
+    decay = (-a_log.exp() * F.softplus(a.to(wide) + dt_bias)).exp()
+    beta, out = b.sigmoid().to(wide), torch.empty_like(v)
     states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
+    states = states.to(wide)
     for active, rows in steps(step.query_lens, mixed.device):
         own, key = states[active] * decay[rows][..., None, None], k[rows][:, :, None]
         delta = (v[rows] - (own * key).sum(-1)) * beta[rows][..., None]
-        states[active] = own = own + delta[..., None] * key
+        own = own + delta[..., None] * key
+        states[active] = own
         out[rows] = (own * q[rows][:, :, None]).sum(-1)
-    state[at] = states
+    state[at] = states.to(state.dtype)
     return out.to(mixed.dtype)
 
 
@@ -65,29 +68,33 @@ def mamba2(
     dt_bias: Tensor,
     d: Tensor,
     state: Tensor,
-    step: StepSequences,
+    step: AttentionMetadata,
     variant: Mamba2,
 ) -> Tensor:
     heads, width, columns = variant.state_shape
+    wide = torch.promote_types(mixed.dtype, torch.float32)
     size = variant.num_groups * columns
-    x, b, c = mixed.float().split([heads * width, size, size], -1)
+    x, b, c = mixed.to(wide).split([heads * width, size, size], -1)
     x = x.unflatten(-1, (-1, width))
     b, c = (y.unflatten(-1, (-1, columns)).repeat_interleave(heads // variant.num_groups, 1) for y in (b, c))
-    time = F.softplus(dt.float() + dt_bias).clamp(*variant.dt_limits)
+    time = F.softplus(dt.to(wide) + dt_bias).clamp(*variant.dt_limits)
     decay, out = (time * -a_log.exp()).exp(), torch.empty_like(x)
     states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
+    states = states.to(wide)
     for active, rows in steps(step.query_lens, mixed.device):
         own = states[active] * decay[rows][..., None, None]
-        states[active] = own = own + (time[rows][..., None] * x[rows])[..., None] * b[rows][:, :, None]
+        own = own + (time[rows][..., None] * x[rows])[..., None] * b[rows][:, :, None]
+        states[active] = own
         out[rows] = (own * c[rows][:, :, None]).sum(-1) + d[:, None] * x[rows]
-    state[at] = states
+    state[at] = states.to(state.dtype)
     return out.to(mixed.dtype)
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
-    wide, factor = x.float(), F.silu(gate.float())
-    wide = wide * factor if gate_first else wide
-    groups = wide.unflatten(-1, (-1, group))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    own, factor = x.to(wide), F.silu(gate.to(wide))
+    own = own * factor if gate_first else own
+    groups = own.unflatten(-1, (-1, group))
     normed = (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
     out = weight.repeat(x.shape[1] // len(weight)) * normed.to(x.dtype)
     return out if gate_first else (out * factor).to(x.dtype)

@@ -1,0 +1,39 @@
+"""The pools of recurrent layers' states: a slot for each running sequence, in the place of pages.
+
+    R slots, L recurrent layers.
+
+A slot needs no clearing: a sequence that begins with a step begins with zeros (`layers.recurrent`). Nothing of it is
+kept for other sequences, so a model with such layers has no prefix cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from evalengine.kernels.recurrent_variant import Recurrence
+from evalengine.layers.ops import Ops
+from evalengine.layers.recurrent import States
+from evalengine.models.spec import ModelSpec
+
+
+def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
+    """Each recurrent layer's pools, by the layer's number."""
+    return {layer: _pools(recurrence, ops, slots) for layer, recurrence in spec.recurrences.items()}
+
+
+def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:
+    conv = slots, recurrence.channels, recurrence.taps - 1
+    return States(
+        torch.zeros(conv, dtype=ops.activation_dtype, device=ops.device),
+        torch.zeros(slots, *(recurrence.state_shape or (0,)), dtype=torch.float32, device=ops.device),
+    )
+
+
+def state_bytes(spec: ModelSpec, activation_bytes: int) -> int:
+    """Bytes of one slot in all layers; activation_bytes: of one activation."""
+    return sum(
+        recurrence.channels * (recurrence.taps - 1) * activation_bytes + 4 * math.prod(recurrence.state_shape or (0,))
+        for recurrence in spec.recurrences.values()
+    )

@@ -1,0 +1,80 @@
+"""Granite 4: Mamba-2 in most layers, or in none; attention without RoPE in the others; one feed-forward or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.kernels.recurrent_variant import Mamba2
+from evalengine.models.describe import by_layer, describe, rope_of
+from evalengine.models.registry import Family
+from evalengine.models.rope import NO_ROPE
+from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.weight_names import WeightNames
+
+_READS = frozenset(
+    {
+        *("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "layer_types"),
+        *("layers_block_type", "position_embedding_type", "shared_intermediate_size", "num_local_experts"),
+        *("num_experts_per_tok", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
+        *("mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "mamba_chunk_size", "time_step_limit", "time_step_min"),
+    }
+)
+
+
+def _spec(family: Family, config: Any) -> ModelSpec:
+    if config.num_local_experts:
+        raise ConfigError(f"num_local_experts={config.num_local_experts}: experts beside Mamba-2 are not supported yet")
+    rope = rope_of(config) if config.position_embedding_type == "rope" else NO_ROPE
+    scan = Mamba2(
+        num_heads=config.mamba_n_heads,
+        head_dim=config.mamba_d_head,
+        num_groups=config.mamba_n_groups,
+        state_dim=config.mamba_d_state,
+        taps=config.mamba_d_conv,
+        conv_bias=config.mamba_conv_bias,
+        bias=config.mamba_proj_bias,
+        dt_limits=(float(config.time_step_limit[0]), float(config.time_step_limit[1])),
+    )
+
+    def block(kind: str) -> Block:
+        return Block(
+            rope=rope,
+            scale=config.attention_multiplier,
+            residual_scale=config.residual_multiplier,
+            recurrence=scan if kind == "linear_attention" else None,
+        )
+
+    return describe(
+        family,
+        config,
+        biases=(config.attention_bias, config.attention_bias),
+        rope=rope,
+        blocks=by_layer(config, block, "linear_attention"),
+        embedding_scale=config.embedding_multiplier,
+        logits_scale=1.0 / config.logits_scaling,
+        intermediate_size=config.shared_intermediate_size,
+    )
+
+
+GRANITE_HYBRID = Family(
+    "GraniteMoeHybridForCausalLM",
+    "granitemoehybrid",
+    _spec,
+    _READS,
+    WeightNames(
+        parts={
+            "mamba.in_proj": "mixer.in_proj",
+            "mamba.conv1d": "mixer.conv",
+            "mamba.A_log": "mixer.A_log",
+            "mamba.dt_bias": "mixer.dt_bias",
+            "mamba.D": "mixer.D",
+            "mamba.norm": "mixer.norm",
+            "mamba.out_proj": "mixer.out_proj",
+            "shared_mlp.input_linear": "mlp.gate_up_proj",
+            "shared_mlp.output_linear": "mlp.down_proj",
+        },
+        bare=(".A_log", ".dt_bias", ".D"),
+        gate_up="mlp.gate_up_proj",
+    ),
+)
