@@ -163,9 +163,10 @@ class DecodeGraphs:
         table_of: Sequence[int] = (0,),
         least_saved: int | None = None,
         has_rope_starts: bool = False,
+        states: bool = False,
     ) -> None:
         """table_of: each layer's block table. least_saved: `sharing.least_saved`. has_rope_starts: whether sequences
-        may have a `rope_start`."""
+        may have a `rope_start`. states: whether layers are recurrent."""
         self._model, self._ops, self._kv_caches, self._block_size = model, ops, kv_caches, block_size
         self._sizes, self._lengths = batch_sizes(max_num_seqs), kv_lengths(max_model_len)
         self._last_tokens = last_tokens

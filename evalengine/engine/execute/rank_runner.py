@@ -56,7 +56,8 @@ class RankRunner:
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
         self.kv_caches: list[KVCache | States] = [*layout.caches(self.kv_pool)]
         self.table_of = layout.table_of
-        for layer, states in state_pools(spec, ops, max_num_seqs).items():
+        self.states = state_pools(spec, ops, max_num_seqs)
+        for layer, states in self.states.items():
             self.kv_caches[layer] = states
         self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
@@ -67,15 +68,15 @@ class RankRunner:
                 model, ops, self.kv_caches, self.last_tokens, block_size=block_size, max_num_seqs=seqs,
                 max_model_len=graphs_up_to, table_of=self.table_of, least_saved=least_saved,
                 has_rope_starts=spec.short_positions(graphs_up_to) > 0,
+                states=bool(self.states),
             )  # fmt: skip
 
     def fill_pools(self, value: float) -> None:
         """Fills the KV pool and the pools of states with one number."""
         self.kv_pool.fill_(value)
-        for cache in self.kv_caches:
-            if isinstance(cache, States):
-                for pool in cache:
-                    pool.fill_(value)
+        for states in self.states.values():
+            for pool in states:
+                pool.fill_(value)
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""
@@ -113,7 +114,7 @@ class RankRunner:
             input_ids = self.last_tokens.resolve(input_ids)
         step = batch.query_lens, batch.kv_lens, batch.tables, self.block_size, self.ops.device, batch.shared
         tables = AttentionMetadata.build_each(*step)
-        if self.spec.recurrences:
+        if self.states:
             (slots,) = upload([np.array(batch.slots, dtype=np.int32)], self.ops.device)
             tables = [replace(table, state_slots=slots, slots=batch.slots) for table in tables]
         metadata = AttentionMetadata.of_layers(tables, self.table_of)
