@@ -52,9 +52,7 @@ class Shapes:
         heads, kv_heads = self.heads_of_rank(ranks)
         hidden, inner = self.hidden_size, self.intermediate_size
         gates = heads * self.output_gate
-        layers = {
-            "qkv_proj": LinearShape((heads + gates + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias)
-        }
+        layers = {"qkv_proj": LinearShape((heads + gates + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias)}
         value_dim = self.head_dim
         if self.latent is not None:
             layers, value_dim = self._latent_layers(heads), self.latent.value_dim

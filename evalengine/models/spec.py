@@ -47,7 +47,7 @@ class Block:
     latent: Latent | None = field(default=None, metadata=LATER)  # what keys and values are products of, if not of x
 
     def __repr__(self) -> str:
-        """All fields, but the last four only where they are in use: dummy weights of models without have their names."""
+        """All fields, but the last four only where they are used: dummy weights of models without have their names."""
         later = {"mixture": None, "latent": None, "recurrence": None, "output_gate": False}
         names = [f.name for f in fields(self) if f.name not in later or getattr(self, f.name) != later[f.name]]
         return f"Block({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
