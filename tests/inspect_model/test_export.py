@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("inspect_ai", reason="needs inspect_ai: pip install 'evalengine[inspect]'")
+
 from pathlib import Path
 
-import pytest
 from inspect_ai.log import read_eval_log
 
 from evalengine.report.read.load import load_run

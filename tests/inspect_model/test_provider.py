@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("inspect_ai", reason="needs inspect_ai: pip install 'evalengine[inspect]'")
+
 import asyncio
 import json
 from collections.abc import Iterator
@@ -9,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from inspect_ai import Epochs, Task, eval
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessageUser, ContentImage, GenerateConfig, Model, get_model

@@ -10,9 +10,6 @@ import pytest
 if TYPE_CHECKING:
     from tests.serve.running import Running
 
-for needed in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
-    pytest.importorskip(needed, reason=f"needs {needed}: pip install 'evalengine[serve]' httpx")
-
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Running]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tests.serve.needs  # noqa: F401  # first
+
+# isort: split
+
 import json
 import shutil
 from collections.abc import Iterator, Sequence
