@@ -14,7 +14,9 @@ from evalengine.kernels.shapes import LinearShape
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.hf_config import from_hf
 from evalengine.models.spec import Block, ModelSpec, RopeSpec
+from tests.parity.families import CASES, case, configuration
 
 SPEC = ModelSpec(
     architecture="Qwen2ForCausalLM", vocab_size=96, hidden_size=64, intermediate_size=48, num_layers=1, num_heads=8,
@@ -80,3 +82,23 @@ def test_so_are_those_of_latent_attention(q_rank: int | None) -> None:
     for name in list(layers)[:4]:
         layer = getattr(attention, name)
         assert LinearShape(*layer.weight.shape, layer.bias is not None) == layers[name], name
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_so_are_those_of_every_family(name: str, ranks: int) -> None:
+    """Each shape of the tiny models' configurations is a weight's, and each weight of a product has its shape."""
+    spec = from_hf(configuration(*case(name)))
+    ops = ExactOps(torch.float32, torch.device("cpu"))
+    ops.tp = TensorParallel(ranks - 1, ranks, group=SimpleNamespace())
+    layers, experts = set(), set()
+    for path, layer in DecoderForCausalLM(spec, ops).model.layers.named_modules():
+        weight = getattr(layer, "weight", None)
+        if weight is None or weight.ndim < 2:
+            continue
+        shape = LinearShape(*weight.shape[-2:], getattr(layer, "bias", None) is not None)
+        (experts if ".experts." in path else layers).add(shape)
+    wide = spec.mixture is not None and spec.mixture.router.wide
+    router = {LinearShape(spec.mixture.router.experts, spec.hidden_size)} if wide and spec.mixture else set()
+    assert layers - router == set(spec.shapes.linear_layers(ranks).values())
+    assert experts == set(spec.shapes.expert_layers(ranks).values())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 VOCAB = 211
 WINDOW = 9  # Every prompt of more tokens crosses it.
@@ -149,18 +149,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make(name: str, folder: Path) -> PreTrainedModel:
     """The random model of a case, saved in the folder."""
+    return random_model(*case(name), folder)
+
+
+def case(name: str) -> tuple[str, dict[str, Any]]:
+    """A case's model_type, and its configuration beside SIZES."""
     model_type, more = CASES[name]
-    return random_model(model_type, {"head_dim": None, **more} if model_type == "gpt_neox" else more, folder)
+    return model_type, {"head_dim": None, **more} if model_type == "gpt_neox" else more
+
+
+def configuration(model_type: str, more: dict[str, Any]) -> PretrainedConfig:
+    """SIZES and `more`, which leaves out those that are None there."""
+    left_out = {name for name in SIZES if name in more and more[name] is None}
+    return CONFIG_MAPPING[model_type](**{n: v for n, v in {**SIZES, **more}.items() if n not in left_out})
 
 
 def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrainedModel:
     """A random model in float32, with random biases and norm weights, too. Its experts are multiplied one by one: the
     default form takes no float64.
 
-    more: its configuration beside SIZES, of which those that are None here are left out.
+    more: its configuration beside SIZES (`configuration`).
     """
-    left_out = {name for name in SIZES if name in more and more[name] is None}
-    config = CONFIG_MAPPING[model_type](**{n: v for n, v in {**SIZES, **more}.items() if n not in left_out})
+    config = configuration(model_type, more)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     if model._can_set_experts_implementation():
