@@ -191,6 +191,20 @@ def cascade(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     yield Variant("read once, pages of 16", cases, eager, **once)
 
 
+def speculation(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
+    """Tokens that are guessed and checked: the same prompts one after another say what those before them said."""
+    cases = [case for case in siblings(work.cases, 3, 1) if case.new_tokens > 4]
+    none: dict[str, Any] = {"happened": lambda stats: not stats.num_guesses, "wanted": "no guess"}
+    right: dict[str, Any] = {
+        "happened": lambda stats: 0 < stats.num_right_guesses < stats.num_guesses,
+        "wanted": "right guesses and wrong ones",
+    }
+    yield Variant("no guesses", cases, {"speculation": "off", "max_num_seqs": 2}, **none)
+    for size, page in ((2, 64), (3, 16)):
+        settings = {"speculation": "always", "max_num_seqs": size, "block_size": page}
+        yield Variant(f"guesses, max_num_seqs={size}", cases, settings, nan_pool=True, **right)
+
+
 def tensor_parallel(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Ranks that share the model: each has other columns of every product, other heads and other token ids."""
     if not work.ranks:
@@ -236,7 +250,7 @@ AXES: dict[str, Axis] = {
     function.__name__: function
     for function in (
         *(batch, order, neighbours, chunks, prefix, preemption, pages, decode, asked, ids, nan, threads, graphs),
-        *(cascade, tensor_parallel, busy, mixed, restart),
+        *(cascade, speculation, tensor_parallel, busy, mixed, restart),
     )
 }
 

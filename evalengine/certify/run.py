@@ -19,6 +19,7 @@ DEFAULTS = {
     "enable_prefix_caching": True,
     "enforce_eager": False,
     "cascade_attention": "auto",
+    "speculation": "off",
     "num_threads": None,
 }
 

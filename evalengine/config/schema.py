@@ -26,6 +26,7 @@ SCHEDULE_FIELDS = (
     "enable_prefix_caching",
     "enforce_eager",
     "cascade_attention",
+    "speculation",
     "device",
     "num_threads",
     "tensor_parallel_size",
@@ -77,7 +78,8 @@ class EngineConfig:
     gpu_memory_utilization: kinds.Share | None = None  # instead: of the GPU's whole memory, weights included (as vLLM)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
-    cascade_attention: kinds.Cascade = "auto"  # auto: pages that decodes share are read once where it pays
+    speculation: kinds.Chosen = "auto"  # auto: tokens are guessed and checked where that pays | always | off
+    cascade_attention: kinds.Chosen = "auto"  # auto: pages that decodes share are read once where it pays
     num_threads: kinds.Threads | None = None  # CPU threads; null: torch's default
     tensor_parallel_size: kinds.Ranks = 1  # processes that share the model, each on its own GPU (or all on the CPU)
 

@@ -24,6 +24,7 @@ from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
+from evalengine.engine.schedule.sequence import Status
 from evalengine.engine.settings import engine_config
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests, generating_sequence, to_sequences
@@ -208,18 +209,39 @@ class Engine(LoadedModel):
         launched, self._in_flight = self._in_flight, None
         outputs: list[RequestOutput] = []
         if launched is not None and self.runner is not None:
+            before = {chunk.seq.seq_id: chunk.seq.num_tokens for chunk in launched.chunks if chunk.guesses}
             for result in self.runner.results(launched):
                 outputs += self._take_token(result) if isinstance(result, NextToken) else self._take_scores(result)
+            if before:
+                self._count_guesses(launched, before)
         return outputs
+
+    def _count_guesses(self, launched: Launched, before: dict[int, int]) -> None:
+        """Notes how many guesses of a step were right. before: every such sequence's tokens before the step."""
+        assert self.scheduler.drafter is not None
+        for seq, _, _, guesses in launched.chunks:
+            if guesses:
+                accepted = max(0, seq.num_tokens - before[seq.seq_id] - 1)
+                self.stats.num_guesses += len(guesses)
+                self.stats.num_right_guesses += accepted
+                self.scheduler.drafter.take(seq, accepted)
 
     def _take_token(self, result: NextToken) -> list[RequestOutput]:
         """Appends a generating sequence's next token; returns the output if that token was its last."""
         seq = result.seq
+        if result.guess is not None:
+            if seq.status is Status.FINISHED or seq.num_tokens - 1 != result.position:
+                return []  # a guess before it was wrong, or the sequence has ended
+            if seq.token_ids[-1] != result.guess:
+                return []
+            seq.num_in_flight += 1
         if result.error is None:
             seq.append(result.token, result.logprob, result.token == result.greedy_id, result.top)
             self.stats.num_generated_tokens += 1
         else:
             seq.error, seq.all_greedy = result.error, False
+        # Of the tokens that a step with guesses has computed, those before the newest are the sequence's.
+        seq.num_computed_tokens = min(seq.num_computed_tokens, seq.num_tokens - 1 + seq.num_in_flight)
         if not (seq.error or seq.is_complete()):
             return []
         self.scheduler.finish(seq)

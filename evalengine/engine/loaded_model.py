@@ -22,6 +22,7 @@ from evalengine.engine.execute.sharing import least_saved
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.engine.stats import EngineStats
@@ -107,7 +108,8 @@ class LoadedModel:
             num_kv_blocks = min(fitting)
         self.num_kv_blocks, self.kv_layout = num_kv_blocks, kv_layout(self.spec, settings)
         self.block_manager = self._new_block_manager()
-        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        limits = self.config.max_num_seqs, self.config.max_num_batched_tokens
+        self.scheduler = Scheduler(self.block_manager, *limits, drafter=_drafter(self.config, settings))
         longest = None if self.config.enforce_eager else settings.max_model_len
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least
@@ -199,6 +201,13 @@ class LoadedModel:
         torch.set_num_threads(self._num_threads_before)
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _drafter(config: EngineConfig, settings: Settings) -> Drafter | None:
+    """What guesses tokens. By itself it does so where steps are bound by the weights' bytes, and where a guess cannot
+    change a bit."""
+    by_itself = config.speculation == "auto" and settings.device.type == "cuda" and settings.numerics != "fast"
+    return Drafter(always=not by_itself) if by_itself or config.speculation == "always" else None
 
 
 def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:

@@ -15,6 +15,8 @@ class EngineStats:
     num_steps_ahead: int = 0  # steps launched before the last one's tokens were known on the host
     num_computed_tokens: int = 0  # prompt tokens, generated ones, and speculative ones after an end seen late
     num_generated_tokens: int = 0
+    num_guesses: int = 0  # tokens computed before it was known that they would be chosen (`drafts`)
+    num_right_guesses: int = 0
     num_cached_tokens: int = 0  # tokens not computed thanks to the prefix cache
     num_preemptions: int = 0
     num_shrunk_steps: int = 0  # steps that had no memory and were scheduled anew, at half the tokens

@@ -95,8 +95,9 @@ def _configuration(side: Side) -> Config:
             f"explain: {name} summed over {config.engine.tensor_parallel_size} ranks (numerics=fast), and one process, "
             "which is what can be listened to, gives other bits; explain a run with batch_invariant=true"
         )
-    # One op at a time cannot be heard inside a captured graph, on one of several ranks, or in a replica.
-    return replace(config, engine=replace(config.engine, enforce_eager=True, tensor_parallel_size=1))
+    # One op at a time cannot be heard inside a captured graph, on one of several ranks, or in a replica; and what is
+    # heard of a guess may be of no token.
+    return replace(config, engine=replace(config.engine, enforce_eager=True, tensor_parallel_size=1, speculation="off"))
 
 
 def _run(

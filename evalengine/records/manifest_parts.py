@@ -85,6 +85,8 @@ class SchedulerStats:
     largest_batch: int  # sequences in one step
     largest_step: int  # tokens in one step
     num_generated_tokens: int | None = None  # without those scored; manifests of older versions have none
+    num_guesses: int | None = None  # tokens computed before it was known that they would be chosen; older ones: none
+    num_right_guesses: int | None = None
 
 
 @dataclass(frozen=True)

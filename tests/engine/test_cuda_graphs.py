@@ -191,10 +191,10 @@ def check_equal(actual: dict[int, RequestOutput], expected: dict[int, RequestOut
     "settings", [{}, {"max_num_seqs": 1}, {"max_num_seqs": 5}, {"enable_prefix_caching": False}, TIGHT], ids=str
 )
 def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict[str, Any]) -> None:
-    with LLM("asset:tinymath", enforce_eager=True, **settings) as eager:
+    with LLM("asset:tinymath", speculation="off", enforce_eager=True, **settings) as eager:
         expected = outputs(eager, params)
         assert eager.stats.num_graph_steps == 0
-    with LLM("asset:tinymath", **settings) as llm:
+    with LLM("asset:tinymath", speculation="off", **settings) as llm:
         for _ in range(3):  # The later rounds find every graph captured.
             check_equal(outputs(llm, params), expected)
             assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
@@ -208,9 +208,9 @@ def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict
 def test_an_engine_captures_its_graphs_at_once_where_asked(settings: dict[str, Any]) -> None:
     """`capture_graphs` captures the graphs of every batch size, which have the eager steps' bytes."""
     params = SamplingParams(ignore_eos=True, max_tokens=9)
-    with LLM("asset:tinymath", enforce_eager=True, **settings) as eager:
+    with LLM("asset:tinymath", speculation="off", enforce_eager=True, **settings) as eager:
         expected = eager.generate(PROMPTS, params)
-    with LLM("asset:tinymath", **settings) as llm:
+    with LLM("asset:tinymath", speculation="off", **settings) as llm:
         assert llm.runner is not None and llm.runner.graphs is not None
         llm.capture_graphs()
         lengths = [n for n in kv_lengths(llm.settings.max_model_len) if n <= LENGTH_AT_ONCE]
@@ -227,7 +227,7 @@ def test_an_engine_captures_its_graphs_at_once_where_asked(settings: dict[str, A
 @pytest.mark.gpu
 def test_an_engine_captures_only_what_it_meets() -> None:
     """Scores are read without a decode step, and a batch of four meets one size; the largest serves it with memory."""
-    with LLM("asset:tinymath", max_num_seqs=32) as llm:
+    with LLM("asset:tinymath", speculation="off", max_num_seqs=32) as llm:
         assert llm.runner is not None and llm.runner.graphs is not None
         llm.score([(PROMPTS[3], PROMPTS[4])] * 8)
         assert not llm.runner.graphs._captured
@@ -255,9 +255,9 @@ def test_on_another_device_than_the_current_one() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs CUDA devices, two of them")
     params = SamplingParams(ignore_eos=True)
-    with LLM("asset:tinymath", enforce_eager=True, device="cuda:1") as eager:
+    with LLM("asset:tinymath", speculation="off", enforce_eager=True, device="cuda:1") as eager:
         expected = outputs(eager, params)
-    with LLM("asset:tinymath", device="cuda:1") as llm:
+    with LLM("asset:tinymath", speculation="off", device="cuda:1") as llm:
         for _ in range(3):
             check_equal(outputs(llm, params), expected)
         assert llm.stats.num_steps_ahead > 0
@@ -266,7 +266,7 @@ def test_on_another_device_than_the_current_one() -> None:
 @pytest.mark.gpu
 def test_steps_on_different_streams_follow_each_other() -> None:
     params = SamplingParams(ignore_eos=True)
-    with LLM("asset:tinymath") as llm:
+    with LLM("asset:tinymath", speculation="off") as llm:
         expected = [outputs(llm, params) for _ in range(3)][-1]
         streams = [torch.cuda.Stream() for _ in range(3)]
         actual: dict[int, RequestOutput] = {}
@@ -282,7 +282,7 @@ def test_steps_on_different_streams_follow_each_other() -> None:
 def test_a_batch_beyond_the_largest_graph_is_launched_eagerly() -> None:
     prompts = [[3 + i % 300, 5 + i // 300] for i in range(LARGEST_BATCH + 1)]
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    with LLM("asset:tinymath", max_num_seqs=1024, max_model_len=64) as llm:
+    with LLM("asset:tinymath", speculation="off", max_num_seqs=1024, max_model_len=64) as llm:
         together = llm.generate(prompts, params)
         assert llm.stats.num_graph_steps == 0
         alone = llm.generate(prompts[:9], params)
@@ -295,14 +295,14 @@ def test_without_memory_for_graphs_steps_are_launched_eagerly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     params = SamplingParams(ignore_eos=True)
-    with LLM("asset:tinymath", enforce_eager=True) as eager:
+    with LLM("asset:tinymath", speculation="off", enforce_eager=True) as eager:
         expected = outputs(eager, params)
 
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("none left")
 
     monkeypatch.setattr(DecodeGraphs, "_step", refuse)
-    with LLM("asset:tinymath") as llm:
+    with LLM("asset:tinymath", speculation="off") as llm:
         check_equal(outputs(llm, params), expected)
         assert llm.stats.num_graph_steps == 0
     assert caplog.text.count("no memory for a CUDA graph") == 1
@@ -311,7 +311,7 @@ def test_without_memory_for_graphs_steps_are_launched_eagerly(
 @pytest.mark.gpu
 def test_a_row_that_is_not_finite_fails_alone() -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    with LLM("asset:tinymath") as llm:
+    with LLM("asset:tinymath", speculation="off") as llm:
         assert llm.runner is not None
         embedding = llm.runner.model.model.embed_tokens
         table = embedding.weight.detach().clone()  # The head stays tied to the old table.

@@ -55,13 +55,13 @@ def expected() -> Iterator[dict[int, RequestOutput]]:
     """The outputs of one GPU."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs CUDA, on two devices")
-    with LLM("asset:tinymath") as llm:
+    with LLM("asset:tinymath", speculation="off") as llm:
         yield answers(llm)
 
 
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 64}], ids=str)
 def test_two_gpus_give_one_ones_bytes(settings: dict[str, Any], expected: dict[int, RequestOutput]) -> None:
-    with LLM("asset:tinymath", tensor_parallel_size=2, **settings) as llm:
+    with LLM("asset:tinymath", speculation="off", tensor_parallel_size=2, **settings) as llm:
         for _ in range(2):
             assert not differing(answers(llm), expected)
             llm.reset_prefix_cache()
@@ -86,16 +86,16 @@ def test_few_tokens_gather_in_one_with_the_ops(
     names = "add_rms_norm", "silu_and_mul"
     for name in names:
         monkeypatch.setattr(PeerMemory, name, watched(name, getattr(PeerMemory, name)))
-    with LLM("asset:tinymath", tensor_parallel_size=2, enforce_eager=eager) as llm:
+    with LLM("asset:tinymath", speculation="off", tensor_parallel_size=2, enforce_eager=eager) as llm:
         assert not differing(answers(llm), expected)
     assert fused == {(name, few) for name in names for few in (False, True)}
 
 
 def test_fast_gives_other_bytes(expected: dict[int, RequestOutput]) -> None:
     """The comparison can fail: in fast, two GPUs give other bytes than one."""
-    with LLM("asset:tinymath", batch_invariant=False) as one_gpu:
+    with LLM("asset:tinymath", speculation="off", batch_invariant=False) as one_gpu:
         alone = answers(one_gpu)
-    with LLM("asset:tinymath", batch_invariant=False, tensor_parallel_size=2) as two_gpus:
+    with LLM("asset:tinymath", speculation="off", batch_invariant=False, tensor_parallel_size=2) as two_gpus:
         assert differing(answers(two_gpus), alone)
 
 
@@ -119,7 +119,7 @@ def test_the_bench_of_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_killed_rank_ends_the_run(expected: dict[int, RequestOutput]) -> None:
-    llm = LLM("asset:tinymath", tensor_parallel_size=2)
+    llm = LLM("asset:tinymath", speculation="off", tensor_parallel_size=2)
     (pid,) = children(llm)
     requests: list[Request] = [
         GenerateRequest(i, [5, i], SamplingParams(max_tokens=400, ignore_eos=True)) for i in range(3)
@@ -130,5 +130,5 @@ def test_a_killed_rank_ends_the_run(expected: dict[int, RequestOutput]) -> None:
     llm.close()
     assert time.monotonic() - started < SECONDS_TO_NOTICE
     until(lambda: not is_alive(pid), "the rank's end")
-    with LLM("asset:tinymath") as llm_after:  # The device is usable afterwards.
+    with LLM("asset:tinymath", speculation="off") as llm_after:  # The device is usable afterwards.
         assert not differing(answers(llm_after), expected)

@@ -12,7 +12,7 @@ from evalengine.util.command import Namespace
 
 AXES = (
     *("batch", "order", "neighbours", "chunks", "prefix", "preemption", "pages", "decode", "asked", "ids", "nan"),
-    *("threads", "graphs", "cascade", "tensor_parallel", "busy", "mixed", "restart"),
+    *("threads", "graphs", "cascade", "speculation", "tensor_parallel", "busy", "mixed", "restart"),
 )
 PARTS = ("engine", "kernels")
 

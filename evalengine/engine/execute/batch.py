@@ -35,7 +35,8 @@ class Batch:
         ids: list[int] = []
         for c in chunks:
             ids.extend(c.seq.token_ids[c.start : c.end])
-            ids.extend(-1 - c.seq.device_row for _ in range(max(c.start, c.seq.num_tokens), c.end))
+            unknown = range(max(c.start, c.seq.num_tokens), c.end)
+            ids.extend(c.guesses or (-1 - c.seq.device_row for _ in unknown))
         lengths = [c.end - c.start for c in chunks], [c.end for c in chunks]
         tables = [list(rows) for rows in zip(*(c.seq.block_tables for c in chunks), strict=True)]
         rope_starts, slots = [c.seq.rope_start for c in chunks], [c.seq.state_slot for c in chunks]
@@ -70,6 +71,7 @@ class NextToken:
     logprob: float
     top: Top = field(default_factory=dict)
     error: str | None = None
+    guess: int | None = None  # the token at `position`, if it was guessed: where it was wrong, this result is void
 
 
 @dataclass
@@ -95,6 +97,7 @@ class SequenceShare:
     positions: range
     rows: slice
     columns: slice
+    guess: int | None = None  # the token at the share's only position, if it was guessed
 
 
 class LogitsRequests:
@@ -106,10 +109,10 @@ class LogitsRequests:
         rows: list[int] = []
         first = num_columns = 0
         for chunk in chunks:
-            if positions := chunk.seq.wanted(chunk.start, chunk.end):
+            for positions, guess in _asked(chunk):
                 own = chunk.seq.columns(positions)
                 place = slice(len(rows), len(rows) + len(positions)), slice(num_columns, num_columns + len(own))
-                self.parts.append(SequenceShare(chunk.seq, positions, *place))
+                self.parts.append(SequenceShare(chunk.seq, positions, *place, guess))
                 rows.extend(range(first + positions.start - chunk.start, first + positions.stop - chunk.start))
                 columns.append(own)
                 num_columns += len(own)
@@ -143,6 +146,16 @@ class LogitsRequests:
         return np.repeat(np.arange(len(self._rows)), counts)
 
 
+def _asked(chunk: Chunk) -> list[tuple[range, int | None]]:
+    """The positions whose logits a chunk asks for, each with the token there if it is guessed: a guess makes every
+    position of the chunk a question of its own."""
+    if chunk.guesses:
+        given = (None, *chunk.guesses)
+        return [(range(p, p + 1), guess) for p, guess in zip(range(chunk.start, chunk.end), given, strict=True)]
+    positions = chunk.seq.wanted(chunk.start, chunk.end)
+    return [(positions, None)] if positions else []
+
+
 @dataclass(frozen=True)
 class Pending:
     """A step's results on their way to the host."""
@@ -165,7 +178,7 @@ class Pending:
             first = part.rows.start
             if isinstance(seq, Generating):
                 values = int(greedy[first]), next(next_tokens), float(own[0]), top.get(first, {}), seq.error
-                results.append(NextToken(seq, part.positions.start, *values))
+                results.append(NextToken(seq, part.positions.start, *values, part.guess))
             elif isinstance(seq, Scoring):
                 alternatives = [top.get(row, {}) for row in range(first, part.rows.stop)] if top else []
                 results.append(ScoredTokens(seq, part.positions, greedy[part.rows], own, alternatives))

@@ -36,8 +36,9 @@ class Launched:
     @property
     def needs_the_host(self) -> bool:
         """Whether a step that follows cannot be launched before the host knows this one's tokens."""
-        seqs = (chunk.seq for chunk in self.chunks if chunk.seq.status is Status.RUNNING)
-        return any(isinstance(seq, Generating) and seq.processing is not None for seq in seqs)
+        chunks = [chunk for chunk in self.chunks if chunk.seq.status is Status.RUNNING]
+        processed = (isinstance(c.seq, Generating) and c.seq.processing is not None for c in chunks)
+        return any(chunk.guesses for chunk in chunks) or any(processed)
 
 
 class ModelRunner(RankRunner):

@@ -39,8 +39,10 @@ class LastTokens:
         self._has_kernel = not kernel_problems(device)
 
     def put(self, tokens: Tensor) -> None:
-        """Keeps the tokens, int64 [n], of rows 0 ... n - 1."""
-        self.tokens[: len(tokens)].copy_(tokens)
+        """Keeps the tokens, int64 [n], of rows 0 ... n - 1. Those past the rows are of a step with guesses, after which
+        every token is known on the host."""
+        kept = tokens[: len(self.tokens)]
+        self.tokens[: len(kept)].copy_(kept)
 
     def resolve(self, ids: Tensor) -> Tensor:
         """Token ids in place of the references among `ids`, int64 [T]. A row whose logits were not finite holds

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.sequence import Sequence, Status
 
 
@@ -25,6 +26,7 @@ class Chunk(NamedTuple):
     seq: Sequence
     start: int
     end: int
+    guesses: tuple[int, ...] = ()  # the last of these tokens, which are not known but guessed (`drafts`)
 
 
 @dataclass
@@ -42,8 +44,15 @@ class SchedulerOutput:
 class Scheduler:
     """Holds the sequences that wait, run or leave, and gives each step its share of them."""
 
-    def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.block_manager = block_manager
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """drafter: guesses tokens that are computed together with the known ones; None: nothing is guessed."""
+        self.block_manager, self.drafter = block_manager, drafter
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -71,6 +80,7 @@ class Scheduler:
         preempted = self._schedule_running(schedule)
         if not preempted:
             self._admit_waiting(schedule)
+            self._add_guesses(schedule)
         assert schedule.chunks or not self.has_work, (
             "work is left but nothing fits: LLM.submit must refuse such requests"
         )
@@ -81,8 +91,12 @@ class Scheduler:
 
         None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
         without the results. A sequence that turns out to have ended (EOS, a stop string) has one speculative
-        token after its end, which nobody reads.
+        token after its end, which nobody reads. None, too, where the tokens are wanted to guess those after them.
         """
+        if self.drafter is not None:
+            if self.drafter.is_due(self.running):
+                return None
+            self.drafter.wait()
         free, most = self.block_manager.num_free_blocks, self.block_manager.blocks_for(self.max_num_batched_tokens)
         if free < most + len(self.running) and free < sum(self._missing_blocks(seq) for seq in self.running):
             return None
@@ -114,6 +128,8 @@ class Scheduler:
             self._free_slot(seq)
         seq.status = Status.FINISHED
         self.block_manager.release(seq)
+        if self.drafter is not None:
+            self.drafter.forget(seq)
 
     def drop(self, request_ids: Set[int]) -> None:
         """Takes back the sequences that serve none but these requests, whose outputs nobody waits for any more.
@@ -137,6 +153,8 @@ class Scheduler:
         self.running.clear()
         self.leaving.clear()
         self.waiting.clear()
+        if self.drafter is not None:
+            self.drafter.end_run()
 
     def _missing_blocks(self, seq: Sequence) -> int:
         """How many new pages a step needs to compute all of the sequence's tokens."""
@@ -183,6 +201,19 @@ class Scheduler:
             schedule.chunks.append(self._chunk(seq, num_new))
             schedule.copies.extend(copies)
             budget -= num_new
+
+    def _add_guesses(self, schedule: SchedulerOutput) -> None:
+        """Has a step of decodes compute guesses of the tokens that follow, as far as pages and the token budget last.
+        Wrong ones leave KV behind that the right tokens overwrite before anything reads it."""
+        chunks = schedule.chunks
+        if self.drafter is None or any(c.end - c.start > 1 or c.end < c.seq.num_tokens for c in chunks):
+            return
+        found = self.drafter.propose([c.seq for c in chunks])
+        for place, chunk in enumerate(chunks):
+            room = self.max_num_batched_tokens - schedule.num_tokens
+            guesses = found.get(chunk.seq.seq_id, [])[:room]
+            if guesses and self.block_manager.extend(chunk.seq, 1 + len(guesses)):
+                chunks[place] = chunk._replace(end=chunk.end + len(guesses), guesses=tuple(guesses))
 
     def _preempt(self, seq: Sequence) -> None:
         """Takes all pages of a sequence back; its tokens stay, and their KV is computed again later (recompute)."""

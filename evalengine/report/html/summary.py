@@ -182,6 +182,8 @@ def _schedule(manifest: Manifest) -> Iterator[tuple[str, Child]]:
         total = stats.num_computed_tokens + stats.num_cached_tokens
         yield "Prefix cache", f"{stats.num_cached_tokens:,} of {total:,} prompt and output tokens came from it"
         yield "Preemptions", f"{stats.num_preemptions:,}"
+        if stats.num_guesses:
+            yield "Guessed tokens", f"{stats.num_right_guesses or 0:,} of {stats.num_guesses:,} were right"
 
 
 def _against(run: Run, other: Run) -> Iterator[tuple[str, Child, Child]]:
