@@ -13,6 +13,7 @@ from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import resolve_settings
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, request_limits
+from evalengine.engine.warm_up import warm_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,8 +40,12 @@ class DeferredLLM:
         return self._llm is not None
 
     def load(self) -> None:
-        """Makes the LLM if there is none. Raises ConfigError and EvalEngineError as `LLM` does."""
-        self.made()
+        """Makes the LLM if there is none, and warms it up on a GPU. Raises ConfigError and EvalEngineError as `LLM`
+        does."""
+        if self._llm is None:
+            llm = self.made()
+            if self.settings.device.type == "cuda":
+                warm_up(llm)
 
     def made(self) -> LLM:
         """The LLM, which `load` or this call makes."""

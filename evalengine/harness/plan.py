@@ -33,6 +33,7 @@ from evalengine.util.forked import ForkedTask, shares
 from evalengine.util.phases import phase
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
+FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
 COPIED = 0.5  # of the time in which prompts are written, another process takes as much again to hand them over
 
@@ -73,7 +74,7 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
     read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     loaded_tasks = [task for task in read if task is not None]
-    with ForkedTask(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks)) as checked:
+    with ForkedTask(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)) as checked:
         if checkpoint is None and not templated:
             checkpoint = _collect(problems, lambda: _found(config))
         problems_of_rows.extend(checked.result())
@@ -151,7 +152,8 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
     loads = not llm.loaded and config.cache.path is None
     # A chat template has a process of its own, which no two others may ask.
-    may_share = not config.apply_chat_template and _may_fork(tasks, config.limit)
+    enough = FEW_DOCUMENTS if loads and llm.settings.device.type == "cuda" else MANY_DOCUMENTS
+    may_share = not config.apply_chat_template and _may_fork(tasks, config.limit, enough)
     sizes = [len(task.docs[: config.limit]) for task in tasks]
     ahead = 0.0 if loads else COPIED
     parts = shares(tasks, MANY_DOCUMENTS, sizes, ahead) if may_share else [tasks]
@@ -251,9 +253,9 @@ def _check(tasks: Sequence[Task]) -> list[str]:
     return problems
 
 
-def _may_fork(tasks: Sequence[Task], limit: int | None = None) -> bool:
-    """Whether other processes may make the tasks' texts, and earn it."""
-    return sum(len(task.docs[:limit]) for task in tasks) >= MANY_DOCUMENTS and all(task.can_fork for task in tasks)
+def _may_fork(tasks: Sequence[Task], limit: int | None, enough: int) -> bool:
+    """Whether other processes may make the tasks' texts, and `enough` documents earn it."""
+    return sum(len(task.docs[:limit]) for task in tasks) >= enough and all(task.can_fork for task in tasks)
 
 
 def _collect(problems: list[str], action: Callable[[], Any]) -> Any:

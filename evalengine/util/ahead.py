@@ -5,9 +5,14 @@ A process is forked only where none of it is going on: the child would inherit l
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
+# How long a thread may hold Python's lock if another one waits for it. With the usual 5 ms, each answer of the file
+# system may wait as long for the other thread.
+TURN_S = 0.0005
+USUAL_TURN_S = sys.getswitchinterval()
 _threads: list[threading.Thread] = []
 
 
@@ -18,6 +23,7 @@ def begin(name: str, work: Callable[[], None]) -> None:
     """
     thread = threading.Thread(target=work, name=f"evalengine {name}", daemon=True)
     _threads.append(thread)
+    sys.setswitchinterval(TURN_S)
     thread.start()
 
 
@@ -28,3 +34,4 @@ def wait() -> None:
             return
         _threads[-1].join()
         _threads.pop()
+    sys.setswitchinterval(USUAL_TURN_S)

@@ -12,7 +12,7 @@ import pytest
 
 from evalengine.bench import start
 from evalengine.bench.start import Command, Started, phases_of, table
-from evalengine.cli.commands.bench import main
+from evalengine.cli.commands.bench import START, main
 from evalengine.errors import ConfigError
 
 
@@ -37,8 +37,9 @@ def test_real_commands_are_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "forget_files", lambda: None)  # other tests run on this machine
-    words = ["limit=2", "task.generation.max_gen_toks=4", "engine.device=cpu", "--models", "asset:tinymath"]
-    assert main(["start", *words, "--rounds", "1", "--twice", "limit=1", "--output", str(tmp_path)]) == 0
+    words = ["task=arithmetic", "limit=2", "task.generation.max_gen_toks=4", "engine.device=cpu", "--rounds", "1"]
+    options = ["--models", "asset:tinymath", "--twice", "task=arithmetic limit=1", "--output", str(tmp_path)]
+    assert main(["start", *words, *options]) == 0
     (file,) = tmp_path.glob("start-*.json")
     (model,) = json.loads(file.read_text())["models"]
     first, later = model["commands"]
@@ -73,3 +74,13 @@ def test_the_measurement_itself_keeps_no_files_of_torch_in_use() -> None:
     program = "import sys, evalengine.bench.start; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_settings_without_a_task_are_those_of_the_usual_run() -> None:
+    def settings(*words: str) -> list[str]:
+        asked: list[str] = START.parse(list(words)).settings
+        return asked
+
+    assert settings() == ["task=mmlu", "limit=20"]
+    assert settings("data_dir=rows") == ["task=mmlu", "limit=20", "data_dir=rows"]
+    assert settings("task=gsm8k", "limit=3") == ["task=gsm8k", "limit=3"]

@@ -22,8 +22,10 @@ def test_no_process_is_forked_amid_work_that_was_begun() -> None:
         done.append(1)
 
     ahead.begin("work", work)
+    assert sys.getswitchinterval() < 0.001 < ahead.USUAL_TURN_S
     with ForkedTask(lambda: (list(done), threading.active_count())) as task:
         assert task.result() == ([1], 1)
+    assert sys.getswitchinterval() == ahead.USUAL_TURN_S
 
 
 PROGRAM = """

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
@@ -147,3 +148,17 @@ def test_exemplars_that_a_list_cannot_give_are_cured_task_by_task(tmp_path: Path
     for cure in cures[1][::2]:
         _, tasks, _ = prepared(*words, cures[0][0], cure)
         assert [task.num_fewshot for task in tasks] == [2, 0, 0 if "num_fewshot" in cure else 2]
+
+
+@pytest.mark.parametrize(("device", "processes"), [("cpu", 0), ("cuda", 1)])
+def test_few_documents_are_written_beside_a_gpus_model(
+    device: str, processes: int, shared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's model takes so long to load that a process is earned by fewer documents."""
+    monkeypatch.setattr(plan, "MANY_DOCUMENTS", 10)
+    monkeypatch.setattr(plan, "FEW_DOCUMENTS", 3)
+    config, tasks, llm = prepared("limit=3")
+    object.__setattr__(llm.settings, "device", torch.device(device))
+    monkeypatch.setattr(llm, "load", lambda: None)
+    assert len(plan_and_load(config, tasks, llm).requests) == 3
+    assert sum(process != os.getpid() for process in shared) == processes

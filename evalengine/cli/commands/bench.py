@@ -60,7 +60,7 @@ def _words(
 
 def _start(
     settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="those of "
-                        "the run (default: task=mmlu limit=20)")] = None,
+                        "the run; without a task: task=mmlu limit=20")] = None,
     models: Annotated[Any, Option(metavar="NAME,...", parser=names, help="model.path of each; a shape has dummy "
                       "weights")] = THROUGHPUT_MODELS,
     tokenizer: Annotated[str, Option(metavar="PATH", help="a shape's tokenizer")] = "asset:tinymath",
@@ -71,7 +71,8 @@ def _start(
 ) -> Namespace:  # fmt: skip
     """Times whole commands, from their start to their end, and says which phase takes how long: the first one with
     empty caches, as on a fresh machine, then later ones; and the first and second run of one process."""
-    chosen = settings or ["task=mmlu", "limit=20"]
+    own = settings or []
+    chosen = [*([] if any(word.startswith("task=") for word in own) else ["task=mmlu", "limit=20"]), *own]
     return Namespace(
         settings=chosen, models=models, tokenizer=tokenizer, rounds=rounds, twice=twice.split(), output=output
     )
