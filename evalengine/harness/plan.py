@@ -74,7 +74,8 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
     read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     loaded_tasks = [task for task in read if task is not None]
-    with ForkedTask(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)) as checked:
+    beside = not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)
+    with ForkedTask(partial(_check, loaded_tasks), beside) as checked:
         if checkpoint is None and not templated:
             checkpoint = _collect(problems, lambda: _found(config))
         problems_of_rows.extend(checked.result())

@@ -24,7 +24,6 @@ from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.kept import open_answer_cache
 from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
@@ -151,32 +150,20 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
     """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
     config, llm = run.config, run.llm
     plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided)
-    executed = time.perf_counter()
+    executed, stats = time.perf_counter(), llm.stats.since(before)
     with phase("records"):
-        return _scored_and_written(run, plan, answers, ran, executed, llm.stats.since(before))
+        thought = thoughts(plan, answers, llm.tokenizer)
+        judged = verdicts(plan, answers, config, selection(config))
+        rows = records(plan, answers, thought, judged)
+        programs = program_facts(plan, config, judged)
+        # Several forked processes need it, and this one later. It takes 0.2 s, which a run that is refused does not
+        # need: late, where the command has not begun it early.
+        import pyarrow.parquet  # noqa: F401
 
-
-def _scored_and_written(
-    run: _ResolvedRun,
-    plan: Plan,
-    answers: Mapping[RecordKey, JournalEntry],
-    ran: set[RecordKey],
-    executed: float,
-    stats: EngineStats,
-) -> str:
-    config, llm = run.config, run.llm
-    thought = thoughts(plan, answers, llm.tokenizer)
-    judged = verdicts(plan, answers, config, selection(config))
-    rows = records(plan, answers, thought, judged)
-    programs = program_facts(plan, config, judged)
-    # Several forked processes need it, and this one later. It is imported late, as it takes 0.2 s and a run that is
-    # refused does not need it.
-    import pyarrow.parquet  # noqa: F401
-
-    with ForkedTask(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
-        scored = datetime.now()
-        results = _score(plan, scorer(plan, answers, thought, judged), run.folder, scored)
-        return _write(run, _Answers(plan, rows, ran, results, programs, stats, executed, scored), written)
+        with ForkedTask(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
+            scored = datetime.now()
+            results = _score(plan, scorer(plan, answers, thought, judged), run.folder, scored)
+            return _write(run, _Answers(plan, rows, ran, results, programs, stats, executed, scored), written)
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:

@@ -28,4 +28,5 @@ def _torch() -> None:
 
 def _transformers() -> None:
     with suppress(Exception), phase("transformers"):
+        import pyarrow.parquet  # noqa: F401  # the format of records
         from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
