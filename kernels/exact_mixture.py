@@ -66,8 +66,9 @@ def within_groups(choice: Tensor, router: Router) -> Tensor:
     if router.groups == 1:
         return choice
     grouped = choice.unflatten(1, (router.groups, -1))
-    two = torch.sort(grouped, dim=-1, descending=True).values[..., :2]
-    kept = best(exact.add(two[..., 0], two[..., 1]), router.kept_groups)
+    top = torch.sort(grouped, dim=-1, descending=True).values
+    quality = top[..., 0] if router.group_best == 1 else exact.add(top[..., 0], top[..., 1])
+    kept = best(quality, router.kept_groups)
     hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, kept, False)
     return grouped.masked_fill(hidden.unsqueeze(-1), -torch.inf).flatten(1)
 

@@ -13,7 +13,7 @@ class Router:
     1. Scores, of all E: the softmax or the sigmoid of the logits, or the logits themselves.
     2. The choice is made by the score, or by score + choice bias where there is one: descending, equals by ascending
        id. With groups (equal runs of ids), only experts of the `kept_groups` best groups can be chosen; a group is as
-       good as the sum of its two best, equals by ascending number.
+       good as the sum of its two best, or as its best one (`group_best`), equals by ascending number.
     3. Weights are the chosen experts' scores without the bias; of the logits, the softmax over the chosen ones. If
        `normed`, they are divided by `max(their sum + sum_offset, least_sum)`, the sum taken in order of rank. Then they
        are multiplied with `scaling`, and, if `rounded`, rounded to the model's dtype.
@@ -29,6 +29,7 @@ class Router:
     choice_bias: bool = False
     groups: int = 1
     kept_groups: int = 1
+    group_best: Literal[1, 2] = 2
     normed: bool = False
     sum_offset: float = 0.0
     least_sum: float = 0.0
@@ -41,8 +42,8 @@ class Router:
         problems = []
         if self.experts % self.groups or not 1 <= self.kept_groups <= self.groups:
             problems.append(f"{self.experts} experts in {self.groups} groups, of which {self.kept_groups} are kept")
-        elif self.groups > 1 and self.experts // self.groups < 2:
-            problems.append(f"{self.experts} experts in {self.groups} groups: a group needs two")
+        elif self.groups > 1 and self.experts // self.groups < self.group_best:
+            problems.append(f"{self.experts} experts in {self.groups} groups: a group needs {self.group_best}")
         elif not 1 <= self.chosen <= self.experts // self.groups * self.kept_groups:
             problems.append(f"a token cannot have {self.chosen} of {self.experts} experts")
         return problems

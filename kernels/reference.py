@@ -206,7 +206,9 @@ def route(logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[T
         scores = {"softmax": row.softmax(0), "sigmoid": row.sigmoid(), "logit": row}[router.scores].float().double()
         choice = (scores if choice_bias is None else scores + choice_bias.double()).float().tolist()
         size = router.experts // router.groups
-        by_group = [sorted(choice[g * size : (g + 1) * size], reverse=True)[:2] for g in range(router.groups)]
+        by_group = [
+            sorted(choice[g * size : (g + 1) * size], reverse=True)[: router.group_best] for g in range(router.groups)
+        ]
         sums = torch.tensor(by_group).float().sum(-1).tolist()
         kept = sorted(range(router.groups), key=lambda g: (-sums[g], g))[: router.kept_groups]
         open_ids = [e for e in range(router.experts) if e // size in kept]

@@ -31,7 +31,9 @@ def _take(values, open_columns, column, LAST: tl.constexpr):
 
 
 @triton.jit
-def _in_kept_groups(choice, inside, column, E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr):
+def _in_kept_groups(
+    choice, inside, column, E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr
+):
     """Whether an expert is in one of the best groups, [1, n]."""
     group = column // (E // GROUPS)
     number = tl.arange(0, triton.next_power_of_2(GROUPS))[None, :]
@@ -39,8 +41,10 @@ def _in_kept_groups(choice, inside, column, E: tl.constexpr, GROUPS: tl.constexp
     for g in tl.static_range(GROUPS):
         own = inside & (group == g)
         top, first = _take(choice, own, column, E - 1)
-        second, _ = _take(choice, own & (column != first[:, None]), column, E - 1)
-        sums = tl.where(number == g, (top + second)[:, None], sums)
+        if BEST == 2:
+            second, _ = _take(choice, own & (column != first[:, None]), column, E - 1)
+            top = top + second
+        sums = tl.where(number == g, top[:, None], sums)
     kept = group < 0
     left = number < GROUPS
     for _ in tl.static_range(KEPT):
@@ -63,7 +67,8 @@ def _scores(z, m, norm, SCORES: tl.constexpr):
 def _routing_kernel(
     logits_ptr, bias_ptr, ids_ptr, weights_ptr, stride,
     E: tl.constexpr, K: tl.constexpr, SCORES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    NORMED: tl.constexpr, OFFSET: tl.constexpr, LEAST: tl.constexpr, SCALING: tl.constexpr, DTYPE: tl.constexpr,
+    BEST: tl.constexpr, NORMED: tl.constexpr, OFFSET: tl.constexpr, LEAST: tl.constexpr, SCALING: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """A row that holds a NaN or an infinity takes the first k experts, with weights of NaN."""
     device_math.after_previous_kernel()
@@ -81,7 +86,7 @@ def _routing_kernel(
     choice = tl.where(bad[:, None], 0.0, choice)
     left = inside
     if GROUPS > 1:
-        left = _in_kept_groups(choice, inside, column, E, GROUPS, KEPT)
+        left = _in_kept_groups(choice, inside, column, E, GROUPS, KEPT, BEST)
     rank = tl.arange(0, triton.next_power_of_2(K))[None, :]
     ids = tl.zeros(rank.shape, tl.int32)
     weights = tl.zeros(rank.shape, tl.float32)
@@ -125,8 +130,8 @@ def route(logits: Tensor, choice_bias: Tensor | None, router: Router, dtype: tor
         return ids, weights
     assert logits.shape[1] == router.experts <= softmax_parts.CHUNK and logits.stride(1) == 1 and not router.problems
     constants = (
-        router.experts, k, router.scores, router.groups, router.kept_groups, router.normed, router.sum_offset,
-        router.least_sum, router.scaling, _DTYPES[dtype if router.rounded else torch.float32],
+        router.experts, k, router.scores, router.groups, router.kept_groups, router.group_best, router.normed,
+        router.sum_offset, router.least_sum, router.scaling, _DTYPES[dtype if router.rounded else torch.float32],
     )  # fmt: skip
     args = (logits, choice_bias, ids, weights, logits.stride(0))
     launched = launch(_routing_kernel, (tokens, 1, 1), args, constants, num_warps=1, num_stages=1)

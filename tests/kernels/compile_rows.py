@@ -94,6 +94,7 @@ def mixtures() -> Iterator[dict[str, Any]]:
             "SCORES": router.scores,
             "GROUPS": router.groups,
             "KEPT": router.kept_groups,
+            "BEST": router.group_best,
             "NORMED": router.normed,
             "OFFSET": router.sum_offset,
             "LEAST": router.least_sum,

@@ -134,6 +134,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"sliding_window": WINDOW, "num_local_experts": 6, "rope_parameters": UNTRUNCATED}),
     "granite-moe": ("granitemoe", {"head_dim": None, **FACTORS, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "glm4-moe": ("glm4_moe", GLM),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}),
+    "deepseek-v2-greedy": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "n_group": None, "topk_group": None}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, "first_k_dense_replace": 1, "rope_parameters": MINISTRAL_YARN}),
     "deepseek-v3-plain": ("deepseek_v3", {**LATENT, "q_lora_rank": None, "rope_interleave": False, "v_head_dim": 24}),
     "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "attention_bias": True}),

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and GLM-4.7-Flash: latent attention; after the first layers experts, chosen in groups, and a shared one.
+"""DeepSeek V2 and V3, GLM-4.7-Flash: latent attention; after the first layers experts and one that all tokens share.
 
 Keys and values are stored expanded, all heads' of them. A checkpoint's layers after the last one guess further tokens.
 """
@@ -6,6 +6,7 @@ Keys and values are stored expanded, all heads' of them. A checkpoint's layers a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,24 +20,34 @@ from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
 
 # What files say that transformers' code does not ask for.
-_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+_V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 _READS = frozenset(
     {
         *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim", "yarn"),
         *("rope_interleave", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_group", "topk_group"),
-        *("norm_topk_prob", "routed_scaling_factor", "moe_intermediate_size", "n_shared_experts", *_ONLY),
+        *("norm_topk_prob", "routed_scaling_factor", "moe_intermediate_size", "n_shared_experts", *_V3),
     }
 )
 
 
-def _block(config: Any) -> Block:
-    """A layer with experts."""
-    for name, own in _ONLY.items():
+def _block(config: Any, router: Router, only: Mapping[str, Any]) -> Block:
+    """A layer with experts. only: fields of config.json that may have one value."""
+    for name, own in only.items():
         if (value := getattr(config, name, None)) not in (None, own):
-            raise ConfigError(f"{name}={shown(value)}: only {own} is supported")
+            raise ConfigError(f"{name}={shown(value)}: only {shown(own)} is supported")
     sizes = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, config.n_shared_experts)
     if not all(is_integer(size, 1, 1 << 12) for size in sizes):
         raise ConfigError(f"qk_nope_head_dim, qk_rope_head_dim, v_head_dim, n_shared_experts={sizes}: must be numbers")
+    inner = config.moe_intermediate_size
+    return Block(
+        scale=_scale(config),
+        mixture=Mixture(router, inner, shared_size=inner * config.n_shared_experts),
+        latent=Latent(config.kv_lora_rank, config.v_head_dim, config.qk_rope_head_dim, config.q_lora_rank),
+    )
+
+
+def _v3_block(config: Any) -> Block:
     router = Router(
         config.n_routed_experts,
         config.num_experts_per_tok,
@@ -50,12 +61,25 @@ def _block(config: Any) -> Block:
         scaling=float(config.routed_scaling_factor),
         rounded=False,
     )
-    inner = config.moe_intermediate_size
-    return Block(
-        scale=_scale(config),
-        mixture=Mixture(router, inner, shared_size=inner * config.n_shared_experts),
-        latent=Latent(config.kv_lora_rank, config.v_head_dim, config.qk_rope_head_dim, config.q_lora_rank),
+    return _block(config, router, _V3)
+
+
+def _v2_block(config: Any) -> Block:
+    """V2 looks at the best expert of each group, where it has groups, and leaves the softmax's weights as they are."""
+    if config.topk_method not in ("greedy", "group_limited_greedy"):
+        raise ConfigError(f"topk_method={shown(config.topk_method)}: supported are greedy and group_limited_greedy")
+    in_groups = config.topk_method != "greedy"
+    router = Router(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        wide=True,
+        groups=config.n_group if in_groups else 1,
+        kept_groups=config.topk_group if in_groups else 1,
+        group_best=1,
+        scaling=float(config.routed_scaling_factor),
+        rounded=False,
     )
+    return _block(config, router, _V2)
 
 
 def _scale(config: Any) -> float:
@@ -69,16 +93,22 @@ def _scale(config: Any) -> float:
     return scale * mscale * mscale
 
 
-def _spec(family: Family, config: Any, blocks: tuple[Block, ...]) -> ModelSpec:
+def _spec(
+    family: Family, config: Any, blocks: tuple[Block, ...], *, interleaved: bool, wide: bool = False
+) -> ModelSpec:
     turned = config.qk_rope_head_dim
-    rope = rope_of(config, rotary_dim=turned, at_end=True, interleaved=bool(config.rope_interleave))
+    rope = rope_of(config, rotary_dim=turned, at_end=True, interleaved=interleaved, wide=wide)
     biases = (config.attention_bias, config.attention_bias)
     spec = describe(family, config, biases=biases, rope=rope, blocks=blocks)
     return replace(spec, head_dim=config.qk_nope_head_dim + turned, num_kv_heads=spec.num_heads)
 
 
+def _deepseek_v2(family: Family, config: Any) -> ModelSpec:
+    return _spec(family, config, first_dense(config, _v2_block(config)), interleaved=True, wide=True)
+
+
 def _deepseek_v3(family: Family, config: Any) -> ModelSpec:
-    return _spec(family, config, first_dense(config, _block(config)))
+    return _spec(family, config, first_dense(config, _v3_block(config)), interleaved=bool(config.rope_interleave))
 
 
 def _glm_lite(family: Family, config: Any) -> ModelSpec:
@@ -86,10 +116,18 @@ def _glm_lite(family: Family, config: Any) -> ModelSpec:
     known = isinstance(kinds, list) and len(kinds) == config.num_hidden_layers and {*kinds} <= {"dense", "sparse"}
     if not known:
         raise ConfigError(f"mlp_layer_types={shown(kinds)}: must say dense or sparse of each layer")
-    block = _block(config)
-    return _spec(family, config, tuple(block if kind == "sparse" else replace(block, mixture=None) for kind in kinds))
+    block = _v3_block(config)
+    blocks = tuple(block if kind == "sparse" else replace(block, mixture=None) for kind in kinds)
+    return _spec(family, config, blocks, interleaved=bool(config.rope_interleave))
 
 
 _NAMES = WeightNames(parts=SHARED_EXPERTS, layers_beyond=True)
+DEEPSEEK_V2 = Family(
+    "DeepseekV2ForCausalLM",
+    "deepseek_v2",
+    _deepseek_v2,
+    (_READS - {"rope_interleave"}) | {"first_k_dense_replace", "num_experts"},
+    _NAMES,
+)
 DEEPSEEK_V3 = Family("DeepseekV3ForCausalLM", "deepseek_v3", _deepseek_v3, _READS | {"first_k_dense_replace"}, _NAMES)
 GLM4_MOE_LITE = Family("Glm4MoeLiteForCausalLM", "glm4_moe_lite", _glm_lite, _READS | {"mlp_layer_types"}, _NAMES)
