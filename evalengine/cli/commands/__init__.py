@@ -18,6 +18,7 @@ MODULES = {  # sub-command -> the module whose `main(argv)` answers it, or anoth
     "check": "evalengine.cli.commands.receipts:check",
     "plan": "evalengine.cli.commands.plan",
     "serve": "evalengine.cli.commands.serve",
+    "warm": "evalengine.cli.commands.warm",
     "tasks": "evalengine.cli.commands.tasks",
     "lm_eval": "evalengine.lm_eval_model.cli",
 }

@@ -56,6 +56,7 @@ Commands of their own:
   prove RUN --item ITEM -o FILE one item of a run as a receipt that anyone can check (prove --help)
   check FILE --model PATH       computes a receipt's item, or a sample of a run's, again: does every bit agree
   cache FOLDER                  what a cache of answers holds, and making it smaller (cache --help)
+  warm MODEL                    compiles a model's kernels on this GPU before its first run (warm --help)
   serve                         a model by OpenAI's HTTP interface: the same request, the same bytes (serve --help)
   lm_eval                       lm-eval's own command line, any of its tasks on this engine (lm_eval --help)
 
