@@ -26,7 +26,7 @@ from evalengine.bench.throughput import reason
 from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops
-from evalengine.layers.attention_backends import choose_backend
+from evalengine.layers.attention_backends import possible_backends
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.metadata import AttentionMetadata
@@ -77,7 +77,7 @@ class Mode:
 
 def make_modes(spec: ModelSpec, device: torch.device, max_model_len: int) -> tuple[dict[str, Mode], str]:
     """`native` and `fast` over the same weights (normal; a norm's are 1), and fast's attention backend."""
-    backend = choose_backend(device, spec.dtype, spec.head_dim, None, spec.variants)
+    backend = possible_backends(device, spec.dtype, spec.head_dim, None, spec.variants)[0]
     fast_page = PAGE_MULTIPLE if backend == "flash_attn" else DEFAULT_BLOCK_SIZE
     native = Mode("native", spec, create_ops("native", spec.dtype, device), DEFAULT_BLOCK_SIZE)
     fast = Mode("fast", spec, create_ops("fast", spec.dtype, device, backend), fast_page)

@@ -13,7 +13,7 @@ from evalengine.config.check import engine_problems, resolve_numerics
 from evalengine.config.kinds import MAX_RANKS
 from evalengine.config.schema import EngineConfig, Numerics
 from evalengine.errors import ConfigError
-from evalengine.layers.attention_backends import backend_problems, choose_backend
+from evalengine.layers.attention_backends import backend_problems, possible_backends
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.kernel_support import head_dim_problems, hidden_size_problems, kernel_problems
 from evalengine.models.spec import ModelSpec
@@ -129,7 +129,7 @@ def _attention_backend(config: EngineConfig, level: Numerics, device: torch.devi
         return "triton" if level == "native" else "exact"
     if config.attention_backend != "auto":
         return config.attention_backend
-    return choose_backend(device, _dtype(config, spec), spec.head_dim, _block_size(config), spec.variants)
+    return possible_backends(device, _dtype(config, spec), spec.head_dim, _block_size(config), spec.variants)[0]
 
 
 def _level_problems(

@@ -15,7 +15,7 @@ def create_ops(
     """The implementation of a numerics level on one device; tp: the rank of a tensor-parallel model that it serves.
 
     attention_backend: `fast` only: flash_attn | triton | sdpa. auto takes triton or sdpa, which read KV pages of any
-    size; flash_attn must be named by a caller that knows its pages' size (`choose_backend`).
+    size; flash_attn must be named by a caller that knows its pages' size (`possible_backends`).
 
     `evalengine.engine.settings` has refused devices and models that a level cannot run on. Raises `ConfigError` for an
     unknown level, `EvalEngineError` for a device that fails the exact self-test.
@@ -40,11 +40,11 @@ def _ops(level: str, dtype: torch.dtype, device: torch.device, attention_backend
 
 
 def _fast_ops(dtype: torch.dtype, device: torch.device, attention_backend: str) -> Ops:
-    from evalengine.layers.attention_backends import choose_backend
+    from evalengine.layers.attention_backends import possible_backends
     from evalengine.layers.kernel_support import kernel_problems
 
     if attention_backend == "auto":
-        attention_backend = choose_backend(device, dtype, head_dim=None, block_size=1)
+        attention_backend = possible_backends(device, dtype, head_dim=None, block_size=1)[0]
     if kernel_problems(device):
         from evalengine.layers.fast import FastOps
 

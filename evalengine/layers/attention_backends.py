@@ -26,7 +26,7 @@ def attention_function(backend: str) -> AttentionFunction:
     if backend == "flash_attn":
         return flash_attention.paged_attention
     if backend == "triton":
-        from evalengine.layers.cuda import paged_attention
+        from evalengine.kernels.attention import paged_attention
 
         return paged_attention
     assert backend == "sdpa", backend
@@ -38,18 +38,6 @@ def variant_problems(backend: str, variant: AttentionVariant) -> list[str]:
     return flash_attention.variant_problems(variant) if backend == "flash_attn" else []
 
 
-def choose_backend(
-    device: torch.device,
-    dtype: torch.dtype | None,
-    head_dim: int | None,
-    block_size: int | None,
-    variants: Sequence[AttentionVariant] = (),
-) -> str:
-    """The fastest backend that can serve the variants of attention that a model has. None: not known; for block_size,
-    free to suit the backend."""
-    return possible_backends(device, dtype, head_dim, block_size, variants)[0]
-
-
 def possible_backends(
     device: torch.device,
     dtype: torch.dtype | None,
@@ -57,7 +45,8 @@ def possible_backends(
     block_size: int | None,
     variants: Sequence[AttentionVariant] = (),
 ) -> list[str]:
-    """The backends that can serve, the fastest first (`sdpa` always can); arguments as for `choose_backend`."""
+    """The backends that can serve the variants of attention that a model has, the fastest first (`sdpa` always can).
+    None: not known; for block_size, free to suit the backend."""
     names = fastest_first(device)
     return [name for name in names if not backend_problems(name, device, dtype, head_dim, block_size, variants)]
 
@@ -81,7 +70,7 @@ def backend_problems(
     block_size: int | None,
     variants: Sequence[AttentionVariant] = (),
 ) -> list[str]:
-    """A sentence with a cure for each reason that keeps a backend from serving; arguments as for `choose_backend`."""
+    """A sentence with a cure for each reason that keeps a backend from serving; arguments: `possible_backends`."""
     if backend == "sdpa":
         return []
     if device.type != "cuda":

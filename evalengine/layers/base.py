@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalengine.layers.ops import Ops
+from evalengine.layers.parallel import TensorParallel
 
 
 class Layer(nn.Module):
@@ -63,6 +64,18 @@ def checkpoint_tensors(model: nn.Module) -> Iterator[CheckpointTensor]:
             for kind, param in layer.named_parameters(recurse=False):
                 whole = shape if kind == "weight" else shape[:1]
                 yield CheckpointTensor(f"{prefix}.{kind}", whole, layer, param, shard)
+
+
+def load_part(target: Tensor, whole: Tensor, tp: TensorParallel, by_rows: bool) -> None:
+    """Loads a rank's rows of a weight or bias; or else its columns of a weight, and of a bias all at rank 0 alone."""
+    if by_rows:
+        target.copy_(shard_rows(whole, tp.rank, tp.size))
+    elif whole.ndim == 2:
+        target.copy_(shard_rows(whole.t(), tp.rank, tp.size).t())
+    elif tp.rank == 0:
+        target.copy_(whole)
+    else:
+        target.zero_()  # the sum over ranks must hold the bias once
 
 
 def shard_rows(tensor: Tensor, tp_rank: int, tp_size: int) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from evalengine.kernels import (
     activation,
-    attention,
     causal_conv,
     expert_groups,
     expert_matmul,
@@ -31,25 +30,12 @@ from evalengine.kernels import (
     softcap,
     softmax_parts,
 )
-from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Norm
-
-
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    variant: AttentionVariant,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools, by the contract's arithmetic."""
-    return attention.paged_attention(q, k_cache, v_cache, metadata, variant, sinks)
 
 
 def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:

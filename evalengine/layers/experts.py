@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evalengine.kernels.mixture_variant import Router
-from evalengine.layers.base import Layer, shard_rows
+from evalengine.layers.base import Layer, load_part, shard_rows
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 
 
@@ -110,15 +110,7 @@ class ExpertDown(_Experts):
         return {f"{expert}.{name}": self.shape for expert in range(self.experts)}
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
-        tp, target = self.ops.tp, param[int(shard.partition(".")[0])]
-        if self.by_rows:
-            target.copy_(shard_rows(loaded_weight, tp.rank, tp.size))
-        elif loaded_weight.ndim == 2:
-            target.copy_(shard_rows(loaded_weight.t(), tp.rank, tp.size).t())
-        elif tp.rank == 0:
-            target.copy_(loaded_weight)
-        else:
-            target.zero_()  # the sum over ranks must hold the bias once
+        load_part(param[int(shard.partition(".")[0])], loaded_weight, self.ops.tp, self.by_rows)
 
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
         if self.by_rows and x.shape[-1] < self.shape[1]:

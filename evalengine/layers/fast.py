@@ -14,10 +14,9 @@ from torch import Tensor
 
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
-from evalengine.layers import fast_mixture
+from evalengine.layers import fast_attention, fast_mixture
 from evalengine.layers.attention import store_kv
 from evalengine.layers.attention_backends import attention_function, variant_problems
-from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Norm
@@ -34,10 +33,11 @@ class FastOps(Ops):
 
     name = "fast"
     sums_cross_ranks = True
+    attention = staticmethod(fast_attention.paged_attention)
 
     def __init__(self, dtype: torch.dtype, device: torch.device, attention_backend: str = "sdpa") -> None:
         super().__init__(dtype, device)
-        self._attention = attention_function(attention_backend)
+        self.attention = attention_function(attention_backend)  # type: ignore[assignment]
         self._backend = attention_backend
 
     def problems(self, variant: AttentionVariant) -> list[str]:
@@ -114,17 +114,6 @@ class FastOps(Ops):
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         store_kv(k, v, k_cache, v_cache, slot_mapping)
-
-    def attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        variant: AttentionVariant,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        return self._attention(q, k_cache, v_cache, metadata, variant, sinks)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return torch.log_softmax(logits, dim=-1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from evalengine.layers.base import Layer, shard_rows
+from evalengine.layers.base import Layer, load_part, shard_rows
 from evalengine.layers.ops import Ops, PreparedWeight
 
 
@@ -93,15 +93,7 @@ class OutputLinear(Layer):
         return {name: self.shape}
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
-        tp = self.ops.tp
-        if self.by_rows:
-            param.copy_(shard_rows(loaded_weight, tp.rank, tp.size))
-        elif loaded_weight.ndim == 2:
-            param.copy_(shard_rows(loaded_weight.t(), tp.rank, tp.size).t())
-        elif tp.rank == 0:
-            param.copy_(loaded_weight)
-        else:
-            param.zero_()  # the sum over ranks must hold the bias once
+        load_part(param, loaded_weight, self.ops.tp, self.by_rows)
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"

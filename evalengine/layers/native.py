@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import matmul
-from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels import attention, matmul
 from evalengine.kernels.shapes import Shapes
-from evalengine.layers.cuda import CudaOps, paged_attention
+from evalengine.layers.cuda import CudaOps
 from evalengine.layers.embedding import rows_per_slice
-from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import PreparedWeight
 from evalengine.verification import verify
 from evalengine.version import CONTRACT_VERSION
@@ -29,6 +27,7 @@ class NativeOps(CudaOps):
 
     name = "native"
     capturable = True
+    attention = staticmethod(attention.paged_attention)  # type: ignore[assignment]
 
     def verify_kernels(self, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
         verdict = verify.verify(
@@ -58,13 +57,3 @@ class NativeOps(CudaOps):
         """Logits in float32, not rounded to the weights' dtype, because logprobs are computed from them."""
         return matmul.linear(x, weight, out_dtype=torch.float32)
 
-    def attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        variant: AttentionVariant,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        return paged_attention(q, k_cache, v_cache, metadata, variant, sinks)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from evalengine.errors import ConfigError
+from evalengine.kernels.mixture_variant import Router
 from evalengine.layers.variants import Activation
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.registry import Family
@@ -123,6 +124,23 @@ def windows(config: Any, block: Block) -> tuple[Block, ...]:
 
 def _slides(kind: str) -> bool:
     return kind == "sliding_attention"
+
+
+def grouped_router(config: Any) -> Router:
+    """DeepSeek-V3's: sigmoid scores with a bias of the choice, of the experts of the best groups."""
+    return Router(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        "sigmoid",
+        wide=True,
+        choice_bias=True,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        normed=config.norm_topk_prob,
+        sum_offset=1e-20,
+        scaling=float(config.routed_scaling_factor),
+        rounded=False,
+    )
 
 
 def first_dense(config: Any, block: Block) -> tuple[Block, ...]:

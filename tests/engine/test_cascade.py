@@ -22,14 +22,14 @@ from evalengine.engine.execute.decode_inputs import DecodeInputs, KnownPages
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.engine.schedule.sequence import Generating
-from evalengine.kernels import attention_cascade
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.engine.certify_double import TINY
+from tests.kernels.test_attention_cascade import round_states
 
 pytest.importorskip("triton")
-from evalengine.layers.cuda import paged_attention
+from evalengine.kernels.attention import paged_attention
 
 PREFIX = [(7 * i) % 300 + 3 for i in range(77)]
 
@@ -85,19 +85,6 @@ def requests() -> list[Request]:
 
 def outputs(llm: LLM) -> dict[int, RequestOutput]:
     return {output.request_id: output for output in llm.run(requests())}
-
-
-def round_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault: what the shared part leaves is rounded to half precision."""
-    real = attention_cascade.launch
-
-    def launch(kernel: Any, grid: Any, args: tuple, *rest: Any) -> Any:
-        launched = real(kernel, grid, args, *rest)
-        if kernel is attention_cascade.shared_kernel:
-            args[5].copy_(args[5].half())
-        return launched
-
-    monkeypatch.setattr(attention_cascade, "launch", launch)
 
 
 def check_equal(found: dict[int, RequestOutput], expected: dict[int, RequestOutput]) -> None:

@@ -26,20 +26,18 @@ def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="t1", eos_token="t2")
 
 
+def sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, int]:
+    """The sizes of a tiny model, as the fields of its transformers config."""
+    return {
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+    }
+
+
 def tied_qwen3(path: Path) -> Path:
     """A tiny tied Qwen3 with a tokenizer, saved by transformers; returns `path`."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=True,
-        eos_token_id=5,
-    )
+    config = Qwen3Config(**sizes(23, 16, 24, 2, 2, 1), head_dim=8, tie_word_embeddings=True, eos_token_id=5)
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path

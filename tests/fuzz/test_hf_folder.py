@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.text.encode import encode
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
+from tests.engine.tied_folder import sizes
+from tests.engine.tied_folder import tokenizer as word_tokenizer
 from tests.fuzz.cases import Case, cases
 from tests.parity.paged import PagedRunner
 
@@ -48,12 +49,7 @@ def make_folder(path: Path) -> Path:
     """A tiny Qwen3 in two shards, with every JSON file that such a folder has and its fields at the usual values."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        **sizes(23, 16, 24, 2, 2, 1),
         head_dim=8,
         max_position_embeddings=64,
         bos_token_id=1,
@@ -69,9 +65,7 @@ def make_folder(path: Path) -> Path:
         },
     )
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
-    core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(20)}, unk_token="t0"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="t1", eos_token="t2")
+    tokenizer = word_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}"
     tokenizer.save_pretrained(path)
     GenerationConfig(eos_token_id=[5, 7], pad_token_id=0).save_pretrained(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +13,9 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 WALKS = [SoftmaxSchedule(), SoftmaxSchedule(rows=4, warps=8), SoftmaxSchedule(rows=2, warps=2)]
 SCHEDULES = [*WALKS, SoftmaxSchedule(resident=True)] if CUDA else WALKS  # Triton's interpreter cannot run Gluon kernels
+BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
+DTYPES = [torch.float32, torch.float16, BFLOAT16]
+UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -28,6 +28,19 @@ CASCADE = AttentionSchedule(16, 4, 1, by_block_max=0, shared_rows=64)
 ALONE = replace(CASCADE, shared_rows=0)
 
 
+def round_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault: what the shared part leaves is rounded to half precision."""
+    real = attention_cascade.launch
+
+    def launch(kernel: Any, grid: Any, args: tuple, *rest: Any) -> Any:
+        launched = real(kernel, grid, args, *rest)
+        if kernel is attention_cascade.shared_kernel:
+            args[5].copy_(args[5].half())
+        return launched
+
+    monkeypatch.setattr(attention_cascade, "launch", launch)
+
+
 def batch_of(
     lengths: list[int], shares: list[tuple[int, int]], page: int, shape: tuple[int, int, int], dtype: torch.dtype,
     **variant: Any,
@@ -159,15 +172,7 @@ def test_the_comparison_can_fail(fault: str, monkeypatch: pytest.MonkeyPatch) ->
         batch = replace(batch, metadata=replace(batch.metadata, shared=found, plans={}))
         expected = alone(batch)
     elif fault == "a rounded state":
-        real = attention_cascade.launch
-
-        def launch(kernel: Any, grid: Any, args: tuple, *rest: Any) -> Any:
-            launched = real(kernel, grid, args, *rest)
-            if kernel is attention_cascade.shared_kernel:
-                args[5].copy_(args[5].half())
-            return launched
-
-        monkeypatch.setattr(attention_cascade, "launch", launch)
+        round_states(monkeypatch)
     else:
         real_launch = attention_cascade.launch
 

@@ -7,29 +7,13 @@ import torch
 
 from evalengine.kernels import reference
 from evalengine.kernels.softmax import softmax
-from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
-from tests.kernels.softmax_contract import DEVICE, SCHEDULES, randn
+from tests.kernels.softmax_contract import DEVICE, DTYPES, SCHEDULES, UNIT, randn
 
-BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
-DTYPES = [torch.float32, torch.float16, BFLOAT16]
 COLUMNS = [1, 7, 65, 577, 4096, 4097, 9001]
-UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # the smallest subnormal
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy warns on rows of NaN
-
-
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: int) -> None:
-    x = (randn(3, columns) * 4).to(dtype)
-    x[1, : columns // 2] = -torch.inf
-    expected = contract.softmax(x)
-    assert_bitwise_equal(softmax(x, out_dtype=torch.float32), expected)
-    for schedule in SCHEDULES:
-        assert_bitwise_equal(softmax(x, out_dtype=torch.float32, _schedule=schedule), expected)
-    assert_bitwise_equal(softmax(x), expected.to(dtype))
 
 
 def test_other_chunks_give_other_bits() -> None:
@@ -65,34 +49,6 @@ def test_masked_attention_rows(keys: int) -> None:
     assert (out - reference.softmax(scores))[seen].abs().max() < 2e-7
     if keys > 40:  # a row has the bytes that it has without the masked keys
         assert_bitwise_equal(out[0, :, 4, :29], softmax(scores[0, :, 4, :29]))
-
-
-def test_order_inside_a_chunk_cannot_matter() -> None:
-    x = randn(3, 5000) * 4
-    order = torch.cat((torch.randperm(CHUNK, generator=torch.Generator().manual_seed(1)), torch.arange(CHUNK, 5000)))
-    assert_bitwise_equal(softmax(x[:, order]), softmax(x)[:, order])
-
-
-@pytest.mark.parametrize("columns", [65, 4500])
-@pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
-def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
-    """A row has the same bytes alone, in any place and under any schedule."""
-    x = (randn(11, columns) * 4).to(dtype)
-    whole = softmax(x)
-    for start, end in [(0, 1), (10, 11), (3, 8)]:
-        assert_bitwise_equal(softmax(x[start:end]), whole[start:end])
-    for schedule in SCHEDULES:
-        assert_bitwise_equal(softmax(x, _schedule=schedule), whole)
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_any_dim_strides_and_alignment(dim: int) -> None:
-    """Any dimension of a strided, misaligned tensor has the bytes of the last one of a contiguous tensor."""
-    x = randn(5, 7, 9)[1:, ::2, 1:].transpose(0, 2)
-    out = softmax(x, dim)
-    assert out.is_contiguous() and out.shape == x.shape
-    rows = x.movedim(dim, -1).contiguous()
-    assert_bitwise_equal(out.movedim(dim, -1), softmax(rows.view(-1, rows.shape[-1])).view(rows.shape))
 
 
 @pytest.mark.parametrize("columns", [65, 5000])

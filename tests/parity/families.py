@@ -57,7 +57,7 @@ GLM = {
     "n_shared_experts": 2,
     "attention_bias": True,
 }
-LATENT = {
+LATENT_HEADS = {
     "num_key_value_heads": 6,
     "head_dim": None,
     "q_lora_rank": 40,
@@ -65,6 +65,9 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 14,
+}
+LATENT = {
+    **LATENT_HEADS,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "n_group": 4,

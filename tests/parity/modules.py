@@ -7,18 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from tests.parity.families import OF_QWEN, PLAIN, WINDOW, random_model
+from tests.parity.families import LATENT_HEADS, OF_QWEN, PLAIN, WINDOW, random_model
 
 HEADS = {"head_dim": None, "num_key_value_heads": None}  # They are left to the class, whose heads have no groups.
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 52}
 LATENT = {
-    "num_key_value_heads": 6,
-    "head_dim": None,
-    "q_lora_rank": 40,
-    "kv_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 14,
+    **LATENT_HEADS,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 52,

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, file_stamp, resolve_checkpoint
+from tests.engine.tied_folder import sizes
 
 VOCAB = 1500
 OUTLIERS = [7, 200, 311]  # channels of the residual stream a thousand times the median, as Qwen2.5 has a few
@@ -37,12 +38,7 @@ def norm_weight(generator: torch.Generator, shape: torch.Size, mean: float) -> T
 def trained_like_llama(folder: Path) -> None:
     """Saves a Llama with float32 weights without outliers."""
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=2,
+        **sizes(VOCAB, 512, 1408, 8, 8, 2),
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
@@ -64,12 +60,7 @@ def outlier_qwen2(folder: Path) -> None:
 
     The lm_head's columns at these channels are 30 times the others; the final norm keeps their products ordinary."""
     config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=2,
+        **sizes(VOCAB, 512, 1408, 6, 8, 2),
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )

@@ -19,6 +19,7 @@ from evalengine import LLM, SamplingParams
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.harness.requests import RequestBuilder
 from evalengine.tasks.instance import Generation, Instance
+from tests.engine.tied_folder import sizes
 
 VOCAB, LENGTH = 19, 24
 OF_CONFIG, OF_GENERATION, OF_TOKENIZER = 5, 7, 2
@@ -33,12 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a random Llama whose weights are large enough that its greedy choices vary."""
     torch.manual_seed(5)
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **sizes(VOCAB, 32, 48, 2, 4, 2),
         max_position_embeddings=64,
         bos_token_id=1,
         eos_token_id=OF_CONFIG,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,20 @@ def rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
+def check_as_near(hf: PreTrainedModel, model: Any, ids: list[int], most: float) -> None:
+    """Ours, of a whole prompt and of one in chunks, is at most `most` times as far from float64 as transformers'."""
+    theirs = logprobs(hf, ids)
+    exact = logprobs(hf.double(), ids)
+    hf.float()
+    allowed = most * rms(theirs - exact)
+    whole = PagedRunner(model, block_size=7).step({"s": ids})["s"]
+    chunked = PagedRunner(model, block_size=7)
+    parts = torch.cat([chunked.step({"s": ids[i : i + 19]})["s"] for i in range(0, len(ids), 19)])
+    for ours in (whole, parts):
+        error = rms(torch.log_softmax(ours.double().cpu(), -1) - exact)
+        assert error <= allowed, f"RMS error {error:.2e}, transformers' {allowed / most:.2e}"
+
+
 @pytest.mark.parametrize(("level", "device", "most"), LEVELS)
 def test_logits_are_as_near_to_float64_as_transformers_are(
     reference: tuple[PreTrainedModel, Path], level: str, device: str, most: float
@@ -57,17 +72,8 @@ def test_logits_are_as_near_to_float64_as_transformers_are(
     """Of a whole prompt, and of one in chunks whose borders lie within windows and pages."""
     hf, folder = reference
     ids = tokens(5 * WINDOW - 4)
-    theirs = logprobs(hf, ids)
-    exact = logprobs(hf.double(), ids)
-    hf.float()
-    allowed = most * rms(theirs - exact)
     model = load_model(without_tokenizer(folder), create_ops(level, torch.float32, torch.device(device)), 128)
-    whole = PagedRunner(model, block_size=7).step({"s": ids})["s"]
-    chunked = PagedRunner(model, block_size=7)
-    parts = torch.cat([chunked.step({"s": ids[i : i + 19]})["s"] for i in range(0, len(ids), 19)])
-    for ours in (whole, parts):
-        error = rms(torch.log_softmax(ours.double().cpu(), -1) - exact)
-        assert error <= allowed, f"RMS error {error:.2e}, transformers' {allowed / most:.2e}"
+    check_as_near(hf, model, ids, most)
 
 
 def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Path]) -> None:

@@ -13,11 +13,9 @@ from torch import Tensor
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
-from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
-from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.layers.variants import Activation, Norm
 from tests.parity.paged import PagedRunner
@@ -84,18 +82,9 @@ class Float64Ops(Ops):
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         plain_store_kv(k, v, k_cache, v_cache, slot_mapping)
 
-    def attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        variant: AttentionVariant,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        return reference.paged_attention(
-            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, variant, sinks
-        )
+    def attention(self, q, k_cache, v_cache, metadata, variant, sinks=None) -> Tensor:  # type: ignore[no-untyped-def]
+        batch = metadata.block_table, metadata.query_lens, metadata.kv_lens
+        return reference.paged_attention(q, k_cache, v_cache, *batch, variant, sinks)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return reference.log_softmax(logits)

@@ -20,7 +20,7 @@ from tests.parity.families import make as make_family
 from tests.parity.modules import CASES, make
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import without_tokenizer
-from tests.parity.test_families import logprobs, rms, tokens
+from tests.parity.test_families import check_as_near, rms, tokens
 
 # Level, device, and how many times transformers' error ours may be: both are sums of many roundings.
 LEVELS = [
@@ -43,22 +43,13 @@ def test_logits_are_as_near_to_float64_as_transformers_are(
     """Of a whole prompt, and of one in chunks whose borders lie within pages."""
     hf, folder = reference
     ids = tokens(41)
-    theirs = logprobs(hf, ids)
-    exact = logprobs(hf.double(), ids)
-    hf.float()
-    allowed = most * rms(theirs - exact)
     checkpoint, ops = without_tokenizer(folder, "transformers"), create_ops(level, torch.float32, torch.device(device))
     if problems := [problem for variant in checkpoint.spec.variants for problem in ops.problems(variant)]:
         with pytest.raises(ConfigError, match=problems[0]):
             load_model(checkpoint, ops, 128)
         return
     model = load_model(checkpoint, ops, 128)
-    whole = PagedRunner(model, block_size=7).step({"s": ids})["s"]
-    chunked = PagedRunner(model, block_size=7)
-    parts = torch.cat([chunked.step({"s": ids[i : i + 19]})["s"] for i in range(0, len(ids), 19)])
-    for ours in (whole, parts):
-        error = rms(torch.log_softmax(ours.double().cpu(), -1) - exact)
-        assert error <= allowed, f"RMS error {error:.2e}, transformers' {allowed / most:.2e}"
+    check_as_near(hf, model, ids, most)
 
 
 def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Path]) -> None:

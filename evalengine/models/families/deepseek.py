@@ -13,7 +13,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.kernels.attention_variant import Latent
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.models.describe import describe, first_dense, rope_of
+from evalengine.models.describe import describe, first_dense, grouped_router, rope_of
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
@@ -48,20 +48,7 @@ def _block(config: Any, router: Router, only: Mapping[str, Any]) -> Block:
 
 
 def _v3_block(config: Any) -> Block:
-    router = Router(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        "sigmoid",
-        wide=True,
-        choice_bias=True,
-        groups=config.n_group,
-        kept_groups=config.topk_group,
-        normed=config.norm_topk_prob,
-        sum_offset=1e-20,
-        scaling=float(config.routed_scaling_factor),
-        rounded=False,
-    )
-    return _block(config, router, _V3)
+    return _block(config, grouped_router(config), _V3)
 
 
 def _v2_block(config: Any) -> Block:

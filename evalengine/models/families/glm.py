@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.models.describe import describe, first_dense, rope_of
+from evalengine.kernels.mixture_variant import Mixture
+from evalengine.models.describe import describe, first_dense, grouped_router, rope_of
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
@@ -21,21 +21,9 @@ def _spec(family: Family, config: Any) -> ModelSpec:
 
 
 def _moe(family: Family, config: Any) -> ModelSpec:
-    router = Router(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        "sigmoid",
-        wide=True,
-        choice_bias=True,
-        groups=config.n_group,
-        kept_groups=config.topk_group,
-        normed=config.norm_topk_prob,
-        sum_offset=1e-20,
-        scaling=float(config.routed_scaling_factor),
-        rounded=False,
-    )
     inner = config.moe_intermediate_size
-    blocks = first_dense(config, Block(mixture=Mixture(router, inner, shared_size=inner * config.n_shared_experts)))
+    mixture = Mixture(grouped_router(config), inner, shared_size=inner * config.n_shared_experts)
+    blocks = first_dense(config, Block(mixture=mixture))
     biases = (config.attention_bias, False)
     return describe(family, config, biases=biases, qk_norm=config.use_qk_norm, blocks=blocks)
 
