@@ -5,6 +5,9 @@
 The arithmetic of a (pair, column) is `matmul.linear`'s of that token's row and that expert's weight: one float32 chain
 over K, ascending from +0, then the bias, then one rounding. Which rows share a tile, how many a tile has and in which
 order tiles run is schedule. An expert without tokens is not read. One kernel serves decode steps and prefills.
+
+Measured on an H200, experts of Qwen3-30B-A3B in bf16, random logits: the experts in use are read at 3.9 TB/s (gate and
+up) and 3.0 (down) for 4 tokens, 4.2 to 4.4 and 3.9 to 4.1 for 16 to 256; 225 TFLOP/s for 1,024 tokens, 463 for 4,096.
 """
 
 from __future__ import annotations
@@ -87,6 +90,8 @@ def expert_linear(
     All of them contiguous along their last dimension, bias wholly. schedule: one of the height of the groups' tiles.
     """
     chosen, n = groups.chosen, weight.shape[1]
+    if x.ndim == 3:
+        x = x.contiguous()
     y = torch.empty((x.shape[0], chosen, n), dtype=x.dtype, device=x.device)
     key = (operand_key(x), operand_key(weight), operand_key(bias), groups.tiles.shape, groups.block_m, schedule)
     varying = (x, weight, y, groups.order, groups.tiles, *([] if bias is None else [bias]))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import expert_matmul, matmul, reference
-from evalengine.kernels.expert_groups import group
+from evalengine.kernels import expert_groups, expert_matmul, matmul, reference
+from evalengine.kernels.expert_groups import are_alone, group
 from evalengine.kernels.matmul_schedules import MatmulSchedule
 from tests.bitwise import assert_bitwise_equal, count_differing
 
@@ -60,14 +60,30 @@ def test_groups_hold_each_pair_once_in_order(shape: tuple[int, ...], block_m: in
     ids = ids_of(tokens, experts, chosen)
     groups = group(ids, experts, block_m)
     flat = ids.flatten().tolist()
-    assert groups.order.tolist() == sorted(range(len(flat)), key=lambda pair: (flat[pair], pair))
+    alone = are_alone(len(flat), experts)
+    by_expert = sorted(range(len(flat)), key=lambda pair: (flat[pair], pair))
+    assert groups.order.tolist() == (list(range(len(flat))) if alone else by_expert)
     seen: list[int] = []
     for expert, first, rows in groups.tiles.tolist():
         assert 0 <= rows <= block_m and 0 <= expert < experts
         own = groups.order[first : first + rows].tolist()
         assert [flat[pair] for pair in own] == [expert] * rows
         seen += own
-    assert seen == groups.order.tolist() and len(groups.tiles) == len(flat) // block_m + experts
+    assert seen == groups.order.tolist()
+    assert len(groups.tiles) == (len(flat) if alone else len(flat) // block_m + experts)
+
+
+def test_whether_pairs_are_sorted_or_alone_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the pairs have one expert."""
+    ids = torch.tensor([[4, 1, 0], [1, 2, 30]], dtype=torch.int32, device=DEVICE)
+    x, weight = movable(2, 24, dtype=torch.float16), movable(32, 20, 24, dtype=torch.float16, seed=1)
+    alone = group(ids, 32, 16)
+    monkeypatch.setattr(expert_groups, "FEW", 1000)
+    grouped = group(ids, 32, 16)
+    assert len(alone.tiles) == 6 and len(grouped.tiles) == 32
+    outputs = [expert_matmul.expert_linear(x, weight, None, groups) for groups in (alone, grouped)]
+    assert_bitwise_equal(*outputs)
+    assert_bitwise_equal(outputs[0], dense(x, weight, None, ids))
 
 
 def test_one_expert_takes_all_tokens() -> None:

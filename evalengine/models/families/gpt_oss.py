@@ -19,7 +19,8 @@ _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # `clamped_swiglu` has n
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    if other := [f"{name}={getattr(config, name)}" for name, own in _SWIGLU.items() if getattr(config, name) != own]:
+    # Classes of older versions of transformers have these numbers in their code.
+    if other := [f"{n}={value}" for n, own in _SWIGLU.items() if (value := getattr(config, n, own)) != own]:
         raise ConfigError(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
     router = Router(config.num_local_experts, config.num_experts_per_tok, scores="logit", bias=True)
     mixture = Mixture(router, config.intermediate_size, bias=True)

@@ -39,7 +39,7 @@ def _qwen2(family: Family, config: Any) -> ModelSpec:
     shared = config.shared_expert_intermediate_size
     mixture = Mixture(_router(config), config.moe_intermediate_size, shared_size=shared, shared_gate=True)
     blocks = _with_experts(config, windows(config, Block()), mixture)
-    return describe(family, config, biases=(config.qkv_bias, False), blocks=blocks)
+    return describe(family, config, biases=(getattr(config, "qkv_bias", True), False), blocks=blocks)
 
 
 def _qwen3(family: Family, config: Any) -> ModelSpec:
