@@ -15,6 +15,7 @@ from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.metric_interval import metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.perplexity import likelihoods
 from evalengine.report.stats.significance import one_test
 
 ALPHA = 0.05  # what a test calls significant, after Holm's correction
@@ -85,14 +86,13 @@ class Contest:
 def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey] = ()) -> Iterator[Contest]:
     """A contest for each of a task's metrics, in the first run's order, except those in `leave_out` and those with the
     same numbers as one before (`one_test`)."""
-    reported = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
-    distinct = one_test(dict.fromkeys(reported), [runs[place] for place in shared.runs])
-    keys = [key for key, first in distinct.items() if key not in leave_out and key == first]
+    metrics = measured(runs, shared)
+    distinct = one_test(metrics, [runs[place] for place in shared.runs])
     rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
     tested, clusters = False, related(runs, shared)
-    for key in keys:
-        columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
-        better = direction([runs[place] for place in shared.runs], key)
+    for key, (columns, better) in metrics.items():
+        if key in leave_out or key != distinct[key]:
+            continue
         if columns:
             entry = contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
@@ -102,6 +102,17 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
         scores = ranked(scores, better if shared.rows and shared.whole else None)
         yield Contest(key, better, False, max(shared.totals), scores, tests)
+
+
+def measured(runs: Sequence[Run], shared: Shared) -> dict[ScoreKey, tuple[dict[int, list[float]], bool | None]]:
+    """(`values_of` by the place of each run that has them, direction) of each of a task's metrics."""
+    holding = [runs[place] for place in shared.runs]
+    keys = dict.fromkeys(key for run in holding for key in run.results if key[0] == shared.task)
+    columns = {key: {place: values_of(runs[place], key, shared, place) for place in shared.runs} for key in keys}
+    return {
+        key: ({place: values for place, values in own.items() if values}, direction(holding, key))
+        for key, own in columns.items()
+    }
 
 
 def _with_churn(test: PairTest, runs: Sequence[Run], shared: Shared, key: ScoreKey) -> PairTest:
@@ -209,13 +220,8 @@ def _beaten(entry: Contest, test: PairTest, number: int) -> bool | None:
 
 def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None) -> list[PairTest]:
     """Perplexities' tests, of the documents' log-likelihoods, which differ as perplexities do, whatever the tokens."""
-    sums: dict[int, dict[int, float]] = {place: {} for place in shared.runs}
-    for place in shared.runs if shared.rows else ():
-        for (task, doc, _, _), item in runs[place].items.items():
-            if task == shared.task:
-                value = math.nan if item.sum_logprob is None else item.sum_logprob
-                sums[place][doc] = sums[place].get(doc, 0.0) + value
-    columns = {place: [sums[place].get(doc, 0.0) for doc in shared.documents(place)] for place in sums if sums[place]}
+    sums = {place: likelihoods(runs[place], shared.task) for place in shared.runs if shared.rows}
+    columns = {place: [own.get(doc, 0.0) for doc in shared.documents(place)] for place, own in sums.items() if own}
     return [replace(test, nats=True) for test in pair_tests(columns, True, clusters=clusters)]
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.comparability import findings
-from evalengine.report.leaderboard.board import Contest, contests, values_of, with_family
+from evalengine.report.leaderboard.board import Contest, contests, measured, with_family
 from evalengine.report.leaderboard.means import Group, Part, average_parts, group, group_tasks, subjects
 from evalengine.report.leaderboard.models import labels, steps
 from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
 from evalengine.report.read.identities import CONTENT
-from evalengine.report.read.run import UNBOUND, Run, direction
+from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.significance import holm
 
@@ -95,9 +95,7 @@ def _adjusted(raw: Board) -> Board:
 
 def _parts(runs: Sequence[Run], shared: Shared) -> Iterator[Part]:
     """A task's metrics as parts of a mean: those with a number for each document in every run that ran the task."""
-    for key in dict.fromkeys(key for place in shared.runs for key in runs[place].results if key[0] == shared.task):
-        columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
-        better = direction([runs[place] for place in shared.runs], key)
+    for key, (columns, better) in measured(runs, shared).items():
         if shared.rows and better is not None and len(columns) == len(shared.runs):
             yield Part(shared.task, key, better, columns, related(runs, shared))
 

@@ -8,7 +8,7 @@ bits are theta / ln 2. Standard errors are those of a ratio estimator, by the de
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,7 +92,7 @@ def ratios(runs: Sequence[Run], key: ScoreKey) -> tuple[list[int], list[Ratio]] 
         own = run.weighted.get(key)
         if own is not None and {doc: own[doc][1] for doc in own} != dict(zip(documents, weights, strict=True)):
             return None  # The runs have unlike documents or texts.
-        sums = {doc: own[doc][0] for doc in own} if own is not None else _of_requests(run, key[0])
+        sums = {doc: own[doc][0] for doc in own} if own is not None else likelihoods(run, key[0])
         totals = np.array([sums.get(doc, 0.0) for doc in documents], dtype=np.float64)
         kind = _kind(totals, weights, run.results[key][0])
         if kind is None or not {*sums} <= {*documents}:
@@ -109,7 +109,8 @@ def loss_stratum(old: Ratio, new: Ratio, codes: NDArray[np.intp]) -> Stratum:
     return Stratum(sums / weight, (sums - sizes * math.fsum(losses) / weight) / weight, sizes / weight)
 
 
-def _of_requests(run: Run, task: str) -> Mapping[int, float]:
+def likelihoods(run: Run, task: str) -> dict[int, float]:
+    """The log-likelihood of each document of a rolling task, from its windows; NaN where a window's is not known."""
     sums: dict[int, list[float]] = {}
     for item in run.items.values():
         if item.task == task and item.kind == ROLLING:
