@@ -1,7 +1,8 @@
 """Random engines, pools, batches and endings: steps launched ahead give the bytes of steps that wait.
 
 The model is a stand-in whose logits are a hash of every token that the pool holds for a sequence, so one that is
-missing, stale or another sequence's changes everything after it. The inputs are those of the CUDA graphs, on a CPU.
+missing, stale or another sequence's changes everything after it; layers with windows must hold the same tokens as far
+as they see. The inputs are those of the CUDA graphs, on a CPU.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from evalengine.config.schema import ModelConfig
+from evalengine.engine.execute.batch import Batch
 from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import resolve_checkpoint
@@ -26,6 +29,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput, S
 from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.shared_blocks import SharedPages
+from evalengine.models.spec import Block
 from tests.engine.test_launch_ahead import STOP_IDS, check, go_ahead
 from tests.fuzz.cases import Case, cases
 
@@ -33,7 +37,8 @@ PRIME = 2_147_483_647
 
 
 class HashModel(torch.nn.Module):
-    """`DecoderForCausalLM` without layers: it stores each token in its slot, and hashes what the sequence's slots hold.
+    """`DecoderForCausalLM` without layers: it stores each token in its slots, and hashes what the sequence's slots hold
+    in the first layer, which sees everything. The others hold the same within their windows.
 
     broken: one in so many hashes gives NaN; 0 for none.
     """
@@ -45,25 +50,36 @@ class HashModel(torch.nn.Module):
         self.ops = llm.runner.ops
 
     def forward(self, ids: Tensor, positions: Tensor, kv_caches: Any, metadata: AttentionMetadata) -> Tensor:
-        keys = kv_caches[0][0]
-        slots = keys.view(-1, *keys.shape[2:])
-        written = metadata.slot_mapping >= 0
-        places = metadata.slot_mapping[written]
-        slots[places, 0, 0] = (ids[written] % 32).to(keys.dtype)
-        slots[places, 0, 1] = (ids[written] // 32).to(keys.dtype)
-        stored = slots[:, 0, :2].float().numpy()
+        stored = [self._store(ids, cache[0], metadata.of_layer(layer)) for layer, cache in enumerate(kv_caches)]
         hashes: list[int] = []
         for seq, (queries, length) in enumerate(zip(metadata.query_lens, metadata.seqlens_k.tolist(), strict=True)):
-            position = np.arange(length)
-            page = metadata.block_table[seq].numpy()[position // self.block_size].astype(np.int64)
-            seen = stored[page * self.block_size + position % self.block_size]
+            seen = self._seen(stored[0], metadata, seq, range(length))
             assert np.isfinite(seen).all(), "a slot is read that nothing was written to"
+            for layer in range(1, len(kv_caches)):
+                visible = range(max(0, length - queries + 1 - (self.spec.block(layer).window or length)), length)
+                own = self._seen(stored[layer], metadata.of_layer(layer), seq, visible)
+                assert np.array_equal(own, seen[visible]), "a windowed layer holds other tokens"
             value = 7
             for at, (low, high) in enumerate(seen.astype(np.int64).tolist()):
                 value = (value * 1_000_003 + (low + 32 * high) * 7919 + at) % PRIME
                 if at >= length - queries:
                     hashes.append(value)
         return torch.tensor(hashes, dtype=torch.int64)[:, None]
+
+    def _store(self, ids: Tensor, keys: Tensor, metadata: AttentionMetadata) -> np.ndarray:
+        """Writes the tokens to a layer's slots; returns what all slots hold."""
+        slots = keys.view(-1, *keys.shape[2:])
+        written = metadata.slot_mapping >= 0
+        places = metadata.slot_mapping[written]
+        slots[places, 0, 0] = (ids[written] % 32).to(keys.dtype)
+        slots[places, 0, 1] = (ids[written] // 32).to(keys.dtype)
+        return slots[:, 0, :2].float().numpy()
+
+    def _seen(self, stored: np.ndarray, metadata: AttentionMetadata, seq: int, positions: range) -> np.ndarray:
+        position = np.array(positions, dtype=np.int64)
+        page = metadata.block_table[seq].numpy()[position // self.block_size].astype(np.int64)
+        seen: np.ndarray = stored[page * self.block_size + position % self.block_size]
+        return seen
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         tokens = torch.arange(self.spec.vocab_size)[None]
@@ -95,7 +111,8 @@ class HashGraphs(DecodeGraphs):
         assert llm.runner is not None
         runner, settings = llm.runner, llm.settings
         most, longest = llm.config.max_num_seqs, settings.max_model_len
-        sizes = {"block_size": settings.block_size, "max_num_seqs": most, "max_model_len": longest}
+        sizes: dict[str, Any] = {"block_size": settings.block_size, "max_num_seqs": most, "max_model_len": longest}
+        sizes["table_of"] = runner.table_of
         super().__init__(runner.model, runner.ops, runner.kv_caches, runner.last_tokens, **sizes)
         self.runner, self.ahead = runner, 0
 
@@ -107,13 +124,16 @@ class HashGraphs(DecodeGraphs):
         chunks, n, key = self.chunks, len(self.chunks), (step.size, step.kv_len)
         unknown = [c.start >= c.seq.num_tokens for c in chunks]
         self._inputs.fill(step.decodes)
-        tables = [c.seq.block_tables[0] for c in chunks]
-        ends, cpu = [c.end for c in chunks], torch.device("cpu")
-        wanted = AttentionMetadata.build([1] * n, ends, tables, self._block_size, cpu)
+        batch, cpu = Batch.of(chunks), torch.device("cpu")
+        each = AttentionMetadata.build_each([1] * n, batch.kv_lens, batch.tables, self._block_size, cpu)
+        wanted = AttentionMetadata.of_layers(each, self.runner.table_of)
         metadata = self._inputs.metadata(*key)
-        assert torch.equal(metadata.slot_mapping[:n], wanted.slot_mapping) and (metadata.slot_mapping[n:] == -1).all()
-        assert torch.equal(metadata.seqlens_k[:n], wanted.seqlens_k) and (metadata.seqlens_k[n:] == 0).all()
-        assert all(metadata.block_table[row, : len(table)].tolist() == table for row, table in enumerate(tables))
+        for layer, table in enumerate(self.runner.table_of):
+            own, expected = metadata.of_layer(layer), wanted.of_layer(layer)
+            assert torch.equal(own.slot_mapping[:n], expected.slot_mapping) and (own.slot_mapping[n:] == -1).all()
+            assert torch.equal(own.seqlens_k[:n], expected.seqlens_k) and (own.seqlens_k[n:] == 0).all()
+            rows = enumerate(batch.tables[table])
+            assert all(own.block_table[row, : len(pages)].tolist() == pages for row, pages in rows)
         ids = self._last_tokens.resolve(self._inputs.ids[: key[0]])[:n].clone()
         assert all(u or int(i) == c.seq.token_ids[c.start] for u, i, c in zip(unknown, ids, chunks, strict=True))
         self.ahead += sum(unknown)
@@ -190,8 +210,10 @@ def same(output: RequestOutput, expected: RequestOutput) -> bool:
 def test_steps_launched_ahead_are_those_that_wait(hash_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = replayed = 0
     for case in cases("launch_ahead", 8):
-        settings = engine_settings(case)
-        with case.named(settings), LLM(hash_checkpoint, **settings) as llm:
+        settings, window = engine_settings(case), case.choice([None, 1, 5, 16, 33])
+        blocks = (Block(),) if window is None else (Block(), Block(window=window), Block(window=window))
+        spec = replace(hash_checkpoint.spec, num_layers=len(blocks), blocks=blocks)
+        with case.named(settings), LLM(replace(hash_checkpoint, spec=spec), **settings) as llm:
             broken, batches = case.choice([0, 0, 29]), [requests(case) for _ in range(2)]
             stand_in(llm, broken, monkeypatch)
             expected = [run(llm, batch) for batch in batches]
