@@ -80,7 +80,7 @@ class Case:
 
     @property
     def new_tokens(self) -> int:
-        """Steps that the request takes as a sequence of its own whose prompt is computed in one step."""
+        """Steps that the request takes alone, its prompt computed in one of them."""
         return self.request.params.max_tokens if isinstance(self.request, GenerateRequest) else 1
 
     @property

@@ -80,7 +80,7 @@ def certificate(
 
 
 def write_certificate(path: Path, content: Mapping[str, Any]) -> list[Path]:
-    """Writes `path` (JSON) and the same as Markdown beside it, each whole or not at all; returns both paths.
+    """Writes `path` (JSON) and the same as Markdown (`.md`), each whole or not at all; returns both paths.
 
     Raises `EvalEngineError` if the disk refuses.
     """

@@ -24,7 +24,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _engine(arguments: Namespace) -> int:
-    """Certifies requests under many schedules and, unless only `engine` was asked for, the kernels."""
+    """Certifies requests under many schedules and, unless only `engine` is named, the kernels."""
     started = time.perf_counter()
     from evalengine.certify.certificate import certificate, default_path, write_certificate
     from evalengine.certify.certificate_text import axes_table, summary

@@ -32,7 +32,7 @@ def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkp
 
     Raises: ConfigError for an unknown shape, a depth that is not the shape's to cut, or a model that is not found.
     """
-    from evalengine.engine.load.loader import resolve_checkpoint  # the shapes alone are asked for without torch
+    from evalengine.engine.load.loader import resolve_checkpoint  # torch is not needed to list the shapes
 
     if not model.path.startswith(SHAPE):
         if num_layers is not None:

@@ -1,4 +1,4 @@
-"""The proof: every axis's schedules against the answers of each request alone, and the negative control beside it."""
+"""The proof: every axis's schedules against the answers of each request alone, and the negative control."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Prover:
     def __init__(
         self, subject: Subject, checkpoint: Checkpoint, tasks: Sequence[Task], logprobs: int | None = None
     ) -> None:
-        """logprobs: how many to compare at least, by random schedules at the end; None: the effort's own number."""
+        """logprobs: how many to compare at least, by random schedules at the end; None: the effort's number."""
         self.subject, self.checkpoint = subject, checkpoint
         self.effort = EFFORTS[subject.effort]
         self.logprobs_asked = logprobs or 0
@@ -137,7 +137,7 @@ class Prover:
     def _control(self) -> Control:
         """Makes the same comparison in the ordinary mode, where it must find differences to show that it can.
 
-        Our own attention depends on no neighbour in the ordinary mode either, and cuBLAS multiplies a small model's
+        The Triton attention depends on no neighbour in the ordinary mode either, and cuBLAS multiplies a small model's
         rows alike in every batch (the bundled model's on an H200). Then other attentions are tried, until one differs,
         and at last an injected fault.
         """
@@ -245,7 +245,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
 
 
 def _other_ranks(llm: LLM) -> list[int]:
-    """Degrees of tensor parallelism that this machine can have besides the engine's own."""
+    """Degrees of tensor parallelism that this machine can have, without the engine's."""
     device = llm.settings.device
     most = torch.cuda.device_count() - (device.index or 0) if device.type == "cuda" else MOST_CPU_RANKS
     return [n for n in possible_ranks(llm.spec) if n <= most and n != llm.settings.tensor_parallel_size]

@@ -59,7 +59,7 @@ def together(llm: LLM, variant: Variant) -> Answers:
 def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any], fill: float = 0.0) -> None:
     """Gives the engine these settings and a pool for the cases, filled with one number: a slot that is read before it
     is written has the same value in every proof, not what the memory held before."""
-    # fast's attention may need its own page size, and no schedule of the control sets another.
+    # fast's attention may prescribe a page size, and no schedule of the control sets another.
     default_size = llm.settings.block_size if llm.settings.numerics == "fast" else BLOCK_SIZE
     settings = {**DEFAULTS, "block_size": default_size, **settings}
     llm.reconfigure(**{"num_kv_blocks": pool_pages(cases, settings["block_size"]), **settings})

@@ -52,7 +52,7 @@ class Variant:
     nan_pool: bool = False
     new_process: bool = False
     ranks: int | None = None  # processes that share the model; None: as many as the reference has
-    busy: bool = False  # runs beside a process that keeps the device busy
+    busy: bool = False  # while another process computes on the device
     happened: Callable[[EngineStats], bool] = lambda stats: True  # whether the axis was really exercised
     wanted: str = ""  # in words, the event that `happened` looks for
 

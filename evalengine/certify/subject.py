@@ -29,7 +29,7 @@ class Subject:
 
     words: tuple[str, ...]  # settings of a run: task=, model=, limit=, engine.device=, numerics=, ...
     effort: str  # a key of EFFORTS
-    layers: int | None = None  # the depth to which a shape is cut; None: its own
+    layers: int | None = None  # the depth to which a shape is cut; None: not cut
 
     @cached_property
     def config(self) -> Config:

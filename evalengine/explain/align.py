@@ -55,7 +55,7 @@ class First:
     position: int
     a: Computation
     b: Computation
-    size: Size | None  # None: the values were not kept
+    size: Size | None  # None: the trace holds no values
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Explanation:
 
     @property
     def lacking(self) -> list[int]:
-        """Positions whose values would have to be kept to give every size."""
+        """Positions whose values a trace must hold to give every size."""
         if self.first is None:
             return []
         reached = next((row for row in self.ops if row.op == LOGITS), None)

@@ -1,4 +1,4 @@
-"""A trace as a small file, so that two machines can be compared: each writes its own, and either reads both.
+"""A trace as a small file, so that two machines can be compared: each writes one, and either reads both.
 
 JSON with its own hash (`records.sealed`). All digests go in: 87 ops by 64 tokens take 70 kB. Outputs themselves go in
 for a few token positions only, because those of all tokens would take a thousand times as much.

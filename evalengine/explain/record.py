@@ -24,7 +24,7 @@ from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.explain.trace import LOGITS, Computation
 from evalengine.layers.hooks import op_hook
 
-VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only those of positions that were asked for are kept
+VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only the positions in `keep` have values
 # The names of the outputs of ops that have two.
 PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v"), "choice": ("experts", "weights")}
 NORM_PARTS = ("norm", "residual")  # the outputs of a norm
@@ -41,7 +41,7 @@ class ComputationRecorder:
     """Collects `computations` of the positions of one request, and `ops`, while `listening`."""
 
     def __init__(self, request: Request, keep: Sequence[int] = ()) -> None:
-        """keep: positions whose outputs are kept whatever room they take."""
+        """keep: positions whose outputs are stored whatever room they take."""
         self.request_id = request.request_id
         self.tokens = first_tokens(request)
         self.keep = frozenset(keep)
@@ -56,7 +56,7 @@ class ComputationRecorder:
         self._wanted: list[tuple[int, Computation]] = []  # (row of lm_head in this step, its computation), the item's
         self._batch = 0  # the number of rows in this step
         self._read = 0  # rows that lm_head has had in this step
-        self._kept = 0  # bytes of outputs that are kept
+        self._kept = 0  # bytes of stored outputs
 
     @contextmanager
     def listening(self, llm: LLM) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""An item run again in a run's own configuration, or in that with some settings replaced, while a recorder listens.
+"""An item run again in its run's configuration, or in that with some settings replaced, while a recorder listens.
 
 Two runs may differ because of the requests beside an item in its batches, so the whole run is repeated, in its order
 and with its KV pool, until the item is done; `alone` is for runs that are too long for that.
@@ -44,7 +44,7 @@ class Side:
     run: Run
     instead: tuple[str, ...] = ()  # settings that this side has instead of the run's ("batch_invariant=false")
     places: tuple[str, ...] = ()  # where rows and weights lie here ("data_dir=/data"), and on which device to run
-    alone: bool = False  # the item by itself, not with the requests that the run had beside it
+    alone: bool = False  # the item by itself, without the other requests of the run
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ class Side:
 
 
 def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
-    """Runs `key` again and returns what was heard; outputs at the positions `keep` are kept whatever room they take.
+    """Runs `key` again and returns what was heard; outputs at the positions `keep` are stored whatever room they take.
 
     Raises:
         ConfigError: this machine lacks the run's device, or the rows, the tokenizer or the weights have changed.

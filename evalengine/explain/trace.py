@@ -30,7 +30,7 @@ class Computation:
     step_tokens: int = 0  # tokens of that step
     reused: bool = False  # another request computed it; the item found it in the prefix cache
     digests: dict[str, bytes] = field(default_factory=dict)  # op -> DIGEST_BYTES
-    values: dict[str, np.ndarray] = field(default_factory=dict)  # op -> float32 [H]; empty where they were not kept
+    values: dict[str, np.ndarray] = field(default_factory=dict)  # op -> float32 [H]; empty without values
 
     def take(self, op: str, output: np.ndarray, keep: bool) -> None:
         """Adds an op's output, float32 [H]: its digest, and its values if `keep`."""

@@ -78,7 +78,7 @@ def _check_receipt(arguments: Namespace) -> int:
 
 
 def _asked(settings: Mapping[str, Any] | None) -> str:
-    """What the model was asked, which the digest does not hold: a reader must know whether it wrote the output."""
+    """The kind of request, which the digest does not hold: a reader must know whether the model wrote the output."""
     if settings is None:
         return "scored: the output tokens were given, and these are their logprobs; the model did not write them"
     chosen = "greedily" if not settings.get("temperature") else f"at temperature {settings['temperature']:g}"

@@ -1,4 +1,4 @@
-"""A receipt's item, computed again by a model that must be the receipt's own."""
+"""A receipt's item, computed again by a model that must be the receipt's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _other_model(receipt: Receipt, checkpoint: Checkpoint, whose: str) -> Iterat
 
 
 def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
-    """What the receipt's item asks. Raises ConfigError for a receipt that asks what no run can have asked."""
+    """The item's request. Raises ConfigError for one that no run can have made."""
     record = receipt.record
     if receipt.asked is None:
         return ScoreRequest(0, list(record.prompt_ids), list(record.output_ids))

@@ -31,7 +31,7 @@ ONE_BY_ONE: dict[str, int | None] = {
 
 
 def prove(run: Run, item: str, places: Sequence[str] = ()) -> Receipt:
-    """The receipt of an item, named as in `--item`. The rows are planned again to know what was asked; no weights are
+    """The receipt of an item, named as in `--item`. The rows are planned again for the request; no weights are
     loaded. places: where rows and weights lie here ("data_dir=/data").
 
     Raises ConfigError for a run that has no such item or cannot be proved.

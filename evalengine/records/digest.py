@@ -94,7 +94,7 @@ class Digests:
     """What stands for all records of a run, in 64 hex digits each."""
 
     run: str
-    tasks: dict[str, str]  # each task's own digest, so that it shows at a glance which task differs
+    tasks: dict[str, str]  # digest by task, so that it shows at a glance which task differs
 
 
 def digests(records: Iterable[RequestRecord]) -> Digests:

@@ -99,7 +99,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Invocation:
-    """How the run was asked for, and when."""
+    """The run's arguments, and its time."""
 
     limit: int | None
     seed: int

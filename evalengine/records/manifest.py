@@ -90,12 +90,12 @@ def identity_sha256(identity: Mapping[str, Any]) -> str:
 
 
 def not_run(counts: RunCounts) -> int:
-    """How many of a manifest's requests its run did not compute: kept from an interrupted run, or read from a cache."""
+    """How many of a manifest's requests its run did not compute: from an interrupted run, or read from a cache."""
     return counts.resumed_requests + counts.cached_requests
 
 
 def resumed_fast(manifest: Manifest) -> int:
-    """Of a run whose numerics are fast: how many requests it kept from an interrupted one; 0 for any other run.
+    """Of a run whose numerics are fast: how many requests it took from an interrupted one; 0 for any other run.
 
     The rest ran in other batches than an unbroken run's, and fast numerics' bits depend on the batch: the same command
     gives these bits never again.

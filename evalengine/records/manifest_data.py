@@ -1,4 +1,4 @@
-"""A run's `manifest.json` as readers have it: attributes over the file's own JSON object."""
+"""A run's `manifest.json` as readers have it: attributes over the file's JSON object."""
 
 from __future__ import annotations
 

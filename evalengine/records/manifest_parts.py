@@ -113,7 +113,7 @@ class RunCounts:
     truncated_thinking: int = 0  # generations that reached max_gen_toks before the end of their thinking
     length_limited: int = 0  # generations that ended at max_gen_toks, or at the end of the context
     cached_requests: int = 0  # read from the cache, not run
-    special_token_documents: int = 0  # whose own text holds a special token's string: it was read as the token
+    special_token_documents: int = 0  # whose text holds a special token's string: it was read as the token
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class CacheUse:
 
     hits: int  # answers that were read
     audited: int  # answers that were computed again and compared: equal, or the run has failed
-    corrupt: int  # entries that failed their own hash
+    corrupt: int  # entries whose hash is wrong
     failed: str | None  # why the run went on without the cache, if it did
 
 

@@ -1,4 +1,4 @@
-"""JSON files that carry their own hash: small evidence that lives in git or travels between machines.
+"""JSON files with a hash of their content: small evidence that lives in git or travels between machines.
 
 `sha256` is over the rest as canonical JSON. The hash finds damage and careless edits; it is no signature.
 """
