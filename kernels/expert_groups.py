@@ -26,7 +26,7 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 
-BLOCK = 1024  # pairs that a program looks at in one go
+BLOCK = 4096  # pairs that a program looks at in one go, at most
 FEW = 4  # so many times as many experts as pairs, or more, are few pairs
 _launches: dict[tuple, Replay] = {}
 
@@ -98,7 +98,8 @@ def group(ids: Tensor, experts: int, block_m: int) -> Groups:
         kernel, programs, constants = (
             (_alone_kernel, 1, (block,)) if alone else (_group_kernel, experts, (block_m, block))
         )
-        launched = launch(kernel, (programs, 1, 1), args, constants, num_warps=4, num_stages=1)
+        warps = 4 if block <= 1024 else 8
+        launched = launch(kernel, (programs, 1, 1), args, constants, warps, num_stages=1)
         if launched:
             cache_launch(_launches, key, launched.replayer(0, 1, 2))
     return Groups(order, tiles, block_m, ids.shape[1])

@@ -29,8 +29,12 @@ def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
 def sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, int]:
     """The sizes of a tiny model, as the fields of its transformers config."""
     return {
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
     }
 
 

@@ -106,7 +106,7 @@ def mixtures() -> Iterator[dict[str, Any]]:
         yield {**_counted(routing._routing_kernel, "bf16", rule), "DTYPE": "bf16", "rule": name}
     del KINDS["bias_ptr"]
     yield _counted(expert_groups._alone_kernel, "bf16", {"BLOCK": 64})
-    yield _counted(expert_groups._group_kernel, "bf16", {"BLOCK_M": 16, "BLOCK": 1024})
+    yield _counted(expert_groups._group_kernel, "bf16", {"BLOCK_M": 16, "BLOCK": 4096})
     for dtype, bias in (("bf16", {"bias_ptr": None}), ("bf16", {}), ("fp32", {})):
         for rows in expert_matmul.heights(torch.float32 if dtype == "fp32" else torch.bfloat16):
             s = expert_matmul.preferred(torch.float32 if dtype == "fp32" else torch.bfloat16, rows, 1536)

@@ -73,12 +73,23 @@ def test_groups_hold_each_pair_once_in_order(shape: tuple[int, ...], block_m: in
     assert len(groups.tiles) == (len(flat) if alone else len(flat) // block_m + experts)
 
 
+def test_more_pairs_than_a_program_sees_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sorted as fewer are."""
+    ids = ids_of(41, 7, 3)
+    whole = group(ids, 7, 16)
+    monkeypatch.setattr(expert_groups, "BLOCK", 32)
+    monkeypatch.setattr(expert_groups, "_launches", {})
+    parts = group(ids, 7, 16)
+    assert torch.equal(whole.order, parts.order) and torch.equal(whole.tiles, parts.tiles)
+
+
 def test_whether_pairs_are_sorted_or_alone_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of the pairs have one expert."""
     ids = torch.tensor([[4, 1, 0], [1, 2, 30]], dtype=torch.int32, device=DEVICE)
     x, weight = movable(2, 24, dtype=torch.float16), movable(32, 20, 24, dtype=torch.float16, seed=1)
     alone = group(ids, 32, 16)
     monkeypatch.setattr(expert_groups, "FEW", 1000)
+    monkeypatch.setattr(expert_groups, "_launches", {})
     grouped = group(ids, 32, 16)
     assert len(alone.tiles) == 6 and len(grouped.tiles) == 32
     outputs = [expert_matmul.expert_linear(x, weight, None, groups) for groups in (alone, grouped)]
