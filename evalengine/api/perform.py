@@ -37,6 +37,8 @@ def perform(
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
     preload()
+    if config.model.api is not None:
+        return _through_an_endpoint(config)
     from evalengine.harness.runner import run
     from evalengine.report.html.on_complete import write_list, write_page
 
@@ -57,3 +59,14 @@ def perform(
 
         decided = decider(config.sequential)
     return run(config, on_complete, command, llm, decided).folder
+
+
+def _through_an_endpoint(config: Config) -> Path:
+    """The run of a model behind an HTTP interface. It has a page, and no digest."""
+    from evalengine.endpoint.run import run
+    from evalengine.report.html.on_complete import write_list, write_page
+
+    folder = run(config)
+    write_page(folder)
+    write_list(folder)
+    return folder

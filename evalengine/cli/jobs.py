@@ -93,5 +93,10 @@ def _run(config: Config, command: Sequence[str] | None = None, digests: list[str
     from evalengine.report.terminal.run_table import print_report
 
     shown: list[str] = [] if digests is None else digests
+    if config.model.api is not None:
+        from evalengine.endpoint.run import print_run
+
+        print_run(perform(config, command))
+        return 0
     perform(config, command, show=lambda folder: shown.append(print_report(folder)))
     return 0

@@ -50,6 +50,7 @@ class ModelConfig:
     implementation: kinds.Implementation = "auto"  # auto: native where there is a family, else transformers
     generation_config: kinds.Processors = "auto"  # auto: apply the logits processors of generation_config.json
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
+    api: str | None = None  # the address of an endpoint that answers in its place, as https://HOST/v1; asked for `name`
     think_end_token: kinds.TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
 
     def __post_init__(self) -> None:
@@ -219,6 +220,17 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class EndpointConfig:
+    """How a model behind an HTTP interface is asked (`model.api`)."""
+
+    concurrency: kinds.Least1 = 16  # requests at once
+    retries: kinds.Least0 = 5  # of a request that failed for a reason that may pass
+    timeout: kinds.Seconds = 300  # for an answer
+    repeats: kinds.Least1 = 1  # how often each request is asked, identical to the byte: the endpoint's noise is seen
+    body: kinds.ChatVariables | None = None  # more fields of every request, {name: value}; null takes one of ours away
+
+
+@dataclass(frozen=True)
 class SequentialConfig:
     """A run that asks its documents in steps and ends once a gate is decided; `gate --step` sets it."""
 
@@ -262,12 +274,13 @@ class Config:
     log_to: str | None = None  # wandb | mlflow: where the finished run is logged, too
     allow_code_execution: kinds.CodeExecution = False  # true: the model's programs are run, isolated
     cache: CacheConfig = field(default_factory=CacheConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     sequential: SequentialConfig = field(default_factory=SequentialConfig)
 
 
 OUTPUT_FIELDS = (
     *("data_dir", "output_dir", "resume", "progress", "steps", "log_to"),
-    *("allow_code_execution", "cluster", "cache"),
+    *("allow_code_execution", "cluster", "cache", "endpoint"),
 )
 
 

@@ -211,7 +211,12 @@ def write_results(
 ) -> Path:
     """Writes the results file, after the samples with the same time in their names. Raises as `write_samples`."""
     results = json.dumps(results_dict(tasks, model, invocation, groups), indent=2, ensure_ascii=False, default=_plain)
-    return folder.write_text(f"results_{_iso(finished)}.json", results)
+    return folder.write_text(results_name(finished), results)
+
+
+def results_name(finished: datetime) -> str:
+    """The name of a results file."""
+    return f"results_{_iso(finished)}.json"
 
 
 def _iso(finished: datetime) -> str:

@@ -1,0 +1,125 @@
+"""`answers.jsonl`: what an endpoint answered, a line an answer, appended as it comes, so that a killed run resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalengine.endpoint.http import Reply
+from evalengine.errors import EvalEngineError
+from evalengine.harness.journal import JournalEntry
+from evalengine.harness.requests import HarnessRequest
+from evalengine.records.folder import write_failed
+from evalengine.records.shapes import Count, Text, with_fields, wrong
+from evalengine.tasks.instance import Instance
+from evalengine.util.plain_files import parse_json, read_bytes
+
+ANSWERS = "answers.jsonl"
+_LINE = with_fields({"number": Count, "ask": Count, "text": Text, "finish_reason": Text, "attempts": Count})
+Place = tuple[int, int]  # (the request's place in the plan, which of its identical asks)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, as it came."""
+
+    text: str
+    finish_reason: str  # the endpoint's own word
+    attempts: int
+    fingerprint: str | None = None  # the endpoint's `system_fingerprint`
+    seconds: float = 0.0
+    reasoning: str | None = None
+    usage: Mapping[str, Any] | None = None
+
+
+def answer_of(reply: Reply) -> Answer:
+    """What a reply says, of either path's shape."""
+    assert reply.value is not None
+    choice = reply.value["choices"][0]
+    choice = choice if isinstance(choice, dict) else {}
+    message = choice.get("message") if isinstance(choice.get("message"), dict) else None
+    text = choice.get("text") if message is None else message.get("content")
+    reasoning = None if message is None else message.get("reasoning_content") or message.get("reasoning")
+    fingerprint, spent = reply.value.get("system_fingerprint"), reply.value.get("usage")
+    return Answer(
+        text if isinstance(text, str) else "",
+        str(choice.get("finish_reason")),
+        reply.attempts,
+        fingerprint if isinstance(fingerprint, str) else None,
+        round(reply.seconds, 3),
+        reasoning if isinstance(reasoning, str) else None,
+        spent if isinstance(spent, dict) else None,
+    )
+
+
+class AnswersFile:
+    """The file, open for more. `kept` holds what it held before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ANSWERS
+        self.kept = _read(self._path) if self._path.exists() else {}
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+
+    def append(self, place: Place, answer: Answer) -> None:
+        """Adds an answer. Raises EvalEngineError if the disk refuses."""
+        line = {"number": place[0], "ask": place[1], **vars(answer)}
+        try:
+            self._file.write(json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            raise write_failed(self._path, error) from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _read(path: Path) -> dict[Place, Answer]:
+    """The answers. A last line that a kill cut off is taken away. Raises EvalEngineError for a damaged file."""
+    content = read_bytes(path)
+    whole = content[: content.rfind(b"\n") + 1]
+    answers = {}
+    try:
+        for number, line in enumerate(whole.splitlines(), 1):
+            value = parse_json(line)
+            if problem := wrong(value, _LINE):
+                raise ValueError(f"line {number}: {problem}")
+            place = value.pop("number"), value.pop("ask")
+            answers[place] = Answer(**value)
+    except (ValueError, TypeError) as error:
+        raise EvalEngineError(
+            f"{path}: damaged ({error}); delete it (its run starts again) or set resume=never"
+        ) from error
+    if len(whole) < len(content):
+        path.write_bytes(whole)
+    return answers
+
+
+def entries(
+    requests: Sequence[HarnessRequest], answers: Mapping[Place, Answer], ask: int, end_of_thinking: str | None
+) -> dict[Any, JournalEntry]:
+    """Key -> the answers of one ask, as scorers take them: texts without tokens."""
+    none = np.empty(0, dtype=np.float32)
+    return {
+        item.key: JournalEntry(item.key, "", [], none, _ending(answers[number, ask].finish_reason),
+                               _cut(answers[number, ask].text, item.instance, end_of_thinking), False)
+        for number, item in enumerate(requests)
+    }  # fmt: skip
+
+
+def _ending(reason: str) -> str:
+    return "length" if reason in ("length", "max_tokens", "model_length") else "stop"
+
+
+def _cut(text: str, instance: Instance, end_of_thinking: str | None) -> str:
+    """The answer behind its thinking, cut at every stop string as lm-eval cuts it."""
+    if end_of_thinking is not None:
+        text = text.rpartition(end_of_thinking)[2].lstrip()
+    assert instance.generation is not None
+    for stop in instance.generation.until:
+        text = text.split(stop)[0] if stop else text
+    return text

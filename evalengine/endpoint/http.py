@@ -1,0 +1,121 @@
+"""Asks an endpoint: one body after another from several threads, with retries; what came back, as it came."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalengine.config.schema import EndpointConfig
+from evalengine.errors import EvalEngineError, one_line
+from evalengine.util.plain_files import parse_json
+
+KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value is sent
+AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # statuses after which the same request may succeed
+FOR_ALL = (401, 403, 404)  # statuses that every other request would have, too
+LONGEST_WAIT = 60.0  # seconds between two attempts
+MAX_BYTES = 1 << 26  # of an answer
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of one request: its JSON, or why there is none."""
+
+    number: int  # the request's place among those asked
+    value: Mapping[str, Any] | None
+    attempts: int
+    seconds: float
+    error: str = ""
+    for_all: bool = False  # whether the error is no single request's
+
+
+class Client:
+    """Threads that ask one path. `ask` yields replies in the order in which they come."""
+
+    def __init__(self, url: str, settings: EndpointConfig) -> None:
+        self._url, self._settings = url, settings
+        self._key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
+        self._stop = threading.Event()
+
+    def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:
+        """A reply for each body. Leaving the iterator early asks nothing more.
+
+        Raises: EvalEngineError for an error that every request would have (a wrong key, path or model).
+        """
+        waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        for number in range(len(bodies)):
+            waiting.put(number)
+        threads = min(self._settings.concurrency, len(bodies))
+        for _ in range(threads):
+            waiting.put(None)
+
+        def work() -> None:
+            while not self._stop.is_set() and (number := waiting.get()) is not None:
+                replies.put(self._reply(number, bodies[number]))
+
+        for _ in range(threads):  # daemons: an answer that takes a minute must not hold back Ctrl-C
+            threading.Thread(target=work, name="endpoint", daemon=True).start()
+        try:
+            for _ in bodies:
+                reply = replies.get()
+                if reply.for_all:
+                    raise EvalEngineError(f"model.api={self._url}: {reply.error}; see {' and '.join(KEYS)}, model.name "
+                                          "and the address")  # fmt: skip
+                yield reply
+        finally:
+            self._stop.set()
+
+    def _reply(self, number: int, body: Mapping[str, Any]) -> Reply:
+        begin, why = time.perf_counter(), ""
+        for attempt in range(1, self._settings.retries + 2):
+            wait = min(LONGEST_WAIT, 0.5 * 2**attempt)
+            try:
+                value = self._post(body)
+                return Reply(number, value, attempt, time.perf_counter() - begin)
+            except urllib.error.HTTPError as error:
+                why = f"status {error.code}: {_said(error)}"
+                if error.code not in AGAIN:
+                    return Reply(number, None, attempt, time.perf_counter() - begin, why, error.code in FOR_ALL)
+                wait = _wanted_wait(error, wait)
+            except (OSError, ValueError) as error:
+                why = one_line(error)
+            if attempt <= self._settings.retries and self._stop.wait(wait):
+                break
+        return Reply(number, None, self._settings.retries + 1, time.perf_counter() - begin, why)
+
+    def _post(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        headers = {"content-type": "application/json", "user-agent": "evalengine"}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
+        with urllib.request.urlopen(request, timeout=self._settings.timeout) as answer:
+            value = parse_json(answer.read(MAX_BYTES))
+        if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
+            raise ValueError("its answer has no choices")
+        return value
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """What the endpoint said about its error, in a line."""
+    try:
+        value = parse_json(error.read(10_000))
+        said = value["error"]["message"] if isinstance(value, dict) and isinstance(value.get("error"), dict) else value
+    except (OSError, ValueError, KeyError):
+        said = error.reason
+    return " ".join(str(said).split())[:300]
+
+
+def _wanted_wait(error: urllib.error.HTTPError, otherwise: float) -> float:
+    """The seconds that the endpoint asks to wait, if it asks for a number of them."""
+    try:
+        return min(LONGEST_WAIT, max(0.0, float(error.headers.get("retry-after", ""))))
+    except ValueError:
+        return otherwise

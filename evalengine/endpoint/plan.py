@@ -1,0 +1,117 @@
+"""What an endpoint is asked: a body for each request of the tasks, fixed before anything is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evalengine.config.schema import Config
+from evalengine.errors import ConfigError, first_of
+from evalengine.harness.permission import execution_problems
+from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.harness.rehearsal import rehearse
+from evalengine.harness.requests import HarnessRequest
+from evalengine.records.sealed import canonical
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance
+from evalengine.tasks.registry import load_task
+
+MOST_STOPS = 4  # that OpenAI's interface takes; answers are cut at all of them here
+
+
+@dataclass(frozen=True)
+class EndpointPlan:
+    """The tasks' documents, and the body of each request."""
+
+    plan: Plan
+    bodies: list[dict[str, Any]]
+    url: str  # the whole address
+
+    @property
+    def sha256(self) -> str:
+        """Over all bodies, in order."""
+        return hashlib.sha256(canonical(self.bodies).encode()).hexdigest()
+
+
+class MessagesAsText:
+    """In the place of a chat template: keeps the messages, which the endpoint puts into words by itself."""
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        return json.dumps(messages, ensure_ascii=False)
+
+    def continued(self, messages: list[dict[str, str]]) -> str:
+        raise ConfigError("model.api: an endpoint does not go on with an answer that is begun (gen_prefix); "
+                          "apply_chat_template=false asks for a completion")  # fmt: skip
+
+
+def endpoint_plan(config: Config) -> EndpointPlan:
+    """The plan. Raises one ConfigError with everything that an endpoint cannot do."""
+    problems = list(_problems(config))
+    tasks: list[Task] = []
+    for name in config.tasks:
+        try:
+            tasks.append(_loaded(name, config))
+        except ConfigError as error:
+            problems += error.problems
+    scoring = [task.name for task in tasks if task.output_type != "generate_until"]
+    problems += [f"tasks.{name}: it scores given texts, and an endpoint only writes" for name in scoring]
+    problems += execution_problems(config, tasks)
+    if problems:
+        raise ConfigError(first_of(problems, 10))
+    plans, requests = [], []
+    for task in tasks:
+        instances = task.instances(config.limit, lambda document, text: None)
+        rehearse(task, instances)
+        plans.append(TaskPlan(task, instances))
+        for instance in (one for own in instances for one in own):
+            key = (instance.task, instance.doc_id, instance.index, instance.repeat)
+            requests.append(HarnessRequest(key, instance, None, 0))  # type: ignore[arg-type]  # no engine is asked
+    bodies = [_body(item.instance, config) for item in requests]
+    path = "chat/completions" if config.apply_chat_template else "completions"
+    assert config.model.api is not None
+    return EndpointPlan(Plan(plans, requests), bodies, f"{config.model.api.rstrip('/')}/{path}")
+
+
+def _problems(config: Config) -> list[str]:
+    named = {"cache.path": config.cache.path, "logprobs": config.logprobs, "sequential.step": config.sequential.step,
+             "enable_thinking": config.enable_thinking, "chat_template_args": config.chat_template_args,
+             "log_to": config.log_to}  # fmt: skip
+    problems = [f"{name}: of no use with model.api; leave it out" for name, value in named.items() if value is not None]
+    url = config.model.api or ""
+    if not url.startswith(("http://", "https://")):
+        problems.append(f"model.api={url}: must be an address as https://HOST/v1")
+    return problems
+
+
+def _loaded(name: str, config: Config) -> Task:
+    chat: Any = MessagesAsText() if config.apply_chat_template else None
+    task = load_task(name, config.tasks[name], data_dir=config.data_dir, fewshot_seed=config.fewshot_seed, chat=chat,
+                     fewshot_as_multiturn=config.fewshot_as_multiturn, system_instruction=config.system_instruction,
+                     allow_code_execution=config.allow_code_execution)  # fmt: skip
+    task.read()
+    task.check()
+    return task
+
+
+def _body(instance: Instance, config: Config) -> dict[str, Any]:
+    """One request. `endpoint.body` adds fields, and takes those away that it has null for."""
+    generation = instance.generation
+    assert generation is not None
+    asked: dict[str, Any] = {"model": config.model.name}
+    if config.apply_chat_template:
+        asked["messages"] = json.loads(instance.context)
+    else:
+        asked["prompt"] = instance.context
+    asked |= {"max_tokens": generation.max_gen_toks, "temperature": generation.temperature,
+              "seed": config.seed + instance.repeat}  # fmt: skip
+    if generation.until:
+        asked["stop"] = list(generation.until[:MOST_STOPS])
+    if generation.top_p != 1:
+        asked["top_p"] = generation.top_p
+    if generation.top_k:
+        asked["top_k"] = generation.top_k
+    further: Mapping[str, Any] = config.endpoint.body or {}
+    return {name: value for name, value in {**asked, **further}.items() if value is not None}

@@ -1,0 +1,56 @@
+"""An endpoint that is somebody else's: it answers otherwise now and then, refuses, fails, and breaks off."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+
+class Fake:
+    """Answers sums ("What is 3 + 4?"). `app` is the ASGI application; `asked` counts requests by their body."""
+
+    def __init__(self, wrong_every: int = 0, fail_first: int = 0, key: str | None = None) -> None:
+        """wrong_every: of the asks of one request, every so manieth has another answer. fail_first: every request fails
+        so often before it is answered, by a status of its own. key: the one that is asked for."""
+        self.asked: Counter[str] = Counter()
+        self.bodies: list[dict[str, Any]] = []
+        self.at_once = self.most_at_once = 0
+        self._lock = threading.Lock()
+        self._wrong_every, self._fail_first, self._key = wrong_every, fail_first, key
+        self.app = FastAPI()
+        self.app.add_api_route("/v1/completions", self.answer, methods=["POST"], response_model=None)
+        self.app.add_api_route("/v1/chat/completions", self.answer, methods=["POST"], response_model=None)
+
+    async def answer(self, request: Request) -> Any:
+        import asyncio
+
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.02)
+        with self._lock:
+            self.at_once -= 1
+        if self._key is not None and request.headers.get("authorization") != f"Bearer {self._key}":
+            return Response('{"error": {"message": "a wrong key"}}', 401)
+        body = await request.json()
+        text = body.get("prompt") or body["messages"][-1]["content"]
+        self.asked[text] += 1
+        self.bodies.append(body)
+        failures = self.asked[text]
+        if failures <= self._fail_first:
+            status = (429, 500, 503)[failures % 3]
+            return Response('{"error": {"message": "later"}}', status, {"retry-after": "0"})
+        if "unanswerable" in text:
+            return Response('{"error": {"message": "this one never"}}', 400)
+        answered = self.asked[text] - self._fail_first
+        numbers = [int(word) for word in text.replace("?", " ").split() if word.isdecimal()]
+        said = str(sum(numbers[-2:]))
+        # By the request's own count, so that it does not matter in which order they come.
+        if self._wrong_every and sum(numbers[-2:]) % 2 and answered % self._wrong_every == 0:
+            said = "nothing"
+        message = {"message": {"role": "assistant", "content": said}} if "messages" in body else {"text": said}
+        choice = {"index": 0, **message, "finish_reason": "length" if sum(numbers) == 0 else "stop"}
+        return {"id": "x", "choices": [choice], "system_fingerprint": "fp_1", "usage": {"completion_tokens": 1}}
