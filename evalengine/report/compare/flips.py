@@ -1,6 +1,6 @@
 """Documents that two runs answered or scored differently.
 
-An answer is the filtered text, or the choice that a metric took (`chosen`), whether right or wrong. Where another
+An answer is the filtered text, or the choice that a metric took (`choices_of`), whether right or wrong. Where another
 wrong choice wins, the answer changes and the score does not.
 """
 

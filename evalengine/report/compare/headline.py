@@ -24,7 +24,7 @@ def documents_to_tell(p: PairedResult, alpha: float = 0.05, power: float = 0.8) 
     """The fewest documents like these on which the two-sided test finds, with probability `power`, a difference that is
     as large as the observed one; None where none was observed, or more than `MOST` would be needed.
 
-    For McNemar's test by its exact power at the observed share of pairs that differ (`power.mcnemar_power`); for others
+    For McNemar's test by its exact power at the observed share of pairs that differ (`mcnemar_power`); for others
     n (z_alpha/2 + z_power)^2 stderr^2 / difference^2 (Miller 2024, arXiv:2411.00640, power analysis).
     """
     size = abs(p.difference)

@@ -95,7 +95,7 @@ def of_documents(
 def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
     """The evidence on a perplexity, or bits per byte, of runs that hold the sums behind it.
 
-    The test flips the signs of the clusters' log-likelihood differences (`permutation.sign_flip`).
+    The test flips the signs of the clusters' log-likelihood differences (`significance.sign_flip`).
     """
     sums = ratios((a, b), key)
     assert sums is not None
@@ -137,7 +137,7 @@ def of_average(
     """The evidence on a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample. An
     item that several tasks ask (`TaskConfig.items`) is one cluster.
 
-    Its test flips the signs of the clusters' parts of the mean, exact as for one task (`permutation.sign_flip`).
+    Its test flips the signs of the clusters' parts of the mean, exact as for one task (`significance.sign_flip`).
     """
     sizes = [len(a.scores[key]) for key in keys]
     weights = [1 / len(keys) if average.mean == "macro" else size / sum(sizes) for size in sizes]

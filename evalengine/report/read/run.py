@@ -63,7 +63,7 @@ class Run:
     higher_is_better: dict[ScoreKey, bool]  # absent where the source does not say
     answers: dict[tuple[str, str], dict[int, str]]  # (task, filter) -> doc_id -> filtered answer as text
     hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
-    choices: dict[ScoreKey, dict[int, int]] = field(default_factory=dict)  # doc_id -> number of the choice (`chosen`)
+    choices: dict[ScoreKey, dict[int, int]] = field(default_factory=dict)  # doc_id -> number of the choice
     choice_texts: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)  # task -> doc_id -> choices
     # (log-likelihood, weight) of each document, for metrics computed from those sums: perplexities by word or byte
     weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)

@@ -93,7 +93,7 @@ def detectable_loss(
 ) -> Detectable:  # fmt: skip
     """The least loss that a test of baseline `a` [n] and run `b` [n] could have shown with probability `power`.
 
-    of_pairs: what the spread of the differences alone would allow it to show (`power.mean_effect`); None for 0/1
+    of_pairs: what the spread of the differences alone would allow it to show (`mean_effect`); None for 0/1
     scores of unrelated documents, whose test is McNemar's.
 
     `alpha` is shared among `metrics`, as Holm's first and hardest step does. No loss has a lower p than that of
@@ -119,7 +119,7 @@ def detectable_loss(
 def binary_loss(count: int, right: int, discordance: float, alpha: float, power: float) -> float:
     """Smallest loss of a share, in (0, right / count], that one-sided exact McNemar finds with probability `power`.
 
-    `power.binary_effect` with the baseline's answers as they are, `right` of `count`, instead of drawn anew: a loss is
+    `binary_effect` with the baseline's answers as they are, `right` of `count`, instead of drawn anew: a loss is
     one of these, a win one of the rest. At the observed `discordance`, as far as that leaves room: raised to the loss
     where the loss needs more pairs, and lowered where losses or wins would be more than there are answers to change.
     2^-right must be at most `alpha`, so that the loss of all of them is found.
