@@ -121,6 +121,7 @@ def run_problems(config: Config) -> Iterator[str]:
     if (config.sequential.step is None) != (config.sequential.baseline is None):
         yield "sequential: step and baseline are set together, as `gate BASELINE --step 100 -- SETTINGS` does"
     yield from tracker_problems("log_to", config.log_to)
+    yield from _drafts_problems(config)
     yield from _thinking_problems(config)
     yield from _cache_problems(config)
     yield from _cluster_problems(config)
@@ -163,6 +164,17 @@ def _cache_problems(config: Config) -> Iterator[str]:
             "another run; leave cache out, or set batch_invariant=true"
         )
     yield from _file_problems("cache", path)
+
+
+def _drafts_problems(config: Config) -> Iterator[str]:
+    if config.drafts is None:
+        return
+    if not (Path(config.drafts) / "records.parquet").is_file():
+        yield f"drafts={config.drafts}: holds no records.parquet; name the folder of a finished run"
+    if config.cluster.backend != "local":
+        yield f"drafts={config.drafts}: replicas make their own guesses; leave it null, or set cluster=local"
+    if config.engine.speculation == "off":
+        yield f"drafts={config.drafts}: contradicts engine.speculation=off; leave that at auto"
 
 
 def _thinking_problems(config: Config) -> Iterator[str]:

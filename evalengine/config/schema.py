@@ -272,6 +272,7 @@ class Config:
     progress: bool = True
     steps: list[kinds.Whole] | None = None  # for experiment=checkpoints: the models' steps, if their names have none
     log_to: str | None = None  # wandb | mlflow: where the finished run is logged, too
+    drafts: str | None = None  # an earlier run's folder, whose answers are guesses of this one's (`engine.speculation`)
     allow_code_execution: kinds.CodeExecution = False  # true: the model's programs are run, isolated
     cache: CacheConfig = field(default_factory=CacheConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
@@ -279,7 +280,7 @@ class Config:
 
 
 OUTPUT_FIELDS = (
-    *("data_dir", "output_dir", "resume", "progress", "steps", "log_to"),
+    *("data_dir", "output_dir", "resume", "progress", "steps", "log_to", "drafts"),
     *("allow_code_execution", "cluster", "cache", "endpoint"),
 )
 

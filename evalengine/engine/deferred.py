@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
 from evalengine.config.schema import EngineConfig
@@ -33,6 +34,7 @@ class DeferredLLM:
         self.spec, self.tokenizer = checkpoint.spec, checkpoint.tokenizer
         self.settings = resolve_settings(engine, batch_invariant, numerics, checkpoint.spec)
         self._llm: LLM | None = None
+        self._answers: list[tuple[SequenceOf[int], SequenceOf[int]]] = []  # to be learned by the LLM to come
 
     @property
     def loaded(self) -> bool:
@@ -51,6 +53,7 @@ class DeferredLLM:
         """The LLM, which `load` or this call makes."""
         if self._llm is None:
             self._llm = LLM(self.checkpoint, **self._mode, engine=self.config)
+            self._llm.learn_answers(self._answers)
         return self._llm
 
     def facts(self) -> EngineFacts:
@@ -83,6 +86,13 @@ class DeferredLLM:
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
         """`Engine.run`, by an LLM that is made if there is none."""
         return self.made().run(requests, on_step)
+
+    def learn_answers(self, answers: Iterable[tuple[SequenceOf[int], SequenceOf[int]]]) -> None:
+        """`Engine.learn_answers`, once there is an engine."""
+        if self._llm is None:
+            self._answers += answers
+        else:
+            self._llm.learn_answers(answers)
 
     def reset_prefix_cache(self) -> None:
         """`Engine.reset_prefix_cache`, where there is an engine."""

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
+from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.sequence import Status
 from evalengine.engine.settings import engine_config
@@ -128,6 +130,19 @@ class Engine(LoadedModel):
             yield
         finally:
             self._lock.release()
+
+    def learn_answers(self, answers: Iterable[tuple[SequenceOf[int], SequenceOf[int]]]) -> None:
+        """Takes (prompt, output) token ids of an earlier run as guesses of what the same prompts' answers will be.
+
+        They change no answer, only the time: a guess counts where it is the very token that is chosen. Nothing is done
+        where nothing is guessed (`engine.speculation`). `reconfigure` forgets them.
+        """
+        scheduler = self.scheduler
+        if scheduler.drafter is None and self.config.speculation == "auto" and self.settings.numerics != "fast":
+            scheduler.drafter = Drafter(known_only=True)  # on a CPU, where other guesses cost more than they give
+        if scheduler.drafter is not None:
+            for prompt_ids, token_ids in answers:
+                scheduler.drafter.learn_answer(prompt_ids, token_ids)
 
     def reconfigure(self, **schedule: Any) -> None:
         """Applies other schedule settings (`RECONFIGURABLE`) to the same weights: a new KV pool, an empty prefix cache,

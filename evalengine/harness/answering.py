@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from evalengine.cluster.engines import RayEngines
@@ -11,9 +12,13 @@ from evalengine.cluster.settings import ray_problems, uses_ray
 from evalengine.config.schema import Config
 from evalengine.engine.answering import Answering
 from evalengine.engine.deferred import DeferredLLM
+from evalengine.engine.engine import Engine
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.settings import settings_problems
+from evalengine.errors import EvalEngineError
 from evalengine.models.spec import ModelSpec
+from evalengine.records.folder import RECORDS
+from evalengine.records.schema import read_records
 
 
 @contextmanager
@@ -22,6 +27,8 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
     that is loaded already, with its prefix cache emptied: under fast numerics bits could depend on cached prefixes."""
     if loaded is not None:
         loaded.reset_prefix_cache()
+        if config.drafts is not None and isinstance(loaded, Engine):
+            loaded.learn_answers(_generated(config.drafts))
         yield loaded
     elif uses_ray(config):
         with RayEngines(config, checkpoint) as engines:
@@ -29,7 +36,20 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
     else:
         mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
         with DeferredLLM(checkpoint, **mode, engine=config.engine) as deferred:
+            if config.drafts is not None:
+                deferred.learn_answers(_generated(config.drafts))
             yield deferred
+
+
+def _generated(folder: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """The prompts of a run's generations, and what was answered. Raises EvalEngineError for a damaged file."""
+    try:
+        records = read_records(Path(folder) / RECORDS)
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+        raise EvalEngineError(f"drafts={folder}: its {RECORDS} cannot be read: {error}; name another run") from error
+    for record in records:
+        if record.kind == "generate_until":
+            yield record.prompt_ids, record.output_ids
 
 
 def answering_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:

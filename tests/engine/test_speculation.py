@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from evalengine import LLM
+from evalengine import LLM, evaluate
 from evalengine.certify import axes
 from evalengine.certify.cases import Case
 from evalengine.certify.run import alone, together
@@ -19,7 +22,10 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput, S
 from evalengine.engine.schedule import drafts
 from evalengine.engine.schedule.drafts import REPEAT, SIBLING, Drafter
 from evalengine.engine.schedule.sequence import Generating
+from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.processors import LogitsProcessors
+from evalengine.records.folder import RECORDS
+from evalengine.records.schema import read_records, write_records
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.engine.certify_double import TINY
 
@@ -198,6 +204,42 @@ def test_the_axis_of_verify(small_checkpoint: Checkpoint, monkeypatch: pytest.Mo
         planted = True
         take_unchecked(monkeypatch)
         assert any(map(differing, axes.speculation(work)))
+
+
+def test_a_run_asks_what_an_earlier_one_answered(tmp_path: Path) -> None:
+    """Its digest is that of a run without guesses; the page says how many were right; and the digest is its own, where
+    the earlier answers were another model's (here: shifted by a token)."""
+    settings: dict[str, Any] = {"limit": 6, "progress": False, "numerics": "exact", "resume": "never"}
+    first = evaluate("tinymath", "arithmetic", output_dir=str(tmp_path / "first"), **settings)
+    again = evaluate("tinymath", "arithmetic", output_dir=str(tmp_path / "again"), drafts=str(first.path), **settings)
+    before, stats = (
+        json.loads((run.path / "manifest.json").read_text(encoding="utf-8"))["engine"]["stats"]
+        for run in (first, again)
+    )
+    assert again.digest == first.digest and stats["num_right_guesses"] > 0.8 * stats["num_guesses"] > 20
+    assert stats["num_steps"] < before["num_steps"] / 2
+    right = f"{stats['num_right_guesses']:,} of {stats['num_guesses']:,} were right"
+    assert right in (again.path / "report.html").read_text(encoding="utf-8")
+    records = read_records(first.path / RECORDS)
+    for record in records:
+        record.output_ids = [*record.output_ids[:2], 7, *record.output_ids[2:]]
+        record.logprobs = np.zeros(len(record.output_ids), dtype=np.float32)
+    (tmp_path / "other").mkdir()
+    write_records(tmp_path / "other" / RECORDS, records)
+    other = evaluate(
+        "tinymath", "arithmetic", output_dir=str(tmp_path / "b"), drafts=str(tmp_path / "other"), **settings
+    )
+    assert other.digest == first.digest
+
+
+def test_drafts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"records\.parquet.*\n?.*"):
+        evaluate("tinymath", "arithmetic", limit=1, drafts=str(tmp_path), progress=False)
+    (tmp_path / RECORDS).write_bytes(b"PAR1 rubbish")
+    with pytest.raises(ConfigError, match="contradicts"):
+        evaluate("tinymath", "arithmetic", drafts=str(tmp_path), engine={"speculation": "off"}, progress=False)
+    with pytest.raises(EvalEngineError, match=r"records\.parquet cannot be read"):
+        evaluate("tinymath", "arithmetic", limit=1, drafts=str(tmp_path), output_dir=str(tmp_path), progress=False)
 
 
 # -- which tokens are guessed -----------------------------------------------------------------------------------------

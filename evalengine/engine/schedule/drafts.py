@@ -12,6 +12,7 @@ in those answers (`REPEAT`).
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
@@ -22,14 +23,14 @@ from evalengine.engine.schedule.sequence import Generating, Sequence
 SIBLING, REPEAT = "sibling", "repeat"
 MOST_SEQUENCES = 32  # sequences in a step above which its products are bound by arithmetic, not by the weights' bytes
 MOST_ROWS = 256  # tokens of a step with guesses
-LONGEST = {SIBLING: 15, REPEAT: 7}  # guesses of a sequence in a step
+LONGEST = {SIBLING: 15, REPEAT: 7}  # guesses of a sequence in a step, and no more than about twice what they give
 RUN = 3  # tokens that must have stood before for what followed them to be a guess
 AGREED = 8  # of an answer's tokens before a place that must be the sequence's own, if it has so many
 WORTHWHILE = 0.5  # tokens that the guesses of a step must give for each sequence, on average of what they gave before
 PATIENCE = (16, 256)  # steps without guesses before the next trial: at first, and after many that did not pay
 MEMORY = 1024  # prompts whose answers are kept
 ANSWERS = 16  # of a prompt: the newest are looked at
-LEARNING = 0.1  # weight of the newest step in what a kind of guesses gives
+LEARNING = 0.2  # weight of the newest step in what a kind of guesses gives
 
 
 class Answer:
@@ -74,10 +75,11 @@ class Drafter:
     """Makes the guesses of each step; kept by the scheduler.
 
     always: guesses in every step, if need be that the last token comes once more, which is mostly wrong; else guesses
-    where they have paid, and now and then to see whether they would.
+    where they have paid, and now and then to see whether they would. known_only: guesses are an earlier run's answers.
     """
 
     always: bool = False
+    known_only: bool = False
     gains: dict[str, Gain] = field(default_factory=lambda: {SIBLING: Gain(2.0), REPEAT: Gain(1.0)})
     _learned: dict[bytes, list[Answer]] = field(default_factory=dict)  # by `_key` of the prompt: an earlier run's
     _answers: OrderedDict[bytes, list[Answer]] = field(default_factory=OrderedDict)  # this run's
@@ -141,16 +143,22 @@ class Drafter:
             self._keep(*self._own[seq.seq_id])
         prompt, own = self._own[seq.seq_id]
         siblings = [answer for answer in reversed(self._answers.get(prompt, [])) if answer is not own]
-        answers = [*self._learned.get(prompt, []), *siblings]
+        answers = [*self._learned.get(prompt, []), *(() if self.known_only else siblings)]
         for agreeing in (len(seq.token_ids), AGREED):
             for answer in answers:
                 if guess := answer.at(seq, agreeing):
-                    return SIBLING, guess[:most]
+                    return SIBLING, guess[: min(most, self._length(SIBLING))]
+        if self.known_only:
+            return REPEAT, []
         run = tuple(seq.token_ids[-RUN:])
         for answer in (own, *answers):
             if guess := answer.following(run):
-                return REPEAT, guess[:most]
+                return REPEAT, guess[: min(most, self._length(REPEAT))]
         return REPEAT, [seq.token_ids[-1]] if self.always else []
+
+    def _length(self, kind: str) -> int:
+        """How many guesses are made at once: a wrong one costs a row of every product."""
+        return min(LONGEST[kind], 1 + math.ceil(2 * self.gains[kind].tokens))
 
     def _keep(self, prompt: bytes, answer: Answer) -> None:
         self._answers.setdefault(prompt, []).append(answer)
