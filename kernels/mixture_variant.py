@@ -10,7 +10,8 @@ from typing import Literal
 class Router:
     """What turns a token's logits, one for each of E experts, into k experts in order of rank, and their weights.
 
-    1. Scores, of all E: the softmax or the sigmoid of the logits, or the logits themselves.
+    1. Scores, of all E: the softmax or the sigmoid of the logits, or the logits themselves; if `rounded_scores`, they
+       are rounded to the model's dtype.
     2. The choice is made by the score, or by score + choice bias where there is one: descending, equals by ascending
        id. With groups (equal runs of ids), only experts of the `kept_groups` best groups can be chosen; a group is as
        good as the sum of its two best, or as its best one (`group_best`), equals by ascending number.
@@ -35,6 +36,7 @@ class Router:
     least_sum: float = 0.0
     scaling: float = 1.0
     rounded: bool = True
+    rounded_scores: bool = False
 
     @property
     def problems(self) -> list[str]:

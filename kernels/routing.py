@@ -68,7 +68,7 @@ def _routing_kernel(
     logits_ptr, bias_ptr, ids_ptr, weights_ptr, stride,
     E: tl.constexpr, K: tl.constexpr, SCORES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
     BEST: tl.constexpr, NORMED: tl.constexpr, OFFSET: tl.constexpr, LEAST: tl.constexpr, SCALING: tl.constexpr,
-    DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr, SCORE_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """A row that holds a NaN or an infinity takes the first k experts, with weights of NaN."""
     device_math.after_previous_kernel()
@@ -79,7 +79,7 @@ def _routing_kernel(
     m, norm = softmax_parts.chunk_sum(z)
     # -inf, too: a product that gives it has met a number that is not finite, and a product of NaN may give it alone.
     bad = (tl.abs(m) == float("inf")) | (m != m) | (tl.min(tl.where(inside, z, 0.0), 1) == float("-inf"))
-    scores = _scores(z, m, norm, SCORES)
+    scores = _scores(z, m, norm, SCORES).to(SCORE_DTYPE).to(tl.float32)
     choice = scores
     if bias_ptr is not None:
         choice = scores + tl.load(bias_ptr + column, inside, 0.0)
@@ -132,6 +132,7 @@ def route(logits: Tensor, choice_bias: Tensor | None, router: Router, dtype: tor
     constants = (
         router.experts, k, router.scores, router.groups, router.kept_groups, router.group_best, router.normed,
         router.sum_offset, router.least_sum, router.scaling, _DTYPES[dtype if router.rounded else torch.float32],
+        _DTYPES[dtype if router.rounded_scores else torch.float32],
     )  # fmt: skip
     args = (logits, choice_bias, ids, weights, logits.stride(0))
     launched = launch(_routing_kernel, (tokens, 1, 1), args, constants, num_warps=1, num_stages=1)

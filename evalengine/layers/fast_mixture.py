@@ -21,6 +21,8 @@ def route(logits: Tensor, choice_bias: Tensor | None, router: Router, dtype: tor
         scores = scores.softmax(-1)
     elif router.scores == "sigmoid":
         scores = scores.sigmoid()
+    if router.rounded_scores:
+        scores = scores.to(dtype).float()
     ids = best(within_groups(scores if choice_bias is None else scores + choice_bias, router), router.chosen)
     weights = scores.gather(1, ids)
     if router.scores == "logit":

@@ -56,4 +56,3 @@ class NativeOps(CudaOps):
     def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
         """Logits in float32, not rounded to the weights' dtype, because logprobs are computed from them."""
         return matmul.linear(x, weight, out_dtype=torch.float32)
-

@@ -17,7 +17,7 @@ from evalengine.kernels.recurrent_variant import Mamba2, Recurrence, ShortConv
 from evalengine.models.spec import ModelSpec
 
 _OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
-_OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
 # Parts whose rows are heads of queries or keys.
 _OF_HEADS = frozenset(f"self_attn.{name}" for name in ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj"))
 # Tensors that hold one projection, or two, of all experts, [E, ...]: as transformers 5 has them in memory.

@@ -100,10 +100,11 @@ def mixtures() -> Iterator[dict[str, Any]]:
             "LEAST": router.least_sum,
             "SCALING": router.scaling,
             "DTYPE": tl.bfloat16,
+            "SCORE_DTYPE": tl.bfloat16 if router.rounded_scores else tl.float32,
             **bias,
         }
         KINDS["bias_ptr"] = "*fp32"
-        yield {**_counted(routing._routing_kernel, "bf16", rule), "DTYPE": "bf16", "rule": name}
+        yield {**_counted(routing._routing_kernel, "bf16", rule), "DTYPE": "bf16", "SCORE_DTYPE": "", "rule": name}
     del KINDS["bias_ptr"]
     yield _counted(expert_groups._alone_kernel, "bf16", {"BLOCK": 64})
     yield _counted(expert_groups._group_kernel, "bf16", {"BLOCK_M": 16, "BLOCK": 4096})

@@ -15,6 +15,7 @@ ROUTERS = {
     "glm": Router(12, 3, "sigmoid", True, choice_bias=True, groups=4, kept_groups=2, normed=True, sum_offset=1e-20,
                   scaling=2.5, rounded=False),
     "deepseek v2": Router(12, 3, wide=True, groups=4, kept_groups=2, group_best=1, scaling=16.0, rounded=False),
+    "lfm2": Router(12, 4, "sigmoid", choice_bias=True, normed=True, sum_offset=1e-6, scaling=0.5, rounded_scores=True),
     "minimax": Router(12, 4, "sigmoid", choice_bias=True, normed=True, rounded=False),
     "ernie": Router(12, 4, wide=True, choice_bias=True, normed=True, least_sum=1e-12),
     "one group of three": Router(9, 3, choice_bias=True, groups=3, kept_groups=1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,6 +61,17 @@ def test_a_row_is_chosen_by_itself(router: Router) -> None:
     assert torch.equal(rounded, weights) == (router.rounded or torch.equal(rounded, weights))
     if router.rounded:
         assert torch.equal(rounded, weights)
+
+
+def test_scores_that_are_rounded_tie_where_others_do_not() -> None:
+    """Two sigmoids that float16 cannot tell apart: the lower id is first, though its logit is the smaller one."""
+    logits = torch.zeros(1, 12, device=DEVICE)
+    logits[0, 3], logits[0, 7] = 2.0, 2.0005
+    router = replace(ROUTERS["lfm2"], choice_bias=False)
+    for function in (route, fast_route):
+        assert function(logits, None, router, torch.float16)[0][0, :2].tolist() == [3, 7]
+        unrounded = replace(router, rounded_scores=False)
+        assert function(logits, None, unrounded, torch.float16)[0][0, :2].tolist() == [7, 3]
 
 
 @IGNORE_INTERPRETER

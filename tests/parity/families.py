@@ -146,6 +146,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "qwen3.5": ("qwen3_5_text", {**DELTA, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25}}),
     "lfm2": ("lfm2", {**SHORT, "layer_types": ["conv", "full_attention", "conv", "conv"]}),
+    "lfm2-moe": ("lfm2_moe", {**EXPERTS, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
     "granite-hybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
     "granite-4-dense": ("granitemoehybrid", {**MAMBA, "layer_types": ["attention"] * 4}),
     "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),
@@ -186,7 +187,7 @@ def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrai
                 one = "norm" in parameter_name and not model_type.startswith("gemma")
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + one)
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor_name.endswith("e_score_correction_bias"):
+            if tensor_name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(torch.randn_like(tensor) * 0.3)
     model.save_pretrained(folder)
     return model

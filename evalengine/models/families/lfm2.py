@@ -1,11 +1,16 @@
-"""LFM2: short convolutions between gates in most layers, attention with normed heads in the others."""
+"""LFM2, dense or with experts: short convolutions between gates in most layers, attention with normed heads elsewhere."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from evalengine.errors import ConfigError
+from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.kernels.recurrent_variant import ShortConv
 from evalengine.models.describe import by_layer, describe
+from evalengine.models.families.mixtral import EXPERT_PARTS
+from evalengine.models.file_values import is_integer, shown
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -36,25 +41,61 @@ def _intermediate_size(config: Any) -> int:
     return size
 
 
-LFM2 = Family(
-    "Lfm2ForCausalLM",
-    "lfm2",
-    _spec,
-    _READS,
-    WeightNames(
-        prefixes={"model.embedding_norm.": "model.norm."},
-        parts={
-            "operator_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm",
-            "conv.conv": "mixer.conv",
-            "conv.in_proj": "mixer.in_proj",
-            "conv.out_proj": "mixer.out_proj",
-            "self_attn.q_layernorm": "self_attn.q_norm",
-            "self_attn.k_layernorm": "self_attn.k_norm",
-            "self_attn.out_proj": "self_attn.o_proj",
-            "feed_forward.w1": "mlp.gate_proj",
-            "feed_forward.w3": "mlp.up_proj",
-            "feed_forward.w2": "mlp.down_proj",
-        },
+def _moe(family: Family, config: Any) -> ModelSpec:
+    """Layers from `num_dense_layers` on have experts, and every feed-forward the width that it is said to have."""
+    if not is_integer(config.num_dense_layers, 0, 1024):
+        raise ConfigError(f"num_dense_layers={shown(config.num_dense_layers)}: must be a number of layers")
+    router = Router(
+        config.num_experts,
+        config.num_experts_per_tok,
+        "sigmoid",
+        choice_bias=config.use_expert_bias,
+        normed=config.norm_topk_prob,
+        sum_offset=1e-6,
+        scaling=float(config.routed_scaling_factor),
+        rounded_scores=True,
+    )
+    mixture = Mixture(router, config.moe_intermediate_size)
+    conv = Block(recurrence=ShortConv(config.hidden_size, config.conv_L_cache, config.conv_bias))
+    blocks = by_layer(config, lambda kind: conv if kind == "conv" else Block(), "conv")
+    dense = config.num_dense_layers
+    layers = range(config.num_hidden_layers)
+    own = tuple(replace(blocks[i % len(blocks)], mixture=mixture if i >= dense else None) for i in layers)
+    return describe(family, config, qk_norm=True, eps="norm_eps", blocks=own)
+
+
+_NAMES = WeightNames(
+    prefixes={"model.embedding_norm.": "model.norm."},
+    parts={
+        "operator_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "conv.conv": "mixer.conv",
+        "conv.in_proj": "mixer.in_proj",
+        "conv.out_proj": "mixer.out_proj",
+        "self_attn.q_layernorm": "self_attn.q_norm",
+        "self_attn.k_layernorm": "self_attn.k_norm",
+        "self_attn.out_proj": "self_attn.o_proj",
+        "feed_forward.w1": "mlp.gate_proj",
+        "feed_forward.w3": "mlp.up_proj",
+        "feed_forward.w2": "mlp.down_proj",
+        "feed_forward.gate": "mlp.gate",
+        "feed_forward.expert_bias": "mlp.gate.e_score_correction_bias",
+        "feed_forward.experts.gate_up_proj": "mlp.experts.gate_up_proj",
+        "feed_forward.experts.down_proj": "mlp.experts.down_proj",
+    },
+    expert_parts=EXPERT_PARTS,
+)
+LFM2 = Family("Lfm2ForCausalLM", "lfm2", _spec, _READS, _NAMES)
+LFM2_MOE = Family(
+    "Lfm2MoeForCausalLM",
+    "lfm2_moe",
+    _moe,
+    frozenset(
+        {
+            *("layer_types", "conv_L_cache", "conv_bias", "norm_eps", "num_dense_layers", "num_experts"),
+            *("num_experts_per_tok", "moe_intermediate_size", "use_expert_bias", "norm_topk_prob"),
+            "routed_scaling_factor",
+        }
     ),
+    _NAMES,
 )
