@@ -14,9 +14,8 @@ from evalengine.api.perform import perform
 from evalengine.api.settings import flat, task_word, word
 from evalengine.config.arguments import no_model, shown
 from evalengine.config.compose import compose_jobs
-from evalengine.config.files import GROUPS
 from evalengine.config.schema import ModelConfig
-from evalengine.config.shipped import shipped_model
+from evalengine.config.shipped import GROUPS, shipped_model
 from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
@@ -25,17 +25,18 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from evalengine.config.check import config_problems, read_settings
-from evalengine.config.files import GROUPS, check_files
 from evalengine.config.globs import with_folders
 from evalengine.config.implied import complete_model, completed
 from evalengine.config.schema import Config
-from evalengine.config.shipped import CONF, available
-from evalengine.config.task_files import with_task_files
+from evalengine.config.shipped import GROUPS, available
+from evalengine.config.sources import Source, register, searched
+from evalengine.config.task_files import namesakes
 from evalengine.config.texts import read_texts
-from evalengine.config.words import LAUNCHER, first_line, names_set, parse, unknown
+from evalengine.config.words import LAUNCHER, first_line, names_set, parse, quoted, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
+SEARCHED = "hydra.searchpath"
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
@@ -63,9 +64,7 @@ def compose_jobs(
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
     sweeps = multirun or experiment_name(overrides) is not None
-    parsed = parse(overrides, sweeps)
-    parsed = parse(with_task_files(parse(with_folders(parsed), sweeps), CONF, _literal), sweeps)
-    check_files(parsed, CONF)
+    parsed = parse(with_folders(parse(overrides, sweeps)), sweeps)
     if experiment_name(overrides):
         if LAUNCHER in {override.key_or_group for override in parsed}:
             raise ConfigError(f"{LAUNCHER}: an experiment compares its runs and starts them itself; leave it out")
@@ -137,16 +136,6 @@ def _set(data: dict[str, Any], name: str, value: Any) -> None:
     data[last] = value
 
 
-def _literal(written: Any) -> Any:
-    """The values with texts escaped so that OmegaConf gives them back unchanged: a prompt's `${...}` is no reference,
-    and no file reads the environment."""
-    if isinstance(written, dict):
-        return {key: _literal(value) for key, value in written.items()}
-    if isinstance(written, list):
-        return [_literal(value) for value in written]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", written) if isinstance(written, str) else written
-
-
 def _count(override: Override) -> int:
     """How many values a sweep has, computed without listing them; 1 if the override is no sweep."""
     value = override.value()
@@ -204,19 +193,32 @@ def _composed(overrides: list[str], settings: Mapping[str, Any]) -> tuple[Config
 
 def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], Any]:
     """(the values that Hydra composes of `conf/` and the overrides, Hydra's own node)."""
-    texts = [_forced(override) for override in parsed]
+    register()
+    chosen = [name for override in parsed if override.key_or_group == "task" for name in _listed(override)]
+    Source.problems, Source.own, Source.chosen = [], {}, chosen
+    folders = [place for override in parsed if override.key_or_group == SEARCHED for place in _listed(override)]
+    texts = [_forced(override) for override in parsed if override.key_or_group != SEARCHED]
     try:
-        with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
+        with warnings.catch_warnings(), initialize(config_path=None, version_base="1.3", job_name="evalengine"):
             warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
+            texts.append(f"{SEARCHED}=[{','.join(map(quoted, searched(folders)))}]")
             node = compose("config", overrides=texts, return_hydra_config=True)
         hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
         with open_dict(node):
             del node["hydra"]  # only Hydra's own application fills in its values
         data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except NOT_UNDERSTOOD as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(Source.problems or _explain(error)) from error
+    if problems := [*Source.problems, *namesakes(chosen, Source.own)]:
+        raise ConfigError(problems)
     assert isinstance(data, dict)
     return {str(name): value for name, value in data.items()}, hydra
+
+
+def _listed(override: Override) -> list[str]:
+    """The names that an override chooses."""
+    value = override.value()
+    return [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
 
 
 def _forced(override: Override) -> str:
@@ -237,8 +239,6 @@ def _not_selected(data: Mapping[str, Any], named: Set[str], overrides: Sequence[
         own = {key.split(".")[2] for key in named if key.startswith(f"tasks.{name}.")}
         if own and isinstance(task, dict) and {*task} <= own - {"cls"}:
             cure = f"'task=[{','.join([*chosen, name])}]'" if chosen else f"task={name}"
-            if not {*chosen} <= {*available("task")}:  # a file has another name in Hydra's store
-                cure = "a list, 'task=[...]'"
             yield f"tasks.{name}: this task is not selected; add it with {cure}"
 
 

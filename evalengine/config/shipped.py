@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from evalengine.errors import ConfigError
 
 CONF = "evalengine.conf"
+ONE_OF = ("model", "engine", "cluster")  # groups of which a run has one: Hydra would mix the files of several
+GROUPS = ("task", *ONE_OF, "experiment")
+PACKAGE = re.compile(r"#+\s*@package\s+(\S+)")
 
 
 def available(group: str) -> list[str]:
@@ -33,3 +37,16 @@ def shipped_model(name: str) -> dict[str, Any] | None:
             f"./{name} for that, or {settings['path']} for the other"
         )
     return settings
+
+
+def package_of(path: Path) -> str | None:
+    """The package that the file's `@package` line names. Hydra reads that line only if it precedes all other lines,
+    comments included."""
+    from evalengine.util.plain_files import read_bytes
+
+    for line in filter(str.strip, read_bytes(path).decode().splitlines()):
+        if not re.match(r"\s*#\s*@", line):
+            return None
+        if match := PACKAGE.match(line.strip()):
+            return match[1]
+    return None

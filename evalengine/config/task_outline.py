@@ -13,9 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.files import package_of
 from evalengine.config.schema import Config
-from evalengine.config.shipped import CONF
+from evalengine.config.shipped import CONF, package_of
 from evalengine.config.typed import read_as
 from evalengine.util.plain_files import read_yaml
 

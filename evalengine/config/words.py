@@ -16,8 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from evalengine.config.files import GROUPS, ONE_OF
 from evalengine.config.schema import Config
+from evalengine.config.shipped import GROUPS, ONE_OF
 from evalengine.config.texts import is_text
 from evalengine.errors import ConfigError
 
