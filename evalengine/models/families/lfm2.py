@@ -1,4 +1,4 @@
-"""LFM2, dense or with experts: short convolutions between gates in most layers, attention with normed heads elsewhere."""
+"""LFM2, dense or with experts: short convolutions between gates in most layers, attention with normed heads in some."""
 
 from __future__ import annotations
 
