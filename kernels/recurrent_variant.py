@@ -6,6 +6,29 @@ The recurrences are those of `reference`; a sequence's state is float32 after ev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class DeltaInputs(NamedTuple):
+    """What a gated delta rule computes of T tokens."""
+
+    mixed: Tensor  # [T, C]: q, k and v side by side
+    a: Tensor  # [T, Hv]
+    b: Tensor  # [T, Hv]
+    a_log: Tensor  # float32 [Hv]
+    dt_bias: Tensor  # float32 [Hv]
+
+
+class Mamba2Inputs(NamedTuple):
+    """What a selective state space computes of T tokens."""
+
+    mixed: Tensor  # [T, C]: x, B and C side by side
+    dt: Tensor  # [T, H]
+    a_log: Tensor  # float32 [H]
+    dt_bias: Tensor  # float32 [H]
+    d: Tensor  # float32 [H]
 
 
 @dataclass(frozen=True)

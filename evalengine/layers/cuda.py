@@ -31,7 +31,7 @@ from evalengine.kernels import (
     softmax_parts,
 )
 from evalengine.kernels.mixture_variant import Router
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
@@ -144,31 +144,11 @@ class CudaOps(Ops):
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
 
-    def gated_delta(
-        self,
-        mixed: Tensor,
-        a: Tensor,
-        b: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        variant: GatedDelta,
-    ) -> Tensor:
-        return gated_delta.gated_delta(mixed, a, b, a_log, dt_bias, state, *_sequences(metadata), variant)
+    def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+        return gated_delta.gated_delta(*x, state, *_sequences(metadata), variant)
 
-    def mamba2(
-        self,
-        mixed: Tensor,
-        dt: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        d: Tensor,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        variant: Mamba2,
-    ) -> Tensor:
-        return mamba2.mamba2(mixed, dt, a_log, dt_bias, d, state, *_sequences(metadata), variant)
+    def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+        return mamba2.mamba2(*x, state, *_sequences(metadata), variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool

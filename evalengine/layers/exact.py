@@ -12,7 +12,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.kernels import exact, exact_attention, exact_mixture, exact_recurrent, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
@@ -112,35 +112,11 @@ class ExactOps(Ops):
             x, weight, bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu
         )
 
-    def gated_delta(
-        self,
-        mixed: Tensor,
-        a: Tensor,
-        b: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        variant: GatedDelta,
-    ) -> Tensor:
-        return exact_recurrent.gated_delta(
-            mixed, a, b, a_log, dt_bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant
-        )
+    def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+        return exact_recurrent.gated_delta(*x, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
-    def mamba2(
-        self,
-        mixed: Tensor,
-        dt: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        d: Tensor,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        variant: Mamba2,
-    ) -> Tensor:
-        return exact_recurrent.mamba2(
-            mixed, dt, a_log, dt_bias, d, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant
-        )
+    def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+        return exact_recurrent.mamba2(*x, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool

@@ -19,7 +19,7 @@ from torch import Tensor
 from evalengine.kernels import sampling
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers import plain_recurrent
 from evalengine.layers.metadata import AttentionMetadata
@@ -175,33 +175,13 @@ class Ops(ABC):
         """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
         return plain_recurrent.causal_conv(x, weight, bias, state, metadata, silu=silu)
 
-    def gated_delta(
-        self,
-        mixed: Tensor,
-        a: Tensor,
-        b: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        variant: GatedDelta,
-    ) -> Tensor:
-        """q, k and v side by side [T, C], a and b [T, Hv], float32 a_log and dt_bias [Hv] -> [T, Hv, V]."""
-        return plain_recurrent.gated_delta(mixed, a, b, a_log, dt_bias, state, metadata, variant)
+    def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+        """The gated delta rule over each sequence's tokens, from its state on -> [T, Hv, V]."""
+        return plain_recurrent.gated_delta(x, state, metadata, variant)
 
-    def mamba2(
-        self,
-        mixed: Tensor,
-        dt: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        d: Tensor,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        variant: Mamba2,
-    ) -> Tensor:
-        """x, B and C side by side [T, C], dt [T, H], float32 a_log, dt_bias and d [H] -> [T, H, P]."""
-        return plain_recurrent.mamba2(mixed, dt, a_log, dt_bias, d, state, metadata, variant)
+    def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+        """Mamba 2's scan over each sequence's tokens, from its state on -> [T, H, P]."""
+        return plain_recurrent.mamba2(x, state, metadata, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels.exact_recurrent import initial_states, steps
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.metadata import AttentionMetadata
 
 
@@ -29,16 +29,8 @@ def causal_conv(
     return torch.cat(outputs)
 
 
-def gated_delta(
-    mixed: Tensor,
-    a: Tensor,
-    b: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    step: AttentionMetadata,
-    variant: GatedDelta,
-) -> Tensor:
+def gated_delta(inputs: DeltaInputs, state: Tensor, step: AttentionMetadata, variant: GatedDelta) -> Tensor:
+    mixed, a, b, a_log, dt_bias = inputs
     heads, values, keys = variant.state_shape
     wide = torch.promote_types(mixed.dtype, torch.float32)
     size = variant.num_key_heads * keys
@@ -61,16 +53,8 @@ def gated_delta(
     return out.to(mixed.dtype)
 
 
-def mamba2(
-    mixed: Tensor,
-    dt: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    d: Tensor,
-    state: Tensor,
-    step: AttentionMetadata,
-    variant: Mamba2,
-) -> Tensor:
+def mamba2(inputs: Mamba2Inputs, state: Tensor, step: AttentionMetadata, variant: Mamba2) -> Tensor:
+    mixed, dt, a_log, dt_bias, d = inputs
     heads, width, columns = variant.state_shape
     wide = torch.promote_types(mixed.dtype, torch.float32)
     size = variant.num_groups * columns

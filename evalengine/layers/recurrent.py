@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
@@ -73,8 +73,7 @@ class GatedDeltaRule(Layer):
         self, mixed: Tensor, a: Tensor, b: Tensor, heads: tuple[Tensor, ...], state: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
         """heads: A_log and dt_bias."""
-        a_log, dt_bias = heads
-        return self.ops.gated_delta(mixed, a, b, a_log, dt_bias, state, metadata, self.variant)
+        return self.ops.gated_delta(DeltaInputs(mixed, a, b, *heads), state, metadata, self.variant)
 
 
 class Mamba2Scan(Layer):
@@ -88,8 +87,7 @@ class Mamba2Scan(Layer):
         self, mixed: Tensor, dt: Tensor, heads: tuple[Tensor, ...], state: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
         """heads: A_log, dt_bias and D."""
-        a_log, dt_bias, d = heads
-        return self.ops.mamba2(mixed, dt, a_log, dt_bias, d, state, metadata, self.variant)
+        return self.ops.mamba2(Mamba2Inputs(mixed, dt, *heads), state, metadata, self.variant)
 
 
 class GatedNorm(Layer):
