@@ -13,9 +13,12 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from evalengine import LLM
-from evalengine.config.schema import ModelConfig
+from evalengine.certify.model import open_checkpoint
+from evalengine.config.schema import EngineConfig, ModelConfig
+from evalengine.engine.execute.memory import _activation_bytes
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.request import ScoreRequest
+from evalengine.engine.settings import resolve_settings
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import ComputationRecorder
 from evalengine.layers import create_ops
@@ -224,3 +227,12 @@ def test_an_explanation_shows_the_choice(tmp_path: Path) -> None:
     chosen = [f"model.layers.{layer}.mlp.choice.{part}" for layer in range(LAYERS) for part in ("experts", "weights")]
     assert {*chosen} <= recorder.ops.keys() and recorder.ops[chosen[0]] == "float32"
     assert all(chosen[0] in computation.digests for computation in recorder.computations)
+
+
+def test_a_step_is_planned_with_the_rows_of_all_experts_of_its_tokens() -> None:
+    """Of Qwen3-30B-A3B in bfloat16: residual, norm, and for each token 8 rows of 768 inputs and of 2,048 outputs."""
+    spec = open_checkpoint(ModelConfig(name="t", path="shape:qwen3-30b-a3b")).spec
+    config = EngineConfig(device="cpu", max_num_batched_tokens=4096)
+    settings = resolve_settings(config, False, "fast", spec)
+    assert _activation_bytes(config, spec, settings) == 4096 * 2 * (2 * 2048 + 8 * (768 + 2048))
+    assert (spec.feed_forward_features, spec.dense) == (8 * 768, False)

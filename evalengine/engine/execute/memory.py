@@ -105,9 +105,14 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 
 
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
-    """A lower bound of the activations of a step's tokens: residual, its norm, gate and up."""
-    features = spec.hidden_size + spec.feed_forward_features // settings.tensor_parallel_size
-    return _most_tokens(config, settings) * _activation_size(settings) * 2 * features
+    """A lower bound of the activations of a step's tokens: residual, its norm, gate and up; or, of experts, the inputs
+    and outputs of their last product, a row of each for every expert of a token."""
+    inner = spec.feed_forward_features // settings.tensor_parallel_size
+    feed_forward = 2 * inner
+    if spec.mixture is not None:
+        outputs = spec.mixture.router.chosen * spec.hidden_size // settings.tensor_parallel_size
+        feed_forward = max(feed_forward, inner + outputs)
+    return _most_tokens(config, settings) * _activation_size(settings) * (2 * spec.hidden_size + feed_forward)
 
 
 def _activation_size(settings: Settings) -> int:
