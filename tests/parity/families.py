@@ -98,7 +98,7 @@ MAMBA = {
     "shared_intermediate_size": 148,
     "mamba_n_heads": 6,
     "mamba_d_head": 32,
-    "mamba_n_groups": 2,
+    "mamba_n_groups": 1,  # older transformers norm all groups as one
     "mamba_d_state": 16,
     "mamba_expand": 2,
 }
