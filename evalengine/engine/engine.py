@@ -109,7 +109,7 @@ class Engine(LoadedModel):
         max_len = self.settings.max_model_len
         sequences = to_sequences(
             batch,
-            self.caches_prefixes,
+            self.config.enable_prefix_caching,
             lambda request: generating_sequence(request, self.spec, self.tokenizer, max_len),
             self.spec.short_positions(max_len),
         )
@@ -294,6 +294,8 @@ class Engine(LoadedModel):
         handed out, after them (`_failure`).
         """
         is_full = isinstance(error, torch.OutOfMemoryError)
+        if self.block_manager.snapshots is not None:
+            self.block_manager.snapshots.clear()
         if is_full and (schedule.num_tokens == 1 or self._ranks.size > 1):
             advice = EvalEngineError(
                 *str(error).split("\n"),
@@ -321,7 +323,7 @@ class Engine(LoadedModel):
         """Halves the largest step after one that did not fit the memory. The tokens of that step are scheduled anew:
         nothing is known of what it has done. No bit of a batch-invariant level changes."""
         self._copies = schedule.copies
-        if self.spec.recurrences:
+        if self.block_manager.snapshots is not None:
             self._copies = []
             self.scheduler.preempt_all()
         if self.settings.device.type == "cuda":

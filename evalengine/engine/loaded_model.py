@@ -24,13 +24,16 @@ from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkp
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
+from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
+from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, request_limits
 from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
+from evalengine.models.spec import ModelSpec
 from evalengine.util.phases import note_compilations, phase
 
 FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
@@ -109,7 +112,7 @@ class LoadedModel:
         self.num_kv_blocks, self.kv_layout = num_kv_blocks, kv_layout(self.spec, settings)
         self.block_manager = self._new_block_manager()
         limits = self.config.max_num_seqs, self.config.max_num_batched_tokens
-        self.scheduler = Scheduler(self.block_manager, *limits, drafter=_drafter(self.config, settings))
+        self.scheduler = Scheduler(self.block_manager, *limits, drafter=_drafter(self.config, settings, self.spec))
         longest = None if self.config.enforce_eager else settings.max_model_len
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least
@@ -121,14 +124,10 @@ class LoadedModel:
     def _new_block_manager(self) -> BlockManager:
         """An empty pool's."""
         config, groups = self.config, self.kv_layout.groups
-        pool = self.num_kv_blocks, self.settings.block_size, self.caches_prefixes
-        return BlockManager(*pool, groups, config.max_num_batched_tokens)
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether the KV of prefixes is kept for other sequences. Recurrent layers' states are not, so that a model
-        which has some computes every prompt."""
-        return self.config.enable_prefix_caching and not self.spec.recurrences
+        pool = self.num_kv_blocks, self.settings.block_size, config.enable_prefix_caching
+        slots = self.config.max_num_seqs
+        snapshots = Snapshots(range(slots, slots + NUM_SNAPSHOTS)) if self.spec.recurrences else None
+        return BlockManager(*pool, groups, config.max_num_batched_tokens, snapshots)
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
@@ -203,9 +202,11 @@ class LoadedModel:
             torch.cuda.empty_cache()
 
 
-def _drafter(config: EngineConfig, settings: Settings) -> Drafter | None:
+def _drafter(config: EngineConfig, settings: Settings, spec: ModelSpec) -> Drafter | None:
     """What guesses tokens. By itself it does so where steps are bound by the weights' bytes, and where a guess cannot
     change a bit."""
+    if spec.recurrences:  # a state cannot go back behind a wrong guess
+        return None
     by_itself = config.speculation == "auto" and settings.device.type == "cuda" and settings.numerics != "fast"
     return Drafter(always=not by_itself) if by_itself or config.speculation == "always" else None
 

@@ -2,8 +2,8 @@
 
     R slots, L recurrent layers.
 
-A slot needs no clearing: a sequence that begins with a step begins with zeros (`layers.recurrent`). Nothing of it is
-kept for other sequences, so a model with such layers has no prefix cache.
+A slot needs no clearing: a sequence that begins with a step begins with zeros (`layers.recurrent`). Some more slots
+hold copies of states at the ends of prefixes that sequences share (`schedule.snapshots`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from evalengine.layers.ops import Ops
 from evalengine.layers.recurrent import States
 from evalengine.models.spec import ModelSpec
 
+NUM_SNAPSHOTS = 16  # copies of states that are kept: followers come soon after the first sequence of a prefix
+
 
 def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
-    """Each recurrent layer's pools, by the layer's number."""
-    return {layer: _pools(recurrence, ops, slots) for layer, recurrence in spec.recurrences.items()}
+    """Each recurrent layer's pools, by the layer's number. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
+    return {layer: _pools(recurrence, ops, slots + NUM_SNAPSHOTS) for layer, recurrence in spec.recurrences.items()}
 
 
 def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:

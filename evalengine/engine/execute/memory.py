@@ -13,7 +13,7 @@ from evalengine.engine.execute.cuda_graphs import graph_bytes, has_graphs
 from evalengine.engine.execute.read_out import SHARE
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.settings import Settings
-from evalengine.engine.states import state_bytes
+from evalengine.engine.states import NUM_SNAPSHOTS, state_bytes
 from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.decoder import num_parameters
@@ -62,7 +62,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
         free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory
     if has_graphs(config, settings):
         free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
-    states = config.max_num_seqs * state_bytes(spec, _activation_size(settings))
+    states = (config.max_num_seqs + NUM_SNAPSHOTS) * state_bytes(spec, _activation_size(settings))
     if states > free:
         raise ConfigError(
             f"engine.max_num_seqs={config.max_num_seqs}: the states of so many sequences take {_gib(states)}, "

@@ -78,6 +78,13 @@ class RankRunner:
             for pool in states:
                 pool.fill_(value)
 
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        """Copies slots of all pools of states, (source, destination), one after another."""
+        for source, destination in copies:
+            for states in self.states.values():
+                for pool in states:
+                    pool[destination] = pool[source]
+
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""
         assert self.graphs is not None

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from evalengine.engine.kv_layout import KVGroup
 from evalengine.engine.schedule.prefix_index import ROOT, Block, PrefixIndex
 from evalengine.engine.schedule.sequence import Sequence
+from evalengine.engine.schedule.snapshots import Snapshots
 
 PASSED = Block((), 0)  # stands in a sequence's list for the blocks that it gave back, or never had, before a window
 WHOLE = (KVGroup(),)  # the groups of a model whose layers all see everything
@@ -50,6 +51,7 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         groups: SequenceOf[KVGroup] = WHOLE,
         largest_step: int = UNBOUNDED,
+        snapshots: Snapshots | None = None,
     ) -> None:
         """num_blocks: how often the pool has room for `block_size` tokens of all layers. largest_step: the most tokens
         that are computed at once."""
@@ -57,6 +59,7 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.groups = tuple(groups)
         self.largest_step = largest_step
+        self.snapshots = snapshots  # of a model with recurrent layers, whose prefixes need a state, too
         self.num_tables = sum(group.num_tables for group in self.groups)
         self.num_free_pages = num_blocks * self.num_tables
         self.spare = deque(range(self.num_free_pages))  # pages that belong to no block
@@ -101,6 +104,10 @@ class BlockManager:
         copies = self._copy(seq, hit)
         seq.num_cached_tokens = seq.last_start = seq.num_computed_tokens
         return copies
+
+    def digest_at(self, seq: Sequence, position: int) -> bytes:
+        """The hash of the sequence's tokens before a position that is a multiple of the block size."""
+        return self._hash(seq, position // self.block_size - 1)
 
     def _tables(self, blocks: list[list[Block]]) -> list[list[int]]:
         """The block tables of each group's blocks; a page before a window may be any (here 0)."""
@@ -196,6 +203,10 @@ class BlockManager:
                 usable = end
             elif any(not run and group.window is None for run, group in zip(runs, self.groups, strict=True)):
                 break
+        if self.snapshots is not None:
+            while usable and seq.block_hashes[usable - 1] not in self.snapshots.slot_of:
+                usable -= 1
+            return Hit(usable, [[b for b in blocks[:usable] if b is not None] for blocks in found])
         start = usable * self.block_size
         parent = seq.block_hashes[usable - 1] if usable else _root(seq)
         rest = seq.token_ids[start : min(limit, start + self.block_size)]

@@ -35,6 +35,7 @@ class SchedulerOutput:
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source page, destination page)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)  # likewise of states, one after another
 
     @property
     def num_tokens(self) -> int:
@@ -150,6 +151,8 @@ class Scheduler:
         for seq in (*self.running, *self.leaving):
             self.block_manager.release(seq)
         self.free_slots = list(range(self.max_num_seqs))
+        if self.has_work and self.block_manager.snapshots is not None:  # a step may have been planned, not launched
+            self.block_manager.snapshots.clear()
         self.running.clear()
         self.leaving.clear()
         self.waiting.clear()
@@ -169,6 +172,8 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             seq = self.running[index]
             num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, budget)
+            if seq.snapshot_at:
+                num_new = self._with_snapshot(schedule, seq, num_new)
             # Victims come from the tail, so none of them has been given a chunk in this step.
             while not self.block_manager.extend(seq, num_new):
                 preempted = True
@@ -187,15 +192,23 @@ class Scheduler:
         budget = self.max_num_batched_tokens - schedule.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
+            if seq.snapshot_at and self._comes_soon(seq):
+                return
             copies = self.block_manager.admit(seq)
             if copies is None:
                 return
             num_new = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            if seq.snapshot_at:
+                num_new = self._until_snapshot(seq, num_new)
             extended = self.block_manager.extend(seq, num_new)
             assert extended, "admit() has made sure of room"
             self.waiting.popleft()
             seq.status = Status.RUNNING
             seq.state_slot = self.free_slots.pop()
+            snapshots = self.block_manager.snapshots
+            if snapshots is not None and seq.num_computed_tokens:
+                digest = self.block_manager.digest_at(seq, seq.num_computed_tokens)
+                schedule.state_copies.append((snapshots.use(digest), seq.state_slot))
             self.running.append(seq)
             self.num_cached_tokens += seq.num_cached_tokens
             schedule.chunks.append(self._chunk(seq, num_new))
@@ -222,6 +235,36 @@ class Scheduler:
         seq.status = Status.WAITING
         self.waiting.appendleft(seq)
         self.num_preemptions += 1
+
+    def _until_snapshot(self, seq: Sequence, num_new: int) -> int:
+        """How many of the tokens a chunk takes, which ends where the sequence's state is copied."""
+        left = seq.snapshot_at - seq.num_computed_tokens
+        return min(num_new, left) if left > 0 else num_new
+
+    def _with_snapshot(self, schedule: SchedulerOutput, seq: Sequence, num_new: int) -> int:
+        """Has the state copied before the step if the sequence has come to that place; returns the chunk's tokens."""
+        snapshots = self.block_manager.snapshots
+        assert snapshots is not None, "only recurrent layers have states"
+        if seq.num_computed_tokens == seq.snapshot_at:
+            digest = self.block_manager.digest_at(seq, seq.snapshot_at)
+            if digest not in snapshots.slot_of:
+                schedule.state_copies.append((seq.state_slot, snapshots.new_slot(digest)))
+            seq.snapshot_at = 0
+        return self._until_snapshot(seq, num_new)
+
+    def _comes_soon(self, seq: Sequence) -> bool:
+        """Whether a running sequence is about to leave the state after the prefix that this one shares."""
+        manager = self.block_manager
+        digest = manager.digest_at(seq, seq.snapshot_at)
+        if manager.snapshots is None or digest in manager.snapshots.slot_of:
+            return False
+        ahead = (s for s in self.running if s.snapshot_at >= seq.snapshot_at)
+        return any(
+            s.num_computed_tokens <= s.snapshot_at
+            and manager.digest_at(s, seq.snapshot_at) == digest
+            and s.snapshot_at == seq.snapshot_at
+            for s in ahead
+        )
 
     def preempt_all(self) -> None:
         """Has every running sequence computed anew: a failed step may have left some layers' states a step ahead."""
@@ -255,6 +298,11 @@ def in_prefix_order(sequences: Iterable[Sequence], block_manager: BlockManager) 
         shared.update(digest for digest in hashes if digest in first)
         places[seq] = [*(first.setdefault(digest, place) for digest in hashes), place]
     leaders = {first[digest] for digest in shared}
+    if block_manager.snapshots is not None:
+        for seq in order:
+            hashes = block_manager.page_hashes(seq)
+            common = max((i + 1 for i, digest in enumerate(hashes) if digest in shared), default=0)
+            seq.snapshot_at = common * block_manager.block_size
     ordered: list[Sequence] = []
     followers: list[Sequence] = []
     for seq in sorted(order, key=places.__getitem__):
