@@ -15,8 +15,9 @@ import numpy as np
 from evalengine.kernels.attention_batch import TILE_DECODES
 
 CHUNK, BLOCK = 1024, 64  # tokens: the contract's (`kernels.attention`, which needs Triton)
-# Below so many bytes of one layer's K and V that need not be read again, the second launch costs more than it saves. On
-# an H200, whose L2 cache holds a prefix of 1,024 tokens, 64 sequences (252 MiB) took 1.03 of the time, 256 (1,020) 0.60.
+# Below so many bytes of one layer's K and V that need not be read again, the second launch costs more than it saves.
+# On an H200, whose L2 cache holds a prefix of 1,024 tokens, 64 sequences (252 MiB) took 1.03 of the time, and 256
+# (1,020 MiB) 0.60.
 WORTHWHILE = 512 << 20
 
 
