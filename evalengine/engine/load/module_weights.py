@@ -31,7 +31,7 @@ def load_module(path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool) -> Transf
     if dummy:
         shapes = {name: tuple(x.shape) for name, x in source.without_weights(spec.module).named_parameters()}
         with source.quiet():
-            module = cls._from_config(config, dtype=ops.dtype, **source.implementations(cls)).to(ops.device)
+            module = source.made(cls, config, ops.dtype, source.implementations(cls)).to(ops.device)
         with torch.no_grad():
             for name, tensor in dummy_tensors(shapes, ops.device):
                 module.get_parameter(name).copy_(tensor)

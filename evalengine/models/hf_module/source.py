@@ -27,6 +27,13 @@ _SAYING_NOTHING = """
     attn_implementation experts_implementation
 """
 _LEFT_OUT = frozenset(_SAYING_NOTHING.split())
+# transformers' private names, all in this file and seen at work in 5.24: what to do in a version without one.
+CURES = {
+    "_from_config": "make the module by AutoModelForCausalLM.from_config",
+    "_is_stateful": "ask the configuration for layers with a recurrent state",
+    "_can_set_attn_implementation": "ask whether the module's source calls ALL_ATTENTION_FUNCTIONS",
+    "_can_set_experts_implementation": "ask whether the module's experts are of the experts interface",
+}
 
 
 def text_of(raw: Mapping[str, Any]) -> str:
@@ -74,6 +81,12 @@ def implementations(model: type[PreTrainedModel]) -> dict[str, Any]:
     }
 
 
+def made(model: type[PreTrainedModel], config: Any, dtype: torch.dtype, chosen: Mapping[str, Any]) -> Any:
+    """The module with random weights, on the current device; `chosen` as of `implementations`."""
+    module: Any = model._from_config(config, dtype=dtype, **chosen)
+    return module
+
+
 @lru_cache(maxsize=4)
 def without_weights(text: str) -> PreTrainedModel:
     """The module on the meta device. Its experts are multiplied in a form that does not look at what they are given."""
@@ -84,7 +97,7 @@ def without_weights(text: str) -> PreTrainedModel:
         chosen["experts_implementation"] = "batched_mm"
     try:
         with quiet(), torch.device("meta"):
-            return model._from_config(config, dtype=torch.bfloat16, **chosen).eval()
+            return made(model, config, torch.bfloat16, chosen).eval()
     except Exception as error:  # transformers' constructors raise whatever a wrong value makes them
         raise ConfigError(f"{model.__name__}: transformers cannot make it ({one_line(error)})") from error
 
