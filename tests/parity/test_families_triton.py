@@ -21,7 +21,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.slow  # a program of the interpreter takes milliseconds
-@pytest.mark.parametrize("name", ["gemma2", "olmo2", "cohere2", "pythia", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "cohere2", "pythia", "qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_logits_are_as_near_to_float64_as_transformers_are(name: str, tmp_path: Path) -> None:
     """Those of a prompt that is longer than the windows, of a few tokens after it, and of an op at a time."""
     hf, ids = make(name, tmp_path), tokens(41)
