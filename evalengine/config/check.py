@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from evalengine.config.arguments import integer, is_unicode, shown
 from evalengine.config.kinds import LEVELS, TASK_NAME, as_typed, is_folder
-from evalengine.config.schema import Config, EngineConfig, GroupConfig, Numerics
+from evalengine.config.schema import Config, EngineConfig, GroupConfig, ModelConfig, Numerics
 from evalengine.config.typed import adapter, problems_of
 from evalengine.errors import ConfigError
 
@@ -107,6 +107,14 @@ def engine_problems(engine: EngineConfig) -> list[str]:
     depends on the model or on free memory."""
     read, problems = read_settings(EngineConfig, engine, "engine", strict=True)
     return [*problems, *_engine_contradictions(read)]
+
+
+def model_problems(model: ModelConfig) -> list[str]:
+    """What is wrong with the words among a model's settings; its paths are looked for where it is opened."""
+    words = ModelConfig(
+        load_format=model.load_format, implementation=model.implementation, generation_config=model.generation_config
+    )
+    return read_settings(ModelConfig, words, "model", strict=True)[1]
 
 
 def _engine_contradictions(engine: EngineConfig) -> Iterator[str]:

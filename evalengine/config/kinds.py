@@ -27,8 +27,6 @@ MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 MAX_MODEL_NAME = 200
 LEVELS = ("auto", "native", "exact", "fast")
-GENERATION_CONFIGS = ("auto", "none")
-IMPLEMENTATIONS = ("auto", "native", "transformers")
 
 
 def as_typed(value: Any) -> str:
@@ -114,8 +112,8 @@ TokenOrText = Annotated[
 ]
 Automatic = Literal["auto"]
 LoadFormat = Annotated[str, one_of("auto", "safetensors", "gguf", "dummy")]
-Implementation = Annotated[str, one_of(*IMPLEMENTATIONS)]
-Processors = Annotated[str, one_of(*GENERATION_CONFIGS)]
+Implementation = Annotated[str, one_of("auto", "native", "transformers")]
+Processors = Annotated[str, one_of("auto", "none")]
 Chosen = Annotated[str, one_of("auto", "always", "off")]
 Dtype = Annotated[str, one_of("auto", "bfloat16", "float16", "float32")]
 AttentionBackend = Annotated[str, one_of("auto", "flash_attn", "triton", "sdpa")]

@@ -42,6 +42,8 @@ LM_EVAL_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
 class ModelConfig:
     """Where the weights and the tokenizer come from."""
 
+    __pydantic_config__ = kinds.SETTINGS
+
     name: kinds.ModelName = ""  # a short name for run folders and tables; empty: the path's last part
     path: str = "???"  # a directory, a Hub id, a .gguf file, `package:<module>/<file>`, or `asset:<name>`
     revision: str | None = None  # Hub revision (a commit)

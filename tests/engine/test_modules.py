@@ -207,7 +207,7 @@ def test_what_a_native_family_refuses_transformers_may_run_if_asked_to(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "surely_not"}))
     with pytest.raises(ConfigError, match="has no such model"):
         resolve_checkpoint(dataclasses.replace(model, implementation="transformers"))
-    with pytest.raises(ConfigError, match="must be auto, native or transformers"):
+    with pytest.raises(ConfigError, match="must be one of auto, native, transformers"):
         resolve_checkpoint(dataclasses.replace(model, implementation="vllm"))
 
 

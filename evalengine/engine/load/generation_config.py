@@ -21,7 +21,6 @@ from typing import Any
 from transformers import GenerationConfig
 
 from evalengine.config.arguments import shown
-from evalengine.config.kinds import GENERATION_CONFIGS
 from evalengine.engine.load.hf_folder import generation_config
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
@@ -91,12 +90,10 @@ def read_processors(folder: Path, choice: str, vocab_size: int, setting: str) ->
     """The logits processors that a model's folder asks for (`hf_folder.generation_config`: in generation_config.json;
     without it transformers takes the fields from config.json, where old checkpoints have them).
 
-    `choice` is model.generation_config, `setting` names the folder in errors.
+    `choice` is model.generation_config (auto | none), `setting` names the folder in errors.
 
     Raises: ConfigError that lists what cannot be honoured, EvalEngineError for a file that is no JSON object.
     """
-    if choice not in GENERATION_CONFIGS:
-        raise ConfigError(f"model.generation_config={shown(choice)}: must be one of {', '.join(GENERATION_CONFIGS)}")
     if choice == "none":
         return LogitsProcessors()
     name, raw = generation_config(folder)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from evalengine.config.kinds import IMPLEMENTATIONS
+from evalengine.config.check import model_problems
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.generation_config import read_processors
@@ -100,12 +100,12 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
 
     Raises `ConfigError` for a missing or unsupported model, `EvalEngineError` for a damaged file.
     """
+    if problems := model_problems(model):
+        raise ConfigError(problems)
     located = locate_model(model)
     path, kind = _weights_of(located.path, model.load_format)
     setting = f"model.path={located.source}"
     tokenizer = _named_tokenizer(model.tokenizer) if model.tokenizer else None
-    if model.implementation not in IMPLEMENTATIONS:
-        raise ConfigError(f"model.implementation={model.implementation}: must be auto, native or transformers")
     if model.implementation == "transformers" and kind == "gguf":
         raise ConfigError(
             f"model.implementation=transformers: {setting} is a GGUF file, which only native families read"
@@ -212,8 +212,6 @@ def _check_unchanged(checkpoint: Checkpoint) -> None:
 
 def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
     """The folder or file to read, and its format; a folder whose only weights are one .gguf stands for that file."""
-    if load_format not in ("auto", "safetensors", "gguf", "dummy"):
-        raise ConfigError(f"model.load_format={load_format}: must be auto, safetensors, gguf or dummy")
     if load_format == "dummy":
         return path, "dummy"
     ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else [path] if path.suffix.lower() == ".gguf" else []
