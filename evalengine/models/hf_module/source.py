@@ -83,8 +83,7 @@ def implementations(model: type[PreTrainedModel]) -> dict[str, Any]:
 
 def made(model: type[PreTrainedModel], config: Any, dtype: torch.dtype, chosen: Mapping[str, Any]) -> Any:
     """The module with random weights, on the current device; `chosen` as of `implementations`."""
-    module: Any = model._from_config(config, dtype=dtype, **chosen)
-    return module
+    return model._from_config(config, dtype=dtype, **chosen)
 
 
 @lru_cache(maxsize=4)
