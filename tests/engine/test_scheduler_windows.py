@@ -8,6 +8,7 @@ from evalengine.engine.kv_layout import KVGroup
 from evalengine.engine.request import GenerateRequest, SamplingParams
 from evalengine.engine.schedule.block_manager import WHOLE
 from evalengine.engine.schedule.sequence import Sequence
+from evalengine.engine.schedule.snapshots import Snapshots
 from tests.engine.test_scheduler import Driver, as_sequences
 
 
@@ -51,6 +52,12 @@ def test_a_prefix_is_found_where_each_group_has_what_it_sees() -> None:
     assert cached([0, 1, 5, 7]) == 10, "no query after them sees these"
     assert cached([8]) == 8, "the queries after page 9 and the one before it see page 8"
     assert cached([1, 4, 7, 9]) == 7, "pages 5 and 6 are the last two of a prefix that pages 1 and 4 are not seen from"
+    driver.manager.snapshots = Snapshots(range(2))  # as if there were recurrent layers, too
+    (seq,) = generation(prompt, 1)
+    for end in (24, 32):
+        driver.manager.snapshots.new_slot(driver.manager.digest_at(seq, end))
+    assert cached([]) == 8 and cached([0, 9]) == 8, "the last prefix with a state"
+    assert cached([6]) == 6, "the windowed layers lack what is seen from the other's end"
 
 
 def test_blocks_before_a_window_are_found_again_by_another_sequence() -> None:

@@ -200,19 +200,17 @@ class BlockManager:
             position = end * self.block_size
             seen = [end - group.first_seen(position, self.block_size) for group in self.groups]
             if all(run >= wanted for run, wanted in zip(runs, seen, strict=True)):
-                usable = end
+                if self.snapshots is None or digest in self.snapshots.slot_of:
+                    usable = end
             elif any(not run and group.window is None for run, group in zip(runs, self.groups, strict=True)):
                 break
-        if self.snapshots is not None:
-            while usable and seq.block_hashes[usable - 1] not in self.snapshots.slot_of:
-                usable -= 1
-            return Hit(usable, [[b for b in blocks[:usable] if b is not None] for blocks in found])
         start = usable * self.block_size
         parent = seq.block_hashes[usable - 1] if usable else _root(seq)
         rest = seq.token_ids[start : min(limit, start + self.block_size)]
-        ends = [known.longest_run(parent, rest) for known in self.indexes]
+        # A recurrent state is that at the end of a whole block.
+        ends = [known.longest_run(parent, rest) for known in self.indexes] if self.snapshots is None else []
         copied = [block for block, _ in ends if block is not None]
-        length = min(run for _, run in ends)
+        length = min((run for _, run in ends), default=0)
         shared = [
             [b for b in blocks[group.first_seen(start + length, self.block_size) : usable] if b is not None]
             for group, blocks in zip(self.groups, found, strict=True)
