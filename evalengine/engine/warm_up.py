@@ -14,20 +14,19 @@ CONTEXTS, ENDINGS = 64, 4  # some 16,000 tokens: two full steps of 8,192 and one
 
 @phase("warm-up")
 def warm_up(engine: Engine) -> None:
-    """Scores made-up endings of shared contexts by the model's first layer alone, where all layers have its kernels.
+    """Scores made-up endings of shared contexts by the model's first layer alone, whose kernels are all layers' own.
 
     Nothing of it is left: the prefix cache, which holds one layer's KV, is emptied, and the counters are what they
-    were. Does nothing where other ranks share the model, who compute all layers.
+    were. Does nothing where layers differ, and where other ranks share the model: all layers would be computed.
     """
     runner = engine.runner
-    if runner is None or engine.settings.tensor_parallel_size > 1:
+    if runner is None or not runner.model.layers_alike or engine.settings.tensor_parallel_size > 1:
         return
     caches, stats, scheduler = runner.kv_caches, engine.stats, engine.scheduler
     steps = runner.num_graph_steps, runner.num_cascade_steps
     tokens = scheduler.num_cached_tokens, scheduler.num_preemptions
     engine.stats = EngineStats()
-    if runner.model.layers_alike:
-        runner.kv_caches = caches[:1]
+    runner.kv_caches = caches[:1]
     try:
         for _ in engine.run(made_up(engine.spec.vocab_size, engine.settings.max_model_len)):
             pass

@@ -1,14 +1,18 @@
 """Imports torch and transformers side by side, while the command reads its settings.
 
 An import mostly asks the file system (10,000 files are looked for, and as many read), for which Python lets go of its
-lock: where a file system takes long to answer, two threads are nearly twice as fast. Neither library imports what
-the other one is in the middle of; transformers waits for torch where it needs it.
+lock. With 0.1 ms more for each answer, all imports took 8.5 s in place of 12.7 and 9.5 s on two busy cores. Neither
+library imports what the other one is in the middle of; transformers waits for torch where it needs it.
 """
 
 from __future__ import annotations
 
+import os.path
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
 
 from evalengine.util import ahead
 from evalengine.util.phases import phase
@@ -22,7 +26,7 @@ def begin_imports() -> None:
 
 
 def _torch() -> None:
-    with suppress(Exception), phase("torch"):  # the run's own import says what is wrong
+    with suppress(Exception), phase("torch"), folders_known():  # the run's own import says what is wrong
         import torch  # noqa: F401
 
 
@@ -30,3 +34,28 @@ def _transformers() -> None:
     with suppress(Exception), phase("transformers"):
         import pyarrow.parquet  # noqa: F401  # the format of records
         from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
+
+
+@contextmanager
+def folders_known() -> Iterator[None]:
+    """Within, a folder is looked for once by `os.path.realpath`, and not with every file in it.
+
+    As torch is imported, `inspect` asks for the real path of each of 1,100 modules, by a system call for each part of
+    each path: 9,000, half of all that the import makes.
+    """
+    real = os.path.realpath
+    of_folder = cache(real)
+
+    def realpath(path: Any, **options: Any) -> Any:
+        if options or not isinstance(path, str) or os.path.islink(path):
+            return real(path, **options)
+        folder, name = os.path.split(path)
+        if not folder or name in ("", ".", ".."):
+            return real(path)
+        return os.path.join(of_folder(folder), name)
+
+    os.path.realpath = realpath  # type: ignore[assignment]  # it is overloaded for bytes and text
+    try:
+        yield
+    finally:
+        os.path.realpath = real

@@ -63,6 +63,14 @@ def test_only_the_first_layer_is_computed_and_requests_fit_any_model(monkeypatch
     assert len(set(computed)) == 1
 
 
+def test_a_model_of_unlike_layers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM("asset:tinymath", **SETTINGS) as llm:
+        assert llm.runner is not None
+        monkeypatch.setattr(llm.runner.model, "layers_alike", False)
+        monkeypatch.setattr(llm, "run", lambda *_: 1 / 0)
+        warm_up(llm)
+
+
 def test_a_run_warms_up_where_it_loads_beside_its_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[LLM] = []
     monkeypatch.setattr("evalengine.engine.deferred.warm_up", warmed.append)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from evalengine.util import ahead
+from evalengine.util.early_imports import folders_known
 from evalengine.util.forked import ForkedTask
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +35,10 @@ def test_no_process_is_forked_amid_work_that_was_begun() -> None:
 
 PROGRAM = """
 import sys, time
+import pytest
+
 from evalengine.util import ahead
+from evalengine.util.early_imports import folders_known
 import evalengine.__main__ as m
 def forever():
     while True:
@@ -59,3 +67,23 @@ def test_both_libraries_are_there_once_all_is_waited_for() -> None:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == ("True True\n2.0 AutoTokenizer\n", "")
+
+
+def test_a_real_path_is_the_same_where_folders_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "file").touch()
+    (tmp_path / "a" / "other").symlink_to(tmp_path / "a" / "file")
+    monkeypatch.chdir(tmp_path)
+    names = ["a/file", "link/file", "link/other", "link/b/../file", "link/b/..", "link/", "file", "", ".", "a/nowhere"]
+    paths: list[Any] = [*names, *(str(tmp_path / name) for name in names), tmp_path / "link" / "b", b"link/file"]
+    real, expected = os.path.realpath, [os.path.realpath(path) for path in paths]
+    asked: list[Any] = []
+    with folders_known():
+        assert [os.path.realpath(path) for path in paths] == expected
+        assert os.path.realpath("link/other", strict=True) == expected[2]
+        monkeypatch.setattr(os, "lstat", lambda path, real=os.lstat, **o: (asked.append(path), real(path, **o))[1])
+        for name in ("a", "b", "c"):
+            os.path.realpath(str(tmp_path / "a" / name))
+    assert len(asked) == 3, "one call for each file"
+    assert os.path.realpath is real
