@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from evalengine.kernels.recurrent_variant import Mamba2, Recurrence, ShortConv
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from evalengine.models.spec import ModelSpec
 
 _OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
@@ -110,6 +110,9 @@ class WeightNames:
                 (f"self_attn.{own}", by_head[:, i].flatten(0, 1)) for i, own in enumerate(("q_proj", "gate_proj"))
             )
             return
+        elif isinstance(recurrence, GatedDelta) and part in ("mixer.in_proj_qkvz", "mixer.in_proj_ba"):
+            yield from _by_key_head(recurrence, part, tensor)
+            return
         elif recurrence is not None and part in ("mixer.in_proj", "mixer.in_proj_qkv", "mixer.conv"):
             sizes = _parts_of(recurrence, part)
         elif part == self.gate_up:
@@ -136,6 +139,20 @@ OF_TEXT_PART = WeightNames(
     },
     skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
 )
+
+
+def _by_key_head(rule: GatedDelta, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The parts of Qwen3-Next's merged projections, whose rows stand key head by key head."""
+    group = rule.num_value_heads // rule.num_key_heads
+    values = group * rule.value_dim
+    sizes = {"q": rule.key_dim, "k": rule.key_dim, "v": values, "z": values}
+    if part == "mixer.in_proj_ba":
+        sizes = {"b": group, "a": group}
+    if tensor.shape[0] != rule.num_key_heads * sum(sizes.values()):  # the loader names a shape that does not fit
+        yield part, tensor
+        return
+    heads = tensor.unflatten(0, (rule.num_key_heads, -1)).split(list(sizes.values()), 1)
+    yield from ((f"mixer.in_proj_{name}", rows.flatten(0, 1)) for name, rows in zip(sizes, heads, strict=True))
 
 
 def _parts_of(recurrence: Recurrence, part: str) -> dict[str, int]:

@@ -145,6 +145,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie-moe": ("ernie4_5_moe", ERNIE),
     "minimax-m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "qwen3.5": ("qwen3_5_text", {**DELTA, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25}}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 60}),
+    "qwen3-next": ("qwen3_next", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 60}),
     "lfm2": ("lfm2", {**SHORT, "layer_types": ["conv", "full_attention", "conv", "conv"]}),
     "lfm2-moe": ("lfm2_moe", {**EXPERTS, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
     "granite-hybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),

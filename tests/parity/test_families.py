@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import load_model
 from evalengine.engine.request import GenerateRequest
+from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.layers import create_ops
 from evalengine.models.registry import MODEL_REGISTRY
 from tests.parity.families import CASES, VOCAB, WINDOW, make
@@ -69,11 +70,26 @@ def check_as_near(hf: PreTrainedModel, model: Any, ids: list[int], most: float) 
 def test_logits_are_as_near_to_float64_as_transformers_are(
     reference: tuple[PreTrainedModel, Path], level: str, device: str, most: float
 ) -> None:
-    """Of a whole prompt, and of one in chunks whose borders lie within windows and pages."""
+    """Of whole prompts, and of prompts in chunks whose borders lie within windows and pages. Of several, where a gated
+    delta rule (its state is a product of many factors) makes a float32 run's error differ tenfold from one to another.
+    """
     hf, folder = reference
-    ids = tokens(5 * WINDOW - 4)
     model = load_model(without_tokenizer(folder), create_ops(level, torch.float32, torch.device(device)), 128)
-    check_as_near(hf, model, ids, most)
+    errors: dict[str, list[Tensor]] = {"theirs": [], "whole": [], "chunks": []}
+    for seed in range(1, 7 if any(isinstance(kind, GatedDelta) for kind in model.spec.recurrent_kinds) else 2):
+        ids = tokens(5 * WINDOW - 4, seed)
+        theirs, exact = logprobs(hf.float(), ids), logprobs(hf.double(), ids)
+        hf.float()
+        whole = PagedRunner(model, block_size=7).step({"s": ids})["s"]
+        chunked = PagedRunner(model, block_size=7)
+        parts = torch.cat([chunked.step({"s": ids[i : i + 19]})["s"] for i in range(0, len(ids), 19)])
+        errors["theirs"].append(theirs - exact)
+        for name, ours in (("whole", whole), ("chunks", parts)):
+            errors[name].append(torch.log_softmax(ours.double().cpu(), -1) - exact)
+    allowed = most * rms(torch.cat(errors["theirs"]))
+    for name in ("whole", "chunks"):
+        error = rms(torch.cat(errors[name]))
+        assert error <= allowed, f"{name}: RMS error {error:.2e}, transformers' {allowed / most:.2e}"
 
 
 def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Path]) -> None:
