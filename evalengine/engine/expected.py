@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,8 @@ class ExpectedAnswer:
         """What an engine of this model, context and tokenizer can answer."""
         if not isinstance(request, GenerateRequest):
             return cls(spec.vocab_size, request.continuation_ids, alternatives=request.logprobs)
-        sequence = partial(generating_sequence, request, spec, tokenizer, max_model_len)
+        whole = replace(request, begun=None)  # the answer is held against all of its tokens
+        sequence = partial(generating_sequence, whole, spec, tokenizer, max_model_len)
         return cls(
             spec.vocab_size,
             room=min(request.params.max_tokens, max_model_len - len(request.prompt_ids)),

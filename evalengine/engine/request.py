@@ -78,11 +78,21 @@ class SamplingParams:
         read.check()
 
 
+@dataclass(frozen=True, eq=False)
+class BegunAnswer:
+    """The beginning of a request's own answer, as an engine of the same model gave it: the rest alone is computed."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # float32 values, one a token
+    is_greedy: bool
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """Asks for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
 
-    `sample` tells apart requests that are equal in all else: each number has its own noise.
+    `sample` tells apart requests that are equal in all else: each number has its own noise. `begun` is the beginning of
+    the answer, where an earlier run with fewer `max_tokens` has computed it: the output is the whole answer.
 
     Raises: ConfigError that lists every field of another type.
     """
@@ -91,6 +101,7 @@ class GenerateRequest:
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0
+    begun: BegunAnswer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         read = Fields(self)

@@ -13,7 +13,7 @@ from evalengine.config.arguments import shown
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.kv_layout import ONE_TABLE, KVLayout, kv_layout
-from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
+from evalengine.engine.request import BegunAnswer, GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.schedule.scoring import PendingScore, Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence
 from evalengine.engine.settings import Settings
@@ -196,7 +196,21 @@ def generating_sequence(
     processors = spec.processors if params.processors is None else params.processors
     if processors.in_force():
         seq.processing = Processing(processors, ends, seq.num_prompt_tokens)
+    if request.begun is not None:
+        _go_on(seq, request.begun)
     return seq
+
+
+def _go_on(seq: Generating, begun: BegunAnswer) -> None:
+    """Puts the sequence where the engine that began the answer left it: as one that was preempted there."""
+    assert len(begun.token_ids) == len(begun.logprobs) < seq.max_output_tokens, "it has ended"
+    seq.token_ids += begun.token_ids
+    seq.logprobs += begun.logprobs
+    seq.top += [{} for _ in begun.token_ids]
+    seq.all_greedy = begun.is_greedy
+    for token in begun.token_ids if seq.detokenizer is not None else ():
+        stopped = seq.detokenizer.stops_at(token)
+        assert not stopped, "it has ended"
 
 
 def _score_group(group: list[PendingScore], share_context: bool) -> list[Scoring]:

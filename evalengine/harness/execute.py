@@ -83,6 +83,17 @@ def execute(
         return journal.finished, {item.key for item in todo.values()}
 
 
+def keep(plan: Plan, llm: Answering, folder: RunFolder, whole: Mapping[RecordKey, JournalEntry]) -> None:
+    """Journals answers of an earlier run that are this one's, too; `execute` then finds them. Raises as `execute`."""
+    if not whole:
+        return
+    items = {item.key: item for item in plan.requests}
+    with Journal.open(folder.journal, folder.identity_sha256, lambda key: _asked(items[key], llm)) as journal:
+        for key, entry in whole.items():
+            if key not in journal.finished:
+                journal.append(entry)
+
+
 def _undoubted(
     answers: Iterator[RequestOutput], journal: Journal, todo: Mapping[int, HarnessRequest]
 ) -> Iterator[RequestOutput]:

@@ -6,7 +6,7 @@ Nothing is written before every setting, row and prompt has been checked; of the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -22,6 +22,8 @@ from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
+from evalengine.harness.execute import keep
+from evalengine.harness.extended import continued
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.kept import open_answer_cache
@@ -82,6 +84,7 @@ class _ResolvedRun:
     facts: Facts
     cached: CachedEngine | None
     folder: RunFolder
+    kept: Set[RecordKey] = frozenset()  # what a finished run with shorter answers had whole
 
 
 @dataclass(frozen=True)
@@ -127,17 +130,19 @@ def run(
         before = replace(llm.stats)
         plan = plan_and_load(config, tasks, llm)
         facts = run_facts(config, plan, llm)
+        plan, resume, whole = continued(config, plan, facts.identity, llm)
         cached = opened.enter_context(open_answer_cache(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
         installed = llm.facts().libraries
         versions = {library: installed[library] for library in deciding(llm.settings.numerics)}
-        with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
+        with RunFolder.open(config.output_dir, name, facts.run_id, resume, facts.identity, versions) as folder:
             if folder.finished:
                 digest = _own_manifest(folder).digest
             else:
                 folder.write_text(CONFIG, to_yaml(config))
-                this = _ResolvedRun(config, command, started, begin, loaded, plan, llm, facts, cached, folder)
+                keep(plan, llm, folder, whole)
+                this = _ResolvedRun(config, command, started, begin, loaded, plan, llm, facts, cached, folder, {*whole})
                 digest = _answer(this, decided, before)
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
@@ -149,7 +154,7 @@ def run(
 def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> str:
     """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
     config, llm = run.config, run.llm
-    plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided)
+    plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided, run.kept)
     executed, stats = time.perf_counter(), llm.stats.since(before)
     with phase("records"):
         thought = thoughts(plan, answers, llm.tokenizer)

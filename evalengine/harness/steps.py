@@ -36,11 +36,13 @@ def answered(
     cached: CachedEngine | None,
     folder: RunFolder,
     decided: Decided | None,
+    kept: Set[RecordKey] = frozenset(),
 ) -> tuple[Plan, Answered]:
-    """What was asked of the plan, with its answers: all of it, or as many steps as it took to decide."""
+    """What was asked of the plan, with its answers: all of it, or as many steps as it took to decide. kept: what the
+    journal has of an earlier run."""
     asking = (llm, cached, folder, selection(config), config.progress)
     if config.sequential.step is None or decided is None:
-        return plan, execute(plan, *asking)
+        return plan, execute(plan, *asking, ran=kept)
 
     def score(part: Plan, answers: Mapping[RecordKey, JournalEntry]) -> list[TaskResult]:
         judged = verdicts(part, answers, config, selection(config))
