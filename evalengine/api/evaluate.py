@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.api.perform import perform
-from evalengine.api.settings import flat, task_word, word
+from evalengine.api.settings import flat, task_word
 from evalengine.config.arguments import no_model, shown
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ModelConfig
 from evalengine.config.shipped import GROUPS, shipped_model
+from evalengine.config.words import word
 from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,12 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
 from evalengine.config.arguments import integer, number, shown
 from evalengine.config.texts import escape_problems, is_text
+from evalengine.config.words import word
 
-_BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)[A-Za-z][A-Za-z0-9_/-]*")  # texts that need no quotes
 _NAME = re.compile(r"[A-Za-z_][\w./-]*")  # a setting's name
 _CURE = r'write "\n", neither "\\n" nor r"\n"; where the two are meant, double the backslash'
 
@@ -63,23 +61,3 @@ def task_word(tasks: Any, problems: list[str]) -> list[str]:
         return []
     texts = [os.fspath(task) for task in chosen]
     return [word("task", texts[0] if len(texts) == 1 else texts)]
-
-
-def word(name: str, value: Any) -> str:
-    """The setting in the grammar of overrides, which gives it back unchanged: `${...}` in a text is no reference."""
-    return f"{name}={_written(value)}"
-
-
-def _written(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_written(key)}:{_written(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_written, value))}]"
-    if not isinstance(value, str):
-        return repr(value)
-    if _BARE.fullmatch(value):
-        return value
-    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    return str(QuotedString(literal, Quote.single).with_quotes())

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Override
 
+from evalengine.config.words import written
 from evalengine.errors import ConfigError
 
 SETTING = "model.path"
@@ -35,13 +36,7 @@ def _listed(override: Override) -> str:
     models = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
     if not models:
         raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")
-    return f"{SETTING}={','.join(map(_written, models))}"
-
-
-def _written(path: str) -> str:
-    """A path in the grammar of overrides. Quotes are left out where none are needed, since runs are named after it."""
-    bare = re.fullmatch(r"[A-Za-z./][\w./-]*", path) is not None
-    return path if bare else str(QuotedString(path, Quote.single).with_quotes())
+    return f"{SETTING}={','.join(map(written, models))}"
 
 
 def _is_model(path: Path) -> bool:

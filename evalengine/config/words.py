@@ -23,6 +23,7 @@ from evalengine.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
 LAUNCHERS = ("submitit_slurm", "submitit_local")
+BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
 LISTS = ("task", "hydra.searchpath")  # what takes several names in one run, besides settings whose type is a list
 
 
@@ -58,6 +59,26 @@ def _in_full(text: str) -> str:
 def quoted(value: str) -> str:
     """A text in quotes, by which the grammar takes it as it is."""
     return str(QuotedString(value, Quote.double).with_quotes())
+
+
+def word(name: str, value: Any) -> str:
+    """A setting with a plain value in the grammar of overrides, which gives it back unchanged."""
+    return f"{name}={written(value)}"
+
+
+def written(value: Any) -> str:
+    """A plain value in the grammar of overrides: `${...}` in a text is no reference, and a text has no quotes where it
+    needs none, since runs of a sweep are named after it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{written(key)}:{written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if not isinstance(value, str):
+        return repr(value)
+    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return value if BARE.fullmatch(value) else str(QuotedString(literal, Quote.single).with_quotes())
 
 
 def _shown(text: str) -> str:

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalengine import LLM
 from evalengine.api.evaluate import evaluate
-from evalengine.api.settings import flat, task_word, word
+from evalengine.api.settings import flat, task_word
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, ModelConfig
 from evalengine.config.shipped import available, shipped_model
+from evalengine.config.words import word
 from evalengine.errors import ConfigError
 
 
@@ -47,6 +49,32 @@ def test_settings_of_every_kind() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20))
 def test_a_text_arrives_as_it_is(text: str) -> None:
     assert composed(system_instruction=text).system_instruction == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".5",
+        "5",
+        "1e5",
+        "é",
+        "../x",
+        "./a.b-c/d",
+        "/a",
+        "null",
+        "Inf",
+        "nan",
+        "True",
+        "",
+        "a b",
+        "a\\",
+        "'\"",
+        "${a}",
+        ".",
+    ],
+)
+def test_a_written_text_is_the_same_text(text: str) -> None:
+    assert OverridesParser.create().parse_override(word("output_dir", text)).value() == text.replace("${", "\\${")
 
 
 def test_tasks_by_name_and_by_file(tmp_path: Path) -> None:
