@@ -75,7 +75,7 @@ WINGS: dict[str, set[str]] = {
     "html": {"compare", "stats", "read", "numbers"},
     "sweep": {"stats", "html", "compare", "terminal", "read", "numbers"},
     "leaderboard": {"sweep", "html", "compare", "stats", "terminal", "read", "numbers"},
-    "export": {"python", "leaderboard", "compare", "read", "numbers"},
+    "export": {"python", "leaderboard", "compare", "stats", "read", "numbers"},
     "gate": {"compare", "stats", "read", "numbers"},
     "python": {"gate", "leaderboard", "compare", "html", "terminal", "read"},
     "cli": {"gate", "export", "leaderboard", "compare", "html", "terminal", "read"},

@@ -25,6 +25,9 @@ def _report(
                        "and filter, with prompts, responses, answers and scores")] = None,
     inspect_log: Annotated[str | None, Option(metavar="FILE", help="a run as a log of inspect_ai (JSON), a file a "
                            "task")] = None,
+    eval_results: Annotated[str | None, Option(metavar="FILE", help="a run as YAML for a model's .eval_results/ on the "
+                            "Hub, which shows it on the dataset's leaderboard")] = None,
+    every_eval: Annotated[str | None, Option(metavar="FILE", help="a run as Every Eval Ever's record (JSON)")] = None,
     log_to: Annotated[str | None, Option(metavar="TRACKER", help="log each run to wandb or mlflow, as log_to= "
                                          "does")] = None,
 ) -> Namespace:  # fmt: skip

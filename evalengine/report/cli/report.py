@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from evalengine.report.read.run import Run
 
 # option that names a file -> what is counted in it
-FILES = {"model_index": "result", "samples": "sample", "inspect_log": "sample"}
+FILES = {"model_index": "result", "samples": "sample", "inspect_log": "sample", "eval_results": "result",
+         "every_eval": "result"}  # fmt: skip
 
 
 def main(arguments: Namespace) -> int:
@@ -50,8 +51,8 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
     """Writes a table, a model index or samples, or logs the runs, in place of a page."""
     files = [getattr(arguments, option) for option in FILES]
     if sum(map(bool, (arguments.table, arguments.log_to, *files))) > 1:
-        raise ConfigError("report: --table, --model-index, --samples, --inspect-log and --log-to are several things: "
-                          "give one of them")  # fmt: skip
+        raise ConfigError("report: --table, --model-index, --samples, --inspect-log, --eval-results, --every-eval and "
+                          "--log-to are several things: give one of them")  # fmt: skip
     if arguments.log_to:
         return _log(names, arguments.log_to)
     if option := _file_option(arguments):
@@ -88,6 +89,7 @@ def _named_file(name: str, option: str, path: Path) -> int:
     """Writes what the option says of a run to the file that it names."""
     from evalengine.report.export.files import write_model_index, write_samples
     from evalengine.report.export.inspect_log import write_inspect_logs
+    from evalengine.report.export.shared import write_every_eval, write_hub_results
     from evalengine.report.read.load import load_run
 
     _check(path)
@@ -95,7 +97,9 @@ def _named_file(name: str, option: str, path: Path) -> int:
     if option == "inspect_log":
         count = write_inspect_logs(name, path)
     else:
-        count = (write_model_index if option == "model_index" else write_samples)(load_run(name), path)
+        writers = {"model_index": write_model_index, "samples": write_samples, "eval_results": write_hub_results,
+                   "every_eval": write_every_eval}  # fmt: skip
+        count = writers[option](load_run(name), path)
     say(f"{path}: {count:,} {what}{'' if count == 1 else 's'}")
     return 0
 
