@@ -14,6 +14,8 @@ from collections.abc import Callable
 TURN_S = 0.0005
 USUAL_TURN_S = sys.getswitchinterval()
 _threads: list[threading.Thread] = []
+_counting = threading.Lock()
+_going_on = 0
 
 
 def begin(name: str, work: Callable[[], None]) -> None:
@@ -21,9 +23,12 @@ def begin(name: str, work: Callable[[], None]) -> None:
 
     A daemon, so that a command which ends early (a setting that is wrong) does not wait for it (`__main__.leave`).
     """
-    thread = threading.Thread(target=work, name=f"evalengine {name}", daemon=True)
+    global _going_on
+    with _counting:
+        _going_on += 1
+        sys.setswitchinterval(TURN_S)
+    thread = threading.Thread(target=_do, args=(work,), name=f"evalengine {name}", daemon=True)
     _threads.append(thread)
-    sys.setswitchinterval(TURN_S)
     thread.start()
 
 
@@ -34,4 +39,14 @@ def wait() -> None:
             return
         _threads[-1].join()
         _threads.pop()
-    sys.setswitchinterval(USUAL_TURN_S)
+
+
+def _do(work: Callable[[], None]) -> None:
+    global _going_on
+    try:
+        work()
+    finally:
+        with _counting:
+            _going_on -= 1
+            if not _going_on:
+                sys.setswitchinterval(USUAL_TURN_S)

@@ -25,6 +25,20 @@ def begin_imports() -> None:
         ahead.begin("transformers", _transformers)
 
 
+def begin_triton_key() -> None:
+    """Begins the hash of all of Triton, 460 MB, by which it names what it compiles: 0.3 s at the first kernel."""
+    torch = sys.modules.get("torch")
+    if "triton" in sys.modules and torch is not None and torch.cuda.is_available():
+        ahead.begin("Triton", _triton_key)
+
+
+def _triton_key() -> None:
+    with suppress(Exception), phase("Triton's hash"):
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # it remembers the result
+
+
 def _torch() -> None:
     with suppress(Exception), phase("torch"), folders_known():  # the run's own import says what is wrong
         import torch  # noqa: F401

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evalengine.util import ahead
-from evalengine.util.early_imports import folders_known
+from evalengine.util.early_imports import begin_triton_key, folders_known
 from evalengine.util.forked import ForkedTask
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +34,25 @@ def test_no_process_is_forked_amid_work_that_was_begun() -> None:
     assert sys.getswitchinterval() == ahead.USUAL_TURN_S
 
 
+def test_tritons_hash_of_itself_is_there_before_the_first_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = pytest.importorskip("triton.runtime.cache")
+    cache.triton_key.cache_clear()
+    begin_triton_key()  # without a GPU no kernel will need it
+    ahead.wait()
+    assert cache.triton_key.cache_info().currsize == torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    begin_triton_key()
+    ahead.wait()
+    assert cache.triton_key.cache_info().currsize == 1
+    assert sys.getswitchinterval() == ahead.USUAL_TURN_S
+
+
 PROGRAM = """
 import sys, time
 import pytest
 
 from evalengine.util import ahead
-from evalengine.util.early_imports import folders_known
+from evalengine.util.early_imports import begin_triton_key, folders_known
 import evalengine.__main__ as m
 def forever():
     while True:
