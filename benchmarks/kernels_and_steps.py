@@ -13,7 +13,7 @@ from evalengine.util.command import Namespace
 if TYPE_CHECKING:
     from benchmarks.report import Line, Measurements
 
-BENCHES = ("matmul", "experts", "attention", "cascade", "rows", "forward", "transformers")
+BENCHES = ("matmul", "experts", "attention", "cascade", "recurrent", "rows", "forward", "transformers")
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
 
@@ -72,6 +72,10 @@ def _lines(name: str, models: Sequence[str], collected: Measurements) -> Iterato
         from benchmarks import attention_cascade
 
         return attention_cascade.measure(compare_graphs, device)
+    if name == "recurrent":
+        from benchmarks import recurrent
+
+        return recurrent.measure(compare_graphs, device)
     if name == "rows":
         from benchmarks import rows
 
