@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_attention, exact_rows
+from evalengine.kernels import exact, exact_attention, exact_mixture, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.mixture_variant import Router
 
 # The first 16 hex digits of each kernel's SHA-256, for contract version 3. Only a change of arithmetic, which raises
 # the contract's version, may replace them.
@@ -39,7 +40,14 @@ GOLDEN = {
     "attention": "7959649c61e64468",
     "wide_linear": "37261a5e71d00dc5",
     "wide_attention": "fd2c60bae5a85f2d",
+    "router": "d733546fe99d22c6",
+    "experts": "6e85652a82dcdfb5",
 }
+ROUTERS = (
+    Router(40, 6, normed=True),
+    Router(40, 4, "logit"),
+    Router(40, 6, "sigmoid", choice_bias=True, groups=8, kept_groups=3, normed=True, sum_offset=1e-20, scaling=2.5),
+)
 PRODUCTS = [(1, 1, 1), (3, 65, 31), (37, 300, 577), (5, 33, 8193)]  # M, N, K
 
 
@@ -95,6 +103,14 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
     results["attention"] = [exact_attention.paged_attention(q, keys, values, *batch)]
     up, down = (_powers(48, sign).to(device) for sign in (1, -1))
     results["wide_attention"] = [exact_attention.paged_attention(q * up, keys * down, values * down, *batch)]
+    for router in ROUTERS:
+        logits, bias = numbers(10, 57, 40), numbers(11, 40) if router.choice_bias else None
+        results["router"] += exact_mixture.route(logits, bias, router)
+    ids, weights = results["router"][:2]
+    experts = [exact.quantize_weight(weight) for weight in numbers(12, 40, 30, 33)]
+    rows = exact_mixture.expert_linear(numbers(13, 57, 33), experts, numbers(14, 40, 30), ids)
+    results["experts"] = [rows, exact_mixture.combine(rows, weights), exact_mixture.clamped_swiglu(rows.flatten(0, 1))]
+    results["experts"].append(exact_mixture.gate(rows[:, 0], rows[:, 1, :1]))
     return results
 
 
