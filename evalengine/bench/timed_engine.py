@@ -106,8 +106,8 @@ class TimedEngine:
 
 
 def engine_config(preset: Preset, plan: ThroughputPlan, num_kv_blocks: int | None) -> EngineConfig:
-    """The engine's configuration. num_kv_blocks None: as the engine plans it. Nothing is guessed: what dummy weights say
-    repeats itself, so that guesses would be right as often as in no real text."""
+    """The engine's configuration. num_kv_blocks None: as the engine plans it. Nothing is guessed: what dummy weights
+    say repeats itself, so that guesses would be right as often as in no real text."""
     return EngineConfig(
         max_model_len=preset.max_model_len,
         max_num_seqs=plan.max_num_seqs,

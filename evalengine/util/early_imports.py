@@ -7,6 +7,7 @@ Neither library imports what the other one is in the middle of; transformers wai
 
 from __future__ import annotations
 
+import os
 import os.path
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from evalengine.util.phases import phase
 
 def begin_imports() -> None:
     """Begins the imports that every run needs; `ahead.wait` returns when they are over."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch's libraries would end the process before the command can say so
+        return
     if "torch" not in sys.modules:
         ahead.begin("torch", _torch)
         ahead.begin("transformers", _transformers)

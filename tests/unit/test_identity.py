@@ -43,6 +43,8 @@ def changed(value: Any) -> Any:
         return (*value, Block(window=7) if isinstance(value[0], Block) else 7)
     if value is None:
         return 3
+    if value == 0 and isinstance(value, float):
+        return 0.5
     return not value if isinstance(value, bool) else value + "x" if isinstance(value, str) else value * 2
 
 
