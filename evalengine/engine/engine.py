@@ -60,7 +60,6 @@ class Engine(LoadedModel):
         engine: EngineConfig | None = None,
         **settings: Any,
     ) -> None:
-        self._copies: list[tuple[int, int]] = []  # page copies of a step that had no memory: the next step makes them
         self._in_flight: Launched | None = None  # the step whose results are not taken yet
         self._failure: Exception | None = None  # a launch's error, raised once the finished outputs are handed out
         self._lock = threading.Lock()  # held while an iterator of run() is alive
@@ -101,7 +100,6 @@ class Engine(LoadedModel):
                         self._admit(further)
             finally:
                 self._in_flight = self._failure = None
-                self._copies = []
                 self.scheduler.abort()
 
     def _admit(self, batch: list[Request]) -> None:
@@ -193,12 +191,10 @@ class Engine(LoadedModel):
             if schedule is None:
                 outputs = self._postprocess()
                 schedule = self.scheduler.schedule()
-            schedule.copies[:0] = self._copies
             try:
                 launched = self._launch(schedule) if schedule.chunks else None
             except BaseException as error:
                 return self._after_failure(schedule, error, outputs)
-            self._copies = []
             outputs += self._postprocess()
             self._in_flight = launched
             if launched is not None and not self.runner.can_launch_ahead:
@@ -322,10 +318,7 @@ class Engine(LoadedModel):
     def _shrink(self, schedule: SchedulerOutput) -> None:
         """Halves the largest step after one that did not fit the memory. The tokens of that step are scheduled anew:
         nothing is known of what it has done. No bit of a batch-invariant level changes."""
-        self._copies = schedule.copies
-        if self.block_manager.snapshots is not None:
-            self._copies = []
-            self.scheduler.preempt_all()
+        self.scheduler.preempt_after_failure()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
         most = self.scheduler.max_num_batched_tokens = schedule.num_tokens // 2

@@ -94,3 +94,56 @@ def test_a_step_of_one_token_that_does_not_fit_ends_the_run(
             answers(llm)
     llm.reconfigure(num_kv_blocks=llm.num_kv_blocks)
     assert answers(llm).keys() == answers(make_llm()).keys(), "the engine is usable afterwards"
+
+
+def fail_once_computed(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Makes a step of more tokens than `most` fail once all layers have written their KV, as for want of its logits."""
+    real = ModelRunner.compute
+
+    def compute(self: ModelRunner, copies: Any, batch: Batch, *arguments: Any) -> Any:
+        results = real(self, copies, batch, *arguments)
+        if len(batch.ids) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return results
+
+    monkeypatch.setattr(ModelRunner, "compute", compute)
+
+
+def test_a_page_that_the_failed_step_overwrote_is_not_copied_again(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request takes the very page that the first one copies a token from."""
+    one = SamplingParams(max_tokens=1, ignore_eos=True)
+    before = GenerateRequest(0, SHARED[:10], one)
+    both: list[Request] = [GenerateRequest(1, [*SHARED[:9], 60], one), GenerateRequest(2, list(range(70, 90)), one)]
+    outputs = []
+    for fails in (False, True):
+        llm = make_llm(block_size=4, num_kv_blocks=8)
+        list(llm.run([before]))
+        with monkeypatch.context() as patch:
+            if fails:
+                fail_once_computed(patch, 20)
+            outputs.append({output.request_id: output for output in llm.run(both)})
+        assert llm.stats.num_shrunk_steps == fails and llm.stats.num_cached_tokens >= 9
+    for key, output in outputs[1].items():
+        assert_bitwise_equal(output.logprobs, outputs[0][key].logprobs)
+
+
+def test_a_prefix_that_the_failed_step_never_wrote_is_not_kept_for_another(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that was to write it is dropped before the step is scheduled anew."""
+    first, second = (GenerateRequest(i, [*SHARED, 60 + i], PARAMS) for i in range(2))
+    expected = next(make_llm().run([second]))
+    limit_memory(monkeypatch, 30, after_copies=False)
+    llm = make_llm()
+    assert llm.runner is not None
+    llm.runner.fill_pool(float("nan"))
+
+    def drop_the_first() -> list[Request]:
+        llm.scheduler.drop({first.request_id})
+        return []
+
+    (output,) = llm.run([first, second], more=drop_the_first)
+    assert output.error is None and llm.stats.num_shrunk_steps
+    assert_bitwise_equal(output.logprobs, expected.logprobs)

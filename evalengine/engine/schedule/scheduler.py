@@ -266,9 +266,15 @@ class Scheduler:
             for s in ahead
         )
 
-    def preempt_all(self) -> None:
-        """Has every running sequence computed anew: a failed step may have left some layers' states a step ahead."""
+    def preempt_after_failure(self) -> None:
+        """Has the sequences admitted anew that a failed step has admitted. Pages that they copy may be overwritten, and
+        pages that they share with a sequence of the same step are not written, and never will be if that one leaves.
+        With recurrent layers all are computed anew: some layers' states may be a step ahead."""
+        has_states = self.block_manager.snapshots is not None
         while self.running:
+            seq = self.running[-1]
+            if seq.num_computed_tokens > seq.num_cached_tokens and not has_states:
+                return  # a step of it was launched, and of all before it
             self._preempt(self.running.pop())
 
     def _free_slot(self, seq: Sequence) -> None:
