@@ -20,7 +20,8 @@ from evalengine.util.forked import ForkedTask
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_process_is_forked_amid_work_that_was_begun() -> None:
+def test_no_process_is_forked_amid_work_that_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test's, beside which nothing is forked
     done: list[int] = []
 
     def work() -> None:
