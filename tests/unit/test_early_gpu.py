@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from typing import Any
@@ -48,6 +49,7 @@ class Driver:
 
 
 def test_the_context_is_made_beside_and_no_process_is_forked_amid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test's, beside which nothing is forked
     driver = Driver()
     with monkeypatch.context() as patched:
         patched.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)

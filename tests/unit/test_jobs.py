@@ -23,6 +23,8 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modules that are imported early, in a process that seems to have no torch yet."""
     names: list[str] = []
     monkeypatch.setattr("evalengine.api.perform.preload", lambda: names.append("torch"))
+    for begun in ("begin_imports", "wake_gpu"):  # a second torch in this process would break the tests after these
+        monkeypatch.setattr(jobs, begun, lambda *_: None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     return names
 
