@@ -73,7 +73,6 @@ class AttentionSchedule:
     shared_rows: int = 0
     shared_warps: int = 4
     shared_stages: int = 2
-    shared_early: bool = False  # decodes with nothing shared in a chunk compute it while the shared part runs
 
 
 REFERENCE = AttentionSchedule(16, 4, num_stages=1, tma=False, decode_stages=1, extra_stage_max=0, by_block_max=0)

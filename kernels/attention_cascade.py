@@ -81,17 +81,10 @@ def own_kernel(
     stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt, stride_tokens,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
     BLOCK_N: tl.constexpr, M: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, sequence, chunk), as of `decode_kernel`: the chunk's blocks after the `tokens` [S, C] that are
-    shared, from the state that `shared_kernel` left for them; the last of a sequence's programs merges its chunks.
-
-    EARLY: a program whose chunk begins with nothing shared computes while `shared_kernel` runs, and waits for it before
-    it stores. What it reads was written before that kernel let this one come; q is read past an L1 that may be older,
-    and so are K and V, which are copied into shared memory.
-    """
-    if not EARLY:
-        after_previous_kernel()
+    shared, from the state that `shared_kernel` left for them; the last of a sequence's programs merges its chunks."""
+    after_previous_kernel()
     head, s, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seqlens_k + s)
     start = chunk * CHUNK_N
@@ -103,15 +96,13 @@ def own_kernel(
     first = place * tl.num_programs(2)
     chunks = tl.cdiv(length, CHUNK_N)
     shared = tl.load(tokens + row * stride_tokens + chunk)
-    if EARLY and shared > 0:
-        after_previous_kernel()
     begin, end = start + shared, tl.minimum(start + CHUNK_N, length)
     o_at = o_ptr + row * stride_ot + head * G * stride_oh
     if (begin < end) | (chunks == 1):
         KV: tl.constexpr = q_ptr.dtype.element_ty
         real = (r < G)[:, None] & (column < D)[None, :]
         q_at = q_ptr + row * stride_qt + (head * G + r)[:, None] * stride_qh + column[None, :]
-        q = tl.load(q_at, mask=real, other=0.0, cache_modifier=".cg")
+        q = tl.load(q_at, mask=real, other=0.0)
         state = (first + chunk) * G + r
         acc_at = acc_ptr + state[:, None] * DP + column[None, :]
         left = (r < G) & (shared > 0)
@@ -131,8 +122,6 @@ def own_kernel(
             q, k_ptr, v_ptr, pages, tl.maximum(begin, whole), end, q_position, 0, length, head, scale, stride_slot,
             stride_head, slot, m, l, acc, ones, D, DP, PAGE, BLOCK_N, False, True, None, CAPPED, PRECISION,
         )  # fmt: skip
-        if EARLY and shared == 0:
-            after_previous_kernel()
         if SPLIT and chunks > 1:
             tl.store(m_ptr + state, m, mask=r < G)
             tl.store(l_ptr + state, tl.max(l, 1), mask=r < G)
@@ -153,8 +142,6 @@ class Schedule(Protocol):
     def shared_warps(self) -> int: ...
     @property
     def shared_stages(self) -> int: ...
-    @property
-    def shared_early(self) -> bool: ...
     @property
     def decode_warps(self) -> int: ...
     @property
@@ -209,6 +196,6 @@ def decode(
         (call.kv_heads, batch.num_decodes, chunks),
         (call.q, call.k_cache, call.v_cache, call.out, call.sinks, *state, shared.tokens, batch.block_table,
          batch.seqlens_k, call.scale, *call.strides, shared.tokens.stride(0)),
-        (*sizes, call.rows, capped, precision, chunks > 1, schedule.shared_early),
+        (*sizes, call.rows, capped, precision, chunks > 1),
         schedule.decode_warps, schedule.decode_stages,
     )  # fmt: skip

@@ -99,7 +99,7 @@ TREES = {
 def test_equal_bytes_and_float64(tree: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     """Whatever tree the pages make, for groups of 2 and 7 heads, in one tile or several."""
     lengths, shares, page = TREES[tree]
-    check(batch_of(lengths, shares, page, shape, dtype), CASCADE, replace(CASCADE, shared_rows=16, shared_early=True))
+    check(batch_of(lengths, shares, page, shape, dtype), CASCADE, replace(CASCADE, shared_rows=16))
 
 
 def test_chunks_that_are_shared_whole_and_in_part() -> None:
@@ -244,7 +244,6 @@ SCHEDULES = [
     *(replace(CASCADE, shared_rows=m, shared_warps=w, shared_stages=s) for m, w, s in
       ((16, 4, 1), (32, 4, 2), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 8, 2))),
     replace(CASCADE, decode_warps=8, decode_stages=1, shared_rows=64),
-    replace(CASCADE, shared_early=True),
 ]  # fmt: skip
 
 
