@@ -57,6 +57,8 @@ class GrowingText:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=True).rstrip(UNFINISHED)
         if self._cleans:
             text = text[:-CLEANED]
+        for stop in self._stop:  # one that was missed, behind bytes that are no character: the whole is cut there
+            text = text.split(stop)[0]
         text = text[: len(text) - _beginning(text, self._stop)]
         return self._take(text)
 

@@ -51,6 +51,15 @@ def test_the_parts_are_the_whole(name: str, data: st.DataObject, stop: list[str]
     assert "".join(parts) == detokenizer.text(ids)
 
 
+def test_a_stop_string_behind_bytes_that_are_no_character_is_not_given() -> None:
+    """The detokenizer begins anew behind such bytes and misses a space there; the whole is cut at it all the same."""
+    tokenizer, ids = TOKENIZERS["pieces"], [1, 196, 261, 196, 196, 258, 196]
+    growing = GrowingText(tokenizer, [" "])
+    parts = [growing.more(ids[:end]) for end in range(1, len(ids))]
+    whole = Detokenizer(tokenizer, SamplingParams(stop=(" ",))).text(ids)
+    assert "".join([*parts, growing.rest(whole)]) == whole
+
+
 def test_most_of_a_text_is_given_before_its_end() -> None:
     tokenizer = TOKENIZERS["tinymath"]
     ids = tokenizer.encode("Malik has 45 - 32 = 13 flowers.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_what_is_told_is_not_run_and_an_empty_grid_is_nothing() -> None:
 def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
     cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test's, beside which nothing is forked
     monkeypatch.setattr(together, "cores", lambda: cores)
 
     def work(number: int) -> Callable[[], None]:
@@ -99,6 +101,7 @@ def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
 def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Triton has it: a compilation that another process has put into the cache is only read."""
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.setattr(together, "cores", lambda: 2)
     ready: dict[str, tuple[str, str]] = {}
 
