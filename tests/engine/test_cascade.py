@@ -141,6 +141,7 @@ def test_auto_reads_once_only_where_that_saves_enough(
             assert 0 < llm.stats.num_cascade_steps < llm.stats.num_steps
 
 
+@pytest.mark.slow
 def test_the_axis_of_verify_runs_it_and_sees_a_fault(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every schedule of the axis does what it says, with the bytes of each request alone; a planted fault shows."""
     generation = GenerateRequest(0, PREFIX, SamplingParams(max_tokens=4, ignore_eos=True))

@@ -30,6 +30,7 @@ def plain(args: tuple) -> tuple:
     return tuple(arg for arg in args if isinstance(arg, int | float | str | bool | None))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INTERPRETED, reason="counts the interpreter's runs")
 def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """For kernel, sizes and constexprs, what is told is what the comparison then launches."""
