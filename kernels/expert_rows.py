@@ -27,11 +27,6 @@ _launches: dict[tuple, Replay] = {}
 
 
 @triton.jit
-def _sigmoid(x):
-    return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), 1.0 + device_math.exp(-x))
-
-
-@triton.jit
 def _combine_kernel(x_ptr, weights_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.constexpr):
     device_math.after_previous_kernel()
     parts = tl.cdiv(H, BLOCK)
@@ -56,7 +51,7 @@ def _gate_kernel(x_ptr, logits_ptr, out_ptr, H, BLOCK: tl.constexpr):
     dtype = out_ptr.dtype.element_ty
     logit = tl.broadcast_to(tl.load(logits_ptr + token).to(tl.float32), (BLOCK,))
     x = tl.load(x_ptr + token * H + column, mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * H + column, (_sigmoid(logit).to(dtype).to(tl.float32) * x).to(dtype), mask)
+    tl.store(out_ptr + token * H + column, (device_math.sigmoid(logit).to(dtype).to(tl.float32) * x).to(dtype), mask)
 
 
 @triton.jit
@@ -76,7 +71,7 @@ def _swiglu_kernel(x_ptr, out_ptr, row_stride, WIDTH, BLOCK: tl.constexpr):
     dtype = out_ptr.dtype.element_ty
     gate = _clamped(tl.load(x_ptr + row * row_stride + column, mask, other=0.0).to(tl.float32), float("-inf"), 7.0)
     up = _clamped(tl.load(x_ptr + row * row_stride + WIDTH + column, mask, other=0.0).to(tl.float32), -7.0, 7.0)
-    sigmoid = _sigmoid((gate * 1.702).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    sigmoid = device_math.sigmoid((gate * 1.702).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
     glu = (gate * sigmoid).to(dtype).to(tl.float32)
     tl.store(out_ptr + row * WIDTH + column, ((up + 1.0).to(dtype).to(tl.float32) * glu).to(dtype), mask)
 

@@ -155,14 +155,6 @@ class CudaOps(Ops):
     ) -> Tensor:
         return gated_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """torch's sigmoid, rounded, and product, rounded."""
-        return x * torch.sigmoid(gate)
-
-    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """torch's product: in float32, rounded once."""
-        return x * y
-
     def log_softmax(self, logits: Tensor) -> Tensor:
         return log_softmax.log_softmax(logits)
 

@@ -190,7 +190,7 @@ class Ops(ABC):
         return plain_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Any shape twice: x * sigmoid(gate)."""
+        """Any shape twice: x * sigmoid(gate), each rounded."""
         return x * torch.sigmoid(gate)
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:

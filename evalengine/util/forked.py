@@ -44,8 +44,8 @@ class ForkedTask(Generic[Result]):
     """
 
     def __init__(self, work: Callable[[], Result], worthwhile: bool = True) -> None:
-        """earns: whether the call earns a process, which takes some 20 ms to start. Otherwise, and where there is one
-        core, `result` makes the call."""
+        """worthwhile: whether the call earns a process, which takes some 20 ms to start. Otherwise, and where there is
+        one core, `result` makes the call."""
         self._work, self._process = work, None
         if not worthwhile or cores() < 2:
             return

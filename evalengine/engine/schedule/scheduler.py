@@ -258,12 +258,11 @@ class Scheduler:
         digest = manager.digest_at(seq, seq.snapshot_at)
         if manager.snapshots is None or digest in manager.snapshots.slot_of:
             return False
-        ahead = (s for s in self.running if s.snapshot_at >= seq.snapshot_at)
         return any(
-            s.num_computed_tokens <= s.snapshot_at
-            and manager.digest_at(s, seq.snapshot_at) == digest
-            and s.snapshot_at == seq.snapshot_at
-            for s in ahead
+            s.snapshot_at == seq.snapshot_at
+            and s.num_computed_tokens <= s.snapshot_at
+            and manager.digest_at(s, s.snapshot_at) == digest
+            for s in self.running
         )
 
     def preempt_after_failure(self) -> None:
