@@ -21,6 +21,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
 
 
+def of_small_float(codes: Tensor, exponent_bits: int, mantissa_bits: int) -> Tensor:
+    """Integers whose lowest bits are sign, exponent and mantissa -> float64: e2m1 (2, 1) and e4m3fn (4, 3), whose
+    largest codes are NaN (OCP Microscaling Formats v1.0, section 5.3)."""
+    mantissa = (codes & ((1 << mantissa_bits) - 1)).double() / (1 << mantissa_bits)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    size = (
+        torch.where(exponent == 0, mantissa * 2, 1 + mantissa)
+        * 2.0 ** (exponent - (1 << (exponent_bits - 1)) + 1).double()
+    )
+    size[(codes & 0x7F) == 0x7F] = torch.nan
+    return torch.where((codes >> (exponent_bits + mantissa_bits)) & 1 == 1, -size, size)
+
+
+def dequantized(numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+    """float64 of one shape -> the float32 numbers that packed weights stand for: (number - zero) * scale, rounded once.
+    float64 holds the product of two numbers of at most 24 bits exactly."""
+    return ((numbers if zeros is None else numbers - zeros) * scales).float()
+
+
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """[B, M, K], [B, K, N] -> [B, M, N]."""
     return torch.bmm(a.double(), b.double())

@@ -85,6 +85,7 @@ class ModelSpec:
     embedding_scale: float = field(default=1.0, metadata=LATER)  # of the embedding's rows
     logits_scale: float = field(default=1.0, metadata=LATER)
     logits_softcap: float | None = field(default=None, metadata=LATER)  # logits become cap * tanh(logit / cap)
+    packing: str | None = field(default=None, metadata=LATER)  # how the files pack weights, and how they were unpacked
     # The class and configuration of transformers' module that computes it (`hf_module.source`); None: `models.decoder`.
     module: str | None = field(default=None, repr=False, metadata=LATER)
 
@@ -196,11 +197,12 @@ class ModelSpec:
 
     @property
     def described(self) -> str:
-        """The architecture, whose code computes it if that is not ours, and which requests have another RoPE."""
+        """The architecture, whose code computes it if that is not ours, which requests have another RoPE, and how
+        weights are packed."""
         if self.module is None:
             lengths = [r.original_max_position_embeddings for r in self.ropes if r.long_factors is not None]
             more = f" (long RoPE factors for requests of more than {lengths[0]:,} tokens)" if lengths else ""
-            return self.architecture + more
+            return self.architecture + more + (f", weights packed as {self.packing}" if self.packing else "")
         return f"{self.architecture} by transformers {json.loads(self.module)['transformers']}"
 
     @property

@@ -101,7 +101,7 @@ def test_a_half_of_a_pair_and_other_sizes_are_damage(folders: tuple[Path, Path])
             load_model(without_tokenizer(folders[1]), ops, 64)
 
 
-@pytest.mark.parametrize("method", [{"quant_method": "fp8"}, {"bits": 4}])
+@pytest.mark.parametrize("method", [{"quant_method": "bitsandbytes"}, {"bits": 4}])
 def test_other_packed_weights_are_refused(folders: tuple[Path, Path], method: object) -> None:
     file = folders[1] / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))

@@ -41,6 +41,11 @@ def blamed(a: Run, b: Run) -> tuple[dict[str, int], list[str]]:
             "model configuration rope.theta",
             "model_spec.rope.theta is 10000.0 in A and 1000000.0 in B",
         ),
+        (
+            {"model_spec": {"rope": {"theta": 10000.0}, "packing": "nvfp4"}},
+            "weights: packed otherwise",
+            'model_spec.packing is none in A and "nvfp4" in B',
+        ),
         ({"contract_version": 2}, "contract version", "contract_version is 1 in A and 2 in B"),
         ({"engine": {"max_model_len": 64}}, "engine setting max_model_len", "engine.max_model_len is none in A and 64"),
         ({"weights": "e" * 64, "dtype": "float32"}, "weights or dtype", "; dtype is"),

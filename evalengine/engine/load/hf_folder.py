@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
-from evalengine.engine.load.packed import with_packed
+from evalengine.engine.load.packed import packing_of, with_packed
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.config_fields import unknown_fields
@@ -27,6 +27,7 @@ from evalengine.util.plain_files import read_json
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
+PACKED_CONFIG = "hf_quant_config.json"
 GENERATION_CONFIG = "generation_config.json"
 ADAPTER = "adapter_config.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -42,7 +43,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
     """
     refuse_pipes(path)
     config_file = path / CONFIG if path.is_dir() else path
-    raw = _object(config_file)
+    raw = _config(config_file)
     if with_weights and (path / ADAPTER).exists():
         raise ConfigError(
             f"{setting}: {ADAPTER} says that an adapter belongs to these weights, which would be left out; merge it "
@@ -60,6 +61,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
         if spec.module is None:
             stored = _renamed(with_packed(stored, quantization_of(raw)), spec)
         spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
+        spec = dataclasses.replace(spec, packing=packing_of(stored))
     if problems := spec_problems(spec):
         raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
     return spec
@@ -103,7 +105,7 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
     RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
     the head becomes the embedding.
     """
-    packed = with_packed(stored_tensors(path), quantization_of(_object(path / CONFIG)))
+    packed = with_packed(stored_tensors(path), quantization_of(_config(path / CONFIG)))
     stored = _renamed(packed, spec)
     if spec.tie_word_embeddings and HEAD in stored:
         head = stored.pop(HEAD)
@@ -148,6 +150,14 @@ def _object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise EvalEngineError(f"{file}: must hold a JSON object; download or copy it again")
     return content
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """config.json's content, with the account of packed weights that ModelOpt wrote beside it."""
+    raw, beside = _object(file), file.parent / PACKED_CONFIG
+    if quantization_of(raw) is None and file.name == CONFIG and (beside.exists() or beside.is_symlink()):
+        raw["quantization_config"] = {"quant_method": "modelopt", **_object(beside)}
+    return raw
 
 
 def _warn(unknown: list[str], setting: str, spec: ModelSpec) -> None:

@@ -1,27 +1,53 @@
-"""Finds the packed weights of a checkpoint, of which several tensors make one, and says which methods are read.
+"""Finds the packed weights of a checkpoint, of which several tensors make one.
+
+What the files hold tells which weights are packed and by which sizes; config.json tells what their shapes leave open.
 
 E experts, N output features, K input features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evalengine.engine.load.shards import StoredTensor
-from evalengine.engine.load.unpacking import MXFP4_ROW
+from evalengine.engine.load.unpacking import MXFP4_ROW, NVFP4_ROW
 from evalengine.errors import EvalEngineError
 from evalengine.models.file_values import plain
+from evalengine.models.packing import bits_of, block_of, method_of
 
 Stored = Mapping[str, StoredTensor]
-# Of each method: the end of its first tensor's name, the ends of the others', and what the weight's name ends in.
-_ENDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
-    "mxfp4": ("_blocks", ("_scales",), ""),
-    "fp8": ("", ("_scale_inv",), ""),
-    "gptq": (".qweight", (".qzeros", ".scales", ".g_idx"), ".weight"),
-    "awq": (".qweight", (".qzeros", ".scales"), ".weight"),
-}
+Parts = Mapping[str, StoredTensor | None]  # a weight's tensors by the ends of their names
+RULE = "number times scale in float32, rounded once"  # `unpacking` has it in full
+_FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
+# Scales of activations and of keys and values, which are not quantised here.
+_UNUSED = tuple(
+    f".{name}" for name in
+    ("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale", "q_scale")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """What a weight's tensors make: the method that unpacks them, what it needs, and what that is called."""
+
+    method: str
+    dtype: str
+    shape: tuple[int, ...]
+    others: tuple[StoredTensor | None, ...]
+    sizes: tuple[int, ...]
+    packing: str
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Ends of the names of a weight's tensors, of which the first leads, and of the weight's own."""
+
+    required: tuple[str, ...]
+    fitting: Callable[[Parts, Mapping[str, Any]], _Fitting | None]
+    optional: tuple[str, ...] = ()
+    weight: str = ""
 
 
 def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
@@ -30,81 +56,155 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
     quantization: config.json's `quantization_config`, one that `packing.packing_problems` finds nothing wrong
     with. Raises EvalEngineError for tensors without their partners, and for those that do not fit.
     """
-    tensors = dict(stored)
     if not quantization:
-        return tensors
-    method = quantization["quant_method"]
-    first, others, end = _ENDS[method]
-    ends = others if method == "fp8" else (first, *others)
-    for name in [name for name in stored if name.endswith(ends)]:
-        stem = name.removesuffix(next(suffix for suffix in ends if name.endswith(suffix)))
-        if stem + end in tensors and tensors[stem + end].method == method:
-            continue  # by the name of another of its tensors
-        parts = [stored.get(stem + suffix) for suffix in (first, *others)]
-        whole = [part for part in parts if part is not None]
-        if len(whole) < len(parts):
-            raise EvalEngineError(f"{stored[name].file}: {plain(name)} lacks its partners; download or copy it again")
-        for suffix in (first, *others):
-            del tensors[stem + suffix]
-        fitting = _FITTING[method](whole, quantization)
-        if fitting is None:
-            raise EvalEngineError(
-                f"{whole[0].file}: {plain(whole[0].name)} and its partners, "
-                f"{', '.join(f'{part.dtype} {list(part.shape)}' for part in whole)}, are no {method} as config.json "
-                "describes it; download or copy it again"
-            )
-        dtype, shape, sizes = fitting
-        packed = replace(whole[0], dtype=dtype, shape=shape, method=method, others=tuple(whole[1:]), sizes=sizes)
-        tensors[stem + end] = packed
+        return dict(stored)
+    method = method_of(quantization)
+    tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_UNUSED)}
+    for layout in _LAYOUTS[method]:
+        for stem, parts in [*_packed(tensors, layout)]:
+            whole = [part for part in parts.values() if part is not None]
+            fitting = layout.fitting(parts, quantization)
+            if fitting is None:
+                raise EvalEngineError(
+                    f"{whole[0].file}: {plain(whole[0].name)} and its partners, "
+                    f"{', '.join(f'{part.dtype} {list(part.shape)}' for part in whole)}, are no {method} as "
+                    "config.json describes it; download or copy it again"
+                )
+            for part in whole:
+                del tensors[part.name]
+            tensors[stem + layout.weight] = replace(whole[0], **vars(fitting))
+    ends = tuple(end for layout in _LAYOUTS[method] for end in (*layout.required, *layout.optional) if end)
+    for name, tensor in tensors.items():
+        if tensor.method is None and name.endswith(ends):
+            raise EvalEngineError(f"{tensor.file}: {plain(name)} lacks its partners; download or copy it again")
     return tensors
 
 
-_Fitting = tuple[str, tuple[int, ...], tuple[int, ...]]  # the weight's dtype and shape, and the sizes to unpack it by
+def packing_of(stored: Stored) -> str | None:
+    """The forms of packed weights, each once, and the rule by which they are unpacked; None if there are none."""
+    forms = sorted({tensor.packing for tensor in stored.values() if tensor.packing})
+    return f"{', '.join(forms)} ({RULE})" if forms else None
 
 
-def _mxfp4(parts: list[StoredTensor], _: Mapping[str, Any]) -> _Fitting | None:
-    blocks, scales = parts
+def _packed(tensors: Stored, layout: _Layout) -> Iterator[tuple[str, Parts]]:
+    """The stems of packed weights of which no tensor is missing."""
+    for name in tensors:
+        if name.endswith(layout.required[0]):
+            stem = name.removesuffix(layout.required[0])
+            parts = {end: tensors.get(stem + end) for end in (*layout.required, *layout.optional)}
+            if all(parts[end] is not None for end in layout.required):
+                yield stem, parts
+
+
+def _mxfp4(parts: Parts, _: Mapping[str, Any]) -> _Fitting | None:
+    """gpt-oss's blocks of all experts, which its own code has with inputs before outputs."""
+    blocks, scales = parts["_blocks"], parts["_scales"]
+    assert blocks is not None and scales is not None
     shape = blocks.shape
     fits = len(shape) == 4 and shape[3] == MXFP4_ROW // 2 and scales.shape == shape[:3]
     if not fits or {blocks.dtype, scales.dtype} != {"U8"}:
         return None
-    return "BF16", (shape[0], shape[2] * MXFP4_ROW, shape[1]), ()
+    return _Fitting("mxfp4", "BF16", (shape[0], shape[2] * MXFP4_ROW, shape[1]), (scales,), (), "mxfp4")
 
 
-def _fp8(parts: list[StoredTensor], quantization: Mapping[str, Any]) -> _Fitting | None:
-    weight, scales = parts
-    rows, columns = quantization["weight_block_size"]
-    if len(weight.shape) < 2 or weight.dtype != "F8_E4M3" or scales.dtype not in ("F32", "BF16"):
+def _scaled(parts: Parts, quantization: Mapping[str, Any]) -> _Fitting | None:
+    """Numbers of 8 bits, or ModelOpt's of 4."""
+    weight, scales = parts[""], parts.get("_scale") or parts.get("_scale_inv")
+    assert weight is not None and scales is not None
+    if weight.dtype == "U8":
+        return _nvfp4(weight, scales, parts.get("_scale_2"), divides=False)
+    kinds = {"F8_E4M3": "fp8", "I8": "int8"}
+    if len(weight.shape) < 2 or weight.dtype not in kinds or scales.dtype not in _FLOATS:
         return None
-    *leading, n, k = weight.shape
-    fits = scales.shape == (*leading, -(-n // rows), -(-k // columns))
-    return ("F32", weight.shape, (rows, columns)) if fits else None
+    block = _block(weight.shape, scales.shape, block_of(quantization))
+    zeros = parts.get("_zero_point")
+    if block is None or (zeros is not None and (zeros.dtype != "I8" or zeros.shape != scales.shape)):
+        return None
+    *_, n, k = weight.shape
+    by = "tensor" if block == (n, k) else "row" if block == (1, k) else f"{block[0]}x{block[1]}"
+    return _Fitting("scaled", "F32", weight.shape, (scales, zeros), block, f"{kinds[weight.dtype]} by {by}")
 
 
-def _gptq(parts: list[StoredTensor], quantization: Mapping[str, Any]) -> _Fitting | None:
-    qweight, qzeros, scales, group_of = parts
-    bits = quantization["bits"]
+def _block(shape: tuple[int, ...], scales: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Rows and columns that share a scale."""
+    *leading, n, k = shape
+    outer = tuple(leading)
+    if named is not None and scales == (*outer, -(-n // named[0]), -(-k // named[1])):
+        return named
+    if scales in (outer, (*outer, 1), (*outer, 1, 1)) or (not outer and scales in ((1,), (1, 1))):
+        return n, k
+    if scales in ((*outer, n), (*outer, n, 1)):
+        return 1, k
+    grouped = len(scales) == len(shape) and scales[:-1] == (*outer, n) and scales[-1] > 0 and k % scales[-1] == 0
+    return (1, k // scales[-1]) if grouped else None
+
+
+def _compressed(parts: Parts, quantization: Mapping[str, Any]) -> _Fitting | None:
+    """compressed-tensors' words of integers, or bytes of two numbers of e2m1."""
+    words, scales, zeros, group_of = (parts[end] for end in ("_packed", "_scale", "_zero_point", "_g_idx"))
+    assert words is not None and scales is not None
+    if len(words.shape) != 2 or len(scales.shape) != 2:
+        return None
+    n, columns = words.shape
+    if words.dtype == "U8" and parts["_global_scale"] is not None:
+        return _nvfp4(words, scales, parts["_global_scale"], divides=True)
+    if words.dtype == scales.dtype == "U8" and scales.shape == (n, columns * 2 // MXFP4_ROW):
+        return _Fitting("mxfp4_rows", "BF16", (n, columns * 2), (scales,), (), "mxfp4")
+    bits = bits_of(quantization)
+    if bits is None or words.dtype != "I32" or scales.dtype not in _FLOATS or scales.shape[0] != n:
+        return None
+    k, groups = columns * 32 // bits, scales.shape[1]
+    if groups == 0:
+        return None
+    fits = k % groups == 0 or group_of is not None
+    if zeros is not None:
+        fits &= zeros.dtype == "I32" and zeros.shape == (-(-n * bits // 32), groups)
+    if group_of is not None:
+        fits &= group_of.dtype in ("I32", "I64") and group_of.shape == (k,)
+    packing = f"int{bits} by {'row' if groups == 1 else f'1x{-(-k // groups)}'}"
+    return _Fitting("integers", "F32", (n, k), (scales, zeros, group_of), (bits,), packing) if fits else None
+
+
+def _nvfp4(words: StoredTensor, scales: StoredTensor, of_all: StoredTensor | None, *, divides: bool) -> _Fitting | None:
+    n, columns = words.shape if len(words.shape) == 2 else (0, 0)
+    fits = of_all is not None and of_all.shape in ((), (1,)) and of_all.dtype == "F32" and n > 0
+    if not fits or scales.dtype != "F8_E4M3" or scales.shape != (n, columns * 2 // NVFP4_ROW):
+        return None
+    return _Fitting("nvfp4", "F32", (n, columns * 2), (scales, of_all), (int(divides),), "nvfp4")
+
+
+def _gptq(parts: Parts, quantization: Mapping[str, Any]) -> _Fitting | None:
+    qweight, *others = (part for part in parts.values() if part is not None)
+    qzeros, scales, group_of = others
+    bits = int(quantization["bits"])
     if {qweight.dtype, qzeros.dtype, group_of.dtype} != {"I32"} or len(qweight.shape) != 2 or len(scales.shape) != 2:
         return None
     k, n = qweight.shape[0] * 32 // bits, qweight.shape[1]
     groups = 1 if quantization["group_size"] == -1 else -(-k // quantization["group_size"])
     fits = scales.shape == (groups, n) and qzeros.shape == (groups, n * bits // 32) and group_of.shape == (k,)
-    return ("F32", (n, k), (bits, int(quantization.get("checkpoint_format") != "gptq_v2"))) if fits else None
+    sizes = (bits, int(quantization.get("checkpoint_format") != "gptq_v2"))
+    return _Fitting("gptq", "F32", (n, k), (*others,), sizes, f"gptq int{bits}") if fits else None
 
 
-def _awq(parts: list[StoredTensor], quantization: Mapping[str, Any]) -> _Fitting | None:
-    qweight, qzeros, scales = parts
+def _awq(parts: Parts, quantization: Mapping[str, Any]) -> _Fitting | None:
+    qweight, *others = (part for part in parts.values() if part is not None)
+    qzeros, scales = others
     if {qweight.dtype, qzeros.dtype} != {"I32"} or len(qweight.shape) != 2 or len(scales.shape) != 2:
         return None
     k, n = qweight.shape[0], qweight.shape[1] * 8
     size = k if quantization["group_size"] == -1 else quantization["group_size"]
     fits = k % size == 0 and scales.shape == (k // size, n) and qzeros.shape == (k // size, n // 8)
-    return ("F32", (n, k), (size,)) if fits else None
+    return _Fitting("awq", "F32", (n, k), (*others,), (size,), "awq int4") if fits else None
 
 
-_FITTING: Mapping[str, Callable[[list[StoredTensor], Mapping[str, Any]], _Fitting | None]] = {
-    "mxfp4": _mxfp4,
-    "fp8": _fp8,
-    "gptq": _gptq,
-    "awq": _awq,
+_LAYOUTS: Mapping[str, tuple[_Layout, ...]] = {
+    "mxfp4": (_Layout(("_blocks", "_scales"), _mxfp4),),
+    "fp8": (_Layout(("", "_scale_inv"), _scaled), _Layout(("", "_scale"), _scaled)),
+    "gptq": (_Layout((".qweight", ".qzeros", ".scales", ".g_idx"), _gptq, weight=".weight"),),
+    "awq": (_Layout((".qweight", ".qzeros", ".scales"), _awq, weight=".weight"),),
+    "compressed-tensors": (
+        _Layout(("_packed", "_scale"), _compressed, ("_global_scale", "_zero_point", "_g_idx", "_shape")),
+        _Layout(("", "_scale"), _scaled, ("_zero_point",)),
+    ),
+    "modelopt": (_Layout(("", "_scale"), _scaled, ("_scale_2",)),),
 }

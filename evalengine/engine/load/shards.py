@@ -46,10 +46,12 @@ class StoredTensor:
     file: Path
     dtype: str  # safetensors' name, e.g. "BF16"
     shape: tuple[int, ...]
-    # Of a packed weight, whose dtype and shape are those that it unpacks to: how, its other tensors, and its integers.
+    # Of a packed weight, whose dtype and shape are those that it unpacks to: how, its other tensors (None for one that
+    # it may have and has not), its integers, and what a reader calls its form.
     method: str | None = None
-    others: tuple[StoredTensor, ...] = ()
+    others: tuple[StoredTensor | None, ...] = ()
     sizes: tuple[int, ...] = ()
+    packing: str = ""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -99,11 +101,17 @@ def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tens
 def _content(first: Tensor, tensor: StoredTensor) -> Tensor:
     if tensor.method is None:
         return first
-    parts = [first]
+    parts: list[Tensor | None] = [first]
     for other in tensor.others:
+        if other is None:
+            parts.append(None)
+            continue
         with _open(other.file) as tensors:
             parts.append(tensors.get_tensor(other.name))
-    return unpacked(tensor.method, parts, tensor.sizes)
+    try:
+        return unpacked(tensor.method, parts, tensor.sizes)
+    except IndexError as error:  # the group of an input is a number in the file
+        raise EvalEngineError(f"{tensor.file}: {plain(tensor.name)} names a group that is not there; {CURE}") from error
 
 
 def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:

@@ -1,10 +1,12 @@
-"""The numbers that packed weights stand for: MXFP4, FP8 in blocks, GPTQ and AWQ.
+"""The numbers that packed weights stand for: FP8, MXFP4, NVFP4, and integers of GPTQ, AWQ and compressed-tensors.
 
     E experts, N output features, K input features, g numbers that share a scale.
 
-A packed weight is a small number times a scale. That product is taken in float32 (where that of MXFP4, GPTQ and AWQ is
-exact) and is rounded once, to the run's dtype, as it is copied into the model. So a row has the bytes that it has by a
-model whose weights were unpacked beforehand. Activations are not quantised.
+A packed weight is a small number (of an integer: less its zero) times a scale. That product is taken in float32, and is
+rounded once, to the run's dtype, as it is copied into the model. It is exact before that where the scale has 16 bits or
+is a power of two. An NVFP4 scale is float32 of its own and the tensor's first: their quotient (compressed-tensors) or
+product (ModelOpt). So a row has the bytes that it has by a model whose weights were unpacked beforehand. Activations
+are not quantised.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 MXFP4_ROW = 32  # numbers that share a scale
+NVFP4_ROW = 16
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _EXPONENT_OF_ONE = 127
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each four bits of a word, the lowest first
@@ -27,20 +30,49 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     two (OCP Microscaling Formats v1.0, section 5; the layout is that of gpt-oss's checkpoints).
     """
     out = torch.empty(*blocks.shape[:2], blocks.shape[2] * MXFP4_ROW, dtype=torch.bfloat16)
-    values = torch.tensor(_E2M1)
-    pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], -1)  # of each byte, the lower half first
     factors = torch.ldexp(torch.ones(256), torch.arange(256) - _EXPONENT_OF_ONE)
     for expert, (packed, scale) in enumerate(zip(blocks, scales, strict=True)):
-        numbers = pairs[packed.int()].flatten(-2)
-        out[expert] = numbers.mul_(factors[scale.int()].unsqueeze(-1)).flatten(-2)
+        out[expert] = _e2m1(packed).mul_(factors[scale.int()].unsqueeze(-1)).flatten(-2)
     return out.transpose(1, 2)
 
 
-def fp8(weight: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
-    """float8_e4m3fn [..., N, K] and a scale for each block of `rows` x `columns`, [..., N / rows, K / columns] rounded
-    up -> float32 [..., N, K]."""
-    factors = scales.float().repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-    return weight.float().mul_(factors[..., : weight.shape[-2], : weight.shape[-1]])
+def mxfp4_rows(words: Tensor, scales: Tensor) -> Tensor:
+    """uint8 [N, K / 2] and [N, K / 32] -> bfloat16 [N, K], exactly."""
+    return mxfp4(words.view(1, len(words), -1, MXFP4_ROW // 2), scales.unsqueeze(0))[0].t()
+
+
+def nvfp4(words: Tensor, scales: Tensor, of_all: Tensor, divides: int) -> Tensor:
+    """uint8 [N, K / 2], float8_e4m3fn [N, K / 16], float32 [1] -> float32 [N, K]."""
+    own = scales.float()
+    factors = own / of_all if divides else own * of_all
+    return _e2m1(words.unflatten(1, (-1, NVFP4_ROW // 2))).mul_(factors.unsqueeze(-1)).flatten(-2)
+
+
+def scaled(weight: Tensor, scales: Tensor, zeros: Tensor | None, rows: int, columns: int) -> Tensor:
+    """float8_e4m3fn or int8 [..., N, K] and a scale for each block of `rows` x `columns`, [..., N / rows, K / columns]
+    rounded up, as the zeros of integers are -> float32 [..., N, K]."""
+    *leading, n, k = weight.shape
+
+    def spread(x: Tensor) -> Tensor:
+        x = x.float().reshape(*leading, -(-n // rows), -(-k // columns))
+        if 1 < rows < n:
+            x = x.repeat_interleave(rows, -2)[..., :n, :]
+        return x.repeat_interleave(columns, -1)[..., :k] if 1 < columns < k else x
+
+    numbers = weight.float()
+    return (numbers if zeros is None else numbers.sub_(spread(zeros))).mul_(spread(scales))
+
+
+def integers(words: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor | None, bits: int) -> Tensor:
+    """int32 words of numbers of `bits`: [N, K bits / 32], along K; float [N, groups]; zeros [N bits / 32, groups],
+    along N, else half the range; the group of each input, int [K], else they are of equal size -> float32 [N, K]."""
+    numbers = _unpacked(words, bits, 1)
+    n, k = numbers.shape
+    if group_of is None or bool((group_of < 0).any()):  # -1 where a checkpoint has a place for it and does not use it
+        group_of = torch.arange(k) // (k // scales.shape[1])
+    zero = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else _unpacked(zeros, bits, 0)[:n]
+    group = group_of.long()
+    return numbers.sub_(zero[:, group]).float().mul_(scales.float()[:, group])
 
 
 def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_of: Tensor, bits: int, zero_offset: int) -> Tensor:
@@ -68,9 +100,18 @@ def _unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
     return numbers.flatten(dim, dim + 1)
 
 
-METHODS: Mapping[str, Callable[..., Tensor]] = {"mxfp4": mxfp4, "fp8": fp8, "gptq": gptq, "awq": awq}
+def _e2m1(words: Tensor) -> Tensor:
+    """Bytes -> float32, two for each byte in a last dimension twice as long, the lower half first."""
+    values = torch.tensor(_E2M1)
+    pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], -1)
+    return pairs[words.int()].flatten(-2)
 
 
-def unpacked(method: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+METHODS: Mapping[str, Callable[..., Tensor]] = {
+    method.__name__: method for method in (mxfp4, mxfp4_rows, nvfp4, scaled, integers, gptq, awq)
+}
+
+
+def unpacked(method: str, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
     """The weight that the tensors of one of `METHODS` hold; sizes: its integers."""
     return METHODS[method](*tensors, *sizes)

@@ -73,6 +73,8 @@ def thing(path: Path) -> str:
         return "dtype"
     if top == "gen_kwargs" or (top == "tasks" and {"generation", "generation_kwargs"} & {*path}):
         return f"generation setting {leaf}"
+    if path == ("model_spec", "packing"):
+        return "weights: packed otherwise"
     if top in _GROUPS:
         return f"{_GROUPS[top]} {'.'.join(path[1:])}".strip()
     if leaf in PROMPT_SETTINGS:
