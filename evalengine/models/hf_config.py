@@ -9,6 +9,7 @@ them are checked here first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from evalengine.models.config_fields import (
     contradicting_fields,
     refused_fields,
 )
-from evalengine.models.file_values import is_integer, one_line, shown
+from evalengine.models.file_values import is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
 from evalengine.models.registry import Family, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
@@ -94,6 +95,13 @@ def from_hf(config: Any) -> ModelSpec:
             spec = family.describe(family, config)
         except ConfigError as error:
             problems += error.problems
+        except ArithmeticError:
+            zeros = [
+                n
+                for n in sorted(family.reads)
+                if is_number(v := getattr(config, n, None), -math.inf, math.inf) and v == 0
+            ]
+            problems.append(f"config.json: {'=0, '.join(zeros)}=0: must not be 0")
     if spec is not None:
         problems += [_in_json(problem) for problem in spec_problems(spec)]
     if problems:

@@ -12,6 +12,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.models.file_values import plain
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.spec import ModelSpec
 from evalengine.models.weight_names import WeightNames
 
@@ -30,11 +31,7 @@ class Family:
     # Fields of config.json that it computes, beside those that all read; types of RoPE, and "rope_by_layer", likewise.
     reads: frozenset[str] = frozenset()
     weights: WeightNames = field(default_factory=WeightNames)
-    gguf: str | None = None  # GGUF's general.architecture, for a family whose GGUF files are read
-    gguf_interleaved_rope: bool = False  # GGUF files hold q and k with each head's RoPE pairs side by side
-    # Whether (q, k and v; the output projection) have biases in its GGUF files; None: where the tensors are there.
-    gguf_biases: tuple[bool | None, bool | None] = (None, None)
-    gguf_qk_norm: bool = False
+    gguf: GGUFForm | None = None  # of a family whose GGUF files are read
     wraps: str | None = None  # the model_type of its text part, for a model of texts and images
 
     def __post_init__(self) -> None:
@@ -70,13 +67,20 @@ def find_family_of_type(model_type: str) -> Family | None:
     return next((family for family in MODEL_REGISTRY.values() if family.model_type == model_type), None)
 
 
-def family_of_gguf(architecture: str) -> Family:
-    """The family of a GGUF file's `general.architecture`. Raises ConfigError for one whose files are not read."""
-    known = [family for family in MODEL_REGISTRY.values() if family.gguf]
-    for family in known:
-        if family.gguf == architecture:
-            return family
-    names = ", ".join(f"{family.architecture} ({family.gguf})" for family in known)
+def family_of_gguf(architecture: str, value: Callable[[str], Any]) -> Family:
+    """The family of a GGUF file's `general.architecture`. value: the metadata below it by their keys, which tell
+    families of one architecture apart. Raises ConfigError for one whose files are not read."""
+    known = [(family, family.gguf) for family in MODEL_REGISTRY.values() if family.gguf is not None]
+    plain_one = None
+    for family, form in known:
+        if form.architecture == architecture:
+            if form.when is None:
+                plain_one = family
+            elif value(form.when):
+                return family
+    if plain_one is not None:
+        return plain_one
+    names = ", ".join(f"{family.architecture} ({form.architecture})" for family, form in known)
     raise ConfigError(f"model type {plain(architecture)} is not supported in GGUF files; supported: {names}")
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from evalengine.models.spec import ModelSpec
 
-_OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
-_OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
+OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
+OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
 # Parts whose rows are heads of queries or keys.
 _OF_HEADS = frozenset(f"self_attn.{name}" for name in ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj"))
 # Tensors that hold one projection, or two, of all experts, [E, ...]: as transformers 5 has them in memory.
-_FUSED = re.compile(r"mlp\.experts\.(gate_up_proj|down_proj)(_bias)?")
+_FUSED = re.compile(r"mlp\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?")
 
 
 @dataclass(frozen=True)
@@ -62,24 +62,24 @@ class WeightNames:
                 break
         if name.endswith(self.bare):
             name += ".weight"
-        if not (match := _OF_A_LAYER.fullmatch(name)):
+        if not (match := OF_A_LAYER.fullmatch(name)):
             return name
         if self.layers_beyond and int(match[1]) >= num_layers:
             return None
         part = self.parts.get(match[2], match[2])
-        if expert := _OF_AN_EXPERT.fullmatch(part):
+        if expert := OF_AN_EXPERT.fullmatch(part):
             part = f"mlp.experts.{expert[1]}.{self.expert_parts.get(expert[2], expert[2])}"
         return f"model.layers.{match[1]}.{part}{match[3]}"
 
     def pieces(self, spec: ModelSpec, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The decoder's tensors in a checkpoint's, which has its new name; of the meta device, their shapes."""
-        match = _OF_A_LAYER.fullmatch(name)
+        match = OF_A_LAYER.fullmatch(name)
         if match is None:
             yield name, tensor
             return
         layer, part, kind = int(match[1]), match[2], match[3]
         if fused := _FUSED.fullmatch(part):
-            kind = ".bias" if fused[2] else ".weight"
+            kind = ".bias" if fused[2] or kind == ".bias" else ".weight"
             pieces = self._experts(fused[1], tensor)
         else:
             pieces = self._split(spec, spec.block(layer).recurrence, part, tensor)
@@ -90,8 +90,8 @@ class WeightNames:
         """The projections in one tensor of all experts, as views."""
         for number, expert in enumerate(tensor):
             own = expert.t() if self.experts_transposed and expert.ndim == 2 else expert
-            if part == "down_proj":
-                yield f"mlp.experts.{number}.down_proj", own
+            if part != "gate_up_proj":
+                yield f"mlp.experts.{number}.{part}", own
                 continue
             gate, up = (own[::2], own[1::2]) if self.experts_transposed else own.tensor_split(2)
             yield f"mlp.experts.{number}.gate_proj", gate

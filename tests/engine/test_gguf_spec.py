@@ -92,11 +92,11 @@ def test_rope_divisors_that_fit_no_head_are_refused(tmp_path: Path, divisors: to
         ({"llama.rope.scaling.factor": -2.0}, "factor=-2.0"),
         ({"llama.rope.freq_base": 0.0}, "theta=0.0"),
         ({"llama.context_length": 10**9}, "max_position_embeddings=1000000000"),
-        ({"llama.block_count": 10**9}, "num_layers=1000000000"),
+        ({"llama.block_count": 10**9}, "num_hidden_layers=1000000000"),
         ({"llama.feed_forward_length": 0}, "intermediate_size=0"),
-        ({"llama.attention.head_count_kv": 3}, "num_kv_heads=3"),
+        ({"llama.attention.head_count_kv": 3}, "num_key_value_heads=3|num_kv_heads=3"),
         ({"llama.attention.layer_norm_rms_epsilon": 2.0}, "rms_norm_eps=2.0"),
-        ({"tokenizer.ggml.eos_token_id": 263}, "eos_token_ids=263"),
+        ({"tokenizer.ggml.eos_token_id": 263}, "eos_token_id=263"),
     ],
 )
 def test_what_would_change_the_numbers_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:

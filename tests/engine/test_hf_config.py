@@ -17,8 +17,10 @@ from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.requests import RequestBuilder
 from evalengine.layers import create_ops
+from evalengine.models.hf_config import spec_from_json
 from evalengine.tasks.instance import Generation, Instance
 from tests.engine.hf_folders import edit, engine_logits, tiny_llama
+from tests.parity.families import case, configuration
 
 
 @pytest.fixture
@@ -168,3 +170,10 @@ def test_ends_that_are_no_tokens_name_the_file(folder: Path, eos: Any) -> None:
     edit(folder, eos_token_id=eos)
     with pytest.raises(ConfigError, match=r"tiny: config.json: eos_token_id=.*: must be a token id"):
         engine_logits(folder)
+
+
+@pytest.mark.parametrize(("case_name", "field"), [("granite", "logits_scaling"), ("gemma2", "query_pre_attn_scalar")])
+def test_a_divisor_of_zero_is_a_sentence(case_name: str, field: str) -> None:
+    raw = {**configuration(*case(case_name)).to_dict(), field: 0}
+    with pytest.raises(ConfigError, match=f"config.json: {field}=0: must not be 0"):
+        spec_from_json(raw)

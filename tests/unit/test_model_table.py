@@ -18,7 +18,7 @@ def rows() -> list[str]:
         module = getattr(families, name)
         what = re.split(r"\.(?=\s|$)", str(module.__doc__).strip())[0].replace("\n", " ")
         for family in (value for value in vars(module).values() if isinstance(value, Family)):
-            gguf = f"`{family.gguf}`" if family.gguf else ""
+            gguf = f"`{family.gguf.architecture}`" if family.gguf else ""
             lines.append(f"| `{family.architecture}` | `{family.model_type}` | {gguf} | {what} |")
     return lines
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import replace
 from functools import cached_property
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -23,12 +24,23 @@ from torch import Tensor
 
 from evalengine.engine.load.gguf_fields import GGUFFields
 from evalengine.engine.load.gguf_header import read_header
-from evalengine.engine.load.gguf_names import EMBEDDING, HEAD, ROPE_FACTORS, hf_name, listing, tensor_shapes
+from evalengine.engine.load.gguf_names import (
+    EMBEDDING,
+    HEAD,
+    ROPE_FACTORS,
+    ROPE_TENSORS,
+    GGUFNames,
+    half_split,
+    listing,
+    without_leading_ones,
+)
 from evalengine.engine.load.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.registry import family_of_gguf
-from evalengine.models.spec import ModelSpec, RopeSpec
-from evalengine.models.spec_checks import spec_problems
+from evalengine.models.gguf_form import GGUFForm, Metadata
+from evalengine.models.hf_config import spec_from_json
+from evalengine.models.registry import Family, family_of_gguf
+from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
+from evalengine.models.spec_checks import LARGEST, spec_problems
 
 logger = logging.getLogger(__name__)
 
@@ -75,55 +87,84 @@ class GGUFFile:
         `eos_token_id` alone; only a file without one ends at `eot_token_id`. Raises `ConfigError` listing everything
         that is not supported, `EvalEngineError` for metadata and tensors that contradict each other.
         """
-        family = family_of_gguf(self.architecture)
-        fields, ids = self._model, self.fields.under("tokenizer.ggml")
+        family = self._family
+        ids = self.fields.under("tokenizer.ggml")
         if EMBEDDING not in self._tensors:
             raise EvalEngineError(f"{self.path}: no tensor {EMBEDDING}; it is not a language model's GGUF file")
         eos, eot = ids.integer("eos_token_id", None), ids.integer("eot_token_id", None)
-        heads = fields.integer("attention.head_count", least=1)
-        hidden = fields.integer("embedding_length", least=1)
-        head_dim = fields.integer("attention.key_length", hidden // heads, least=1)
-        # The tensors say whether there are biases, the architecture whether there must or may be.
-        stored = ("blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors)
-        biases = [there if fixed is None else fixed for there, fixed in zip(stored, family.gguf_biases, strict=True)]
-        spec = ModelSpec(
-            architecture=family.architecture,
-            vocab_size=self._tensors[EMBEDDING].shape[0],
-            hidden_size=hidden,
-            intermediate_size=fields.integer("feed_forward_length"),
-            num_layers=fields.integer("block_count"),
-            num_heads=heads,
-            num_kv_heads=fields.integer("attention.head_count_kv", heads),
-            head_dim=head_dim,
-            rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-            rope=self._rope(head_dim),
-            max_position_embeddings=fields.integer("context_length"),
-            tie_word_embeddings=HEAD not in self._tensors,
-            attention_bias=biases[0],
-            attention_output_bias=biases[1],
-            qk_norm=family.gguf_qk_norm,
-            dtype=self._dtype(),
-            bos_token_id=ids.integer("bos_token_id", None),
-            eos_token_ids=tuple(i for i in (eot if eos is None else eos,) if i is not None),
-        )
-        if problems := [*unsupported(self.fields, fields, head_dim), *spec_problems(spec)]:
+        config = self._config(family) | {
+            "bos_token_id": ids.integer("bos_token_id", None),
+            "eos_token_id": eot if eos is None else eos,
+        }
+        metadata = Metadata(self._model, self._tensors, self._factors)
+        problems: list[str] = []
+        try:
+            if config["num_hidden_layers"] <= LARGEST["num_layers"]:  # a list of more layers is not even made
+                self._form.complete(metadata, config)
+            spec = self._with_factors(spec_from_json(config), config)
+        except ConfigError as error:
+            problems = [problem.replace("config.json: ", "") for problem in error.problems]
+        problems += unsupported(self.fields, self._model, metadata.read, config, family)
+        if problems:
             raise ConfigError([f"{self.path}: {problem}" for problem in problems])
         self._check_tensors(spec)
-        self._log(spec, eot)
+        self._log(spec, eot, metadata.read)
         return spec
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Pairs (Hugging Face name, float32 tensor) in name order; one dequantised tensor at a time."""
-        head_counts = {}
-        if family_of_gguf(self.architecture).gguf_interleaved_rope:
+        """Pairs (the family's name for it, float32 tensor) in name order; one dequantised tensor at a time. The names
+        and rows are those of a folder, before tensors that hold several of the decoder's are split."""
+        names, head_counts = GGUFNames(self._family), {}
+        if self._form.permuted:
             heads = self._model.integer("attention.head_count", least=1)
             head_counts = {"attn_q": heads, "attn_k": self._model.integer("attention.head_count_kv", heads, least=1)}
         for name in sorted(self._tensors):
-            if name == ROPE_FACTORS:
+            if name in ROPE_TENSORS:
                 continue
             tensor = self._dequantised(name)
             role = name.split(".")[-2] if name.count(".") > 1 else name
-            yield hf_name(name), _half_split(tensor, head_counts[role]) if role in head_counts else tensor
+            if role in head_counts:
+                tensor = half_split(tensor, head_counts[role])
+            elif role == "ffn_gate_inp_shexp":
+                tensor = tensor.view(1, -1)
+            elif self._form.norms_plus_one and name.endswith("_norm.weight"):
+                tensor -= 1
+            yield names.own(name), tensor
+
+    @cached_property
+    def _family(self) -> Family:
+        return family_of_gguf(self.architecture, self._model.any)
+
+    @property
+    def _form(self) -> GGUFForm:
+        assert self._family.gguf is not None
+        return self._family.gguf
+
+    def _config(self, family: Family) -> dict[str, Any]:
+        """What all families' config.json have, from metadata and tensors."""
+        fields, form = self._model, self._form
+        heads = fields.integer("attention.head_count", least=1)
+        hidden = fields.integer("embedding_length", least=1)
+        head_dim = fields.integer("attention.key_length", hidden // heads, least=1)
+        eps = "attention.layer_norm_rms_epsilon" if form.eps is None else "attention.layer_norm_epsilon"
+        context = fields.integer("context_length")
+        return {
+            "model_type": family.model_type,
+            "vocab_size": self._tensors[EMBEDDING].shape[0],
+            "hidden_size": hidden,
+            "intermediate_size": fields.integer("feed_forward_length"),
+            "num_hidden_layers": fields.integer("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            form.eps or "rms_norm_eps": fields.number(eps),
+            "max_position_embeddings": context,
+            "tie_word_embeddings": HEAD not in self._tensors,
+            # The tensors say whether there are biases, and the family's description whether there may be.
+            "attention_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & self._tensors.keys()),
+            "dtype": dtype_name(self._dtype()),
+            "rope_parameters": self._rope(family, head_dim, context),
+        }
 
     @cached_property
     def _model(self) -> GGUFFields:
@@ -148,34 +189,59 @@ class GGUFFile:
         kinds = {info.kind for info in self._tensors.values() if len(info.shape) > 1}
         return HALVES.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
 
-    def _rope(self, head_dim: int) -> RopeSpec:
-        """RoPE as llama.cpp reads it (`llama_model::load_hparams` in src/llama-model.cpp): scaling without a type is
-        linear, `rope.scale_linear` is the old name of its factor, 0 means none; the type "none" overrides a factor
-        (`llama_context`). A divisor for each frequency and a common factor both apply."""
-        theta = self._model.number("rope.freq_base", 10000.0)
-        factor = self._model.number("rope.scaling.factor", None)
+    def _rope(self, family: Family, head_dim: int, context: int) -> dict[str, Any]:
+        """config.json's `rope_parameters` as llama.cpp reads RoPE (`llama_model::load_hparams` in src/llama-model.cpp):
+        scaling without a type is linear, `rope.scale_linear` is the old name of its factor, 0 means none; the type
+        "none" overrides a factor (`llama_context`)."""
+        fields = self._model
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base", 10000.0)}
+        if "partial_rotary_factor" in family.reads:
+            rope["partial_rotary_factor"] = fields.integer("rope.dimension_count", head_dim) / head_dim
+        factor = fields.number("rope.scaling.factor", None)
         if factor is None:
-            factor = self._model.number("rope.scale_linear", 0.0)
-        if factor == 0.0 or self._model.string("rope.scaling.type", "linear") == "none":
-            factor = 1.0
-        if ROPE_FACTORS in self._tensors:
-            if (shape := self._tensors[ROPE_FACTORS].shape) != (head_dim // 2,):
-                raise self._damaged(f"{ROPE_FACTORS} is {list(shape)}, and heads of {head_dim} need [{head_dim // 2}]")
-            factors = self._dequantised(ROPE_FACTORS) * factor
-            return RopeSpec(theta=theta, type="factors", freq_factors=tuple(factors.tolist()))
-        return RopeSpec(theta=theta) if factor == 1.0 else RopeSpec(theta=theta, type="linear", factor=factor)
+            factor = fields.number("rope.scale_linear", 0.0)
+        kind = fields.string("rope.scaling.type", "linear")
+        if kind == "yarn":
+            rope |= {
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": fields.integer("rope.scaling.original_context_length", context),
+                "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
+            }
+        elif kind == "linear" and factor not in (0.0, 1.0):
+            rope |= {"rope_type": "linear", "factor": factor}
+        return rope
+
+    def _with_factors(self, spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
+        """The spec with the divisors of RoPE's frequencies that the file has; a common factor applies, too."""
+        if (factors := self._factors(ROPE_FACTORS)) is None:
+            return spec
+        pairs = spec.rope.turned(spec.head_dim) // 2
+        if (shape := self._tensors[ROPE_FACTORS].shape) != (pairs,):
+            raise self._damaged(f"{ROPE_FACTORS} is {list(shape)}, and heads of {spec.head_dim} need [{pairs}]")
+        common = config["rope_parameters"].get("factor", 1.0)
+        divisors = (torch.tensor(factors) * common).tolist()
+        spec = replace(spec, rope=RopeSpec(theta=spec.rope.theta, type="factors", freq_factors=tuple(divisors)))
+        if problems := spec_problems(spec):
+            raise ConfigError(problems)
+        return spec
+
+    def _factors(self, name: str) -> list[float] | None:
+        """A small tensor's numbers; None without it."""
+        return self._dequantised(name).flatten().tolist() if name in self._tensors else None
 
     def _check_tensors(self, spec: ModelSpec) -> None:
         """Raises EvalEngineError unless the tensors are those that the spec names; asked before a model is made."""
-        expected = tensor_shapes(spec)
-        shapes = {name: info.shape for name, info in self._tensors.items() if name != ROPE_FACTORS}
+        expected = GGUFNames(self._family).shapes(spec)
+        shapes = {name: info.shape for name, info in self._tensors.items() if name not in ROPE_TENSORS}
         problems = {
             "missing": [name for name in expected if name not in shapes],
             "unexpected": [name for name in shapes if name not in expected],
             "wrong shape": [
                 f"{name} is {list(shape)}, expected {list(expected[name])}"
                 for name, shape in shapes.items()
-                if shape != expected.get(name, shape)
+                if without_leading_ones(shape) != without_leading_ones(expected.get(name, shape))
             ],
         }
         faults = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]
@@ -192,7 +258,7 @@ class GGUFFile:
                 f"{'; '.join(faults)}. Download or copy it again, or set model.path to another file"
             )
 
-    def _log(self, spec: ModelSpec, eot: int | None) -> None:
+    def _log(self, spec: ModelSpec, eot: int | None, read: Set[str]) -> None:
         """Warns of decisions and unread metadata that a user may not expect."""
         counts = Counter(info.kind for info in self._tensors.values() if len(info.shape) > 1)
         if len(counts) > 1 and HALVES.keys() & counts.keys():
@@ -200,7 +266,7 @@ class GGUFFile:
             logger.warning("%s: its matrices are %s; together they are taken for float32", self.path, types)
         if eot not in (None, *spec.eos_token_ids):
             logger.warning("%s: eot_token_id=%d does not end generation, only %s", self.path, eot, spec.eos_token_ids)
-        if keys := ignored(self.fields, self.architecture):
+        if keys := ignored(self.fields, self.architecture, read):
             logger.warning("%s: nothing reads these metadata keys: %s", self.path, listing(keys))
 
     def _damaged(self, problem: object) -> EvalEngineError:
@@ -208,8 +274,3 @@ class GGUFFile:
             f"{self.path}: not a whole GGUF file ({problem}); "
             "download or copy it again, or set model.path to another file"
         )
-
-
-def _half_split(tensor: Tensor, heads: int) -> Tensor:
-    """Reorders rows [heads * D, ...]: RoPE pairs side by side become pairs (i, i + D / 2), as models compute them."""
-    return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -5,12 +5,13 @@ The keys are those of llama.cpp's `LLM_KV_NAMES` (src/llama-arch.cpp), without t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from gguf.constants import Keys
 
 from evalengine.engine.load.gguf_fields import GGUFFields, shown
+from evalengine.models.registry import Family
 
 # These keys are read into the spec or compared with it, or do not influence the numbers of a dense decoder.
 READ = {
@@ -30,6 +31,7 @@ READ = {
     "attention.sliding_window_pattern",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
@@ -58,10 +60,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "embedding_length_per_layer_input": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
+    "expert_feed_forward_length": (0,),
+    "expert_gating_func": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
     "expert_used_count": (0,),
+    "expert_weights_norm": (False,),
+    "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
     "full_attention_interval": (0, 1),
     "hidden_activation": ("silu", "swish"),
+    "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
     "n_deepstack_layers": (0,),
@@ -86,34 +97,43 @@ WHAT = {
 }
 
 
-def unsupported(fields: GGUFFields, model: GGUFFields, head_dim: int) -> Iterator[str]:
+def unsupported(
+    fields: GGUFFields, model: GGUFFields, read: Set[str], config: Mapping[str, Any], family: Family
+) -> Iterator[str]:
     """A sentence for each unsupported thing that the file asks for.
 
-    fields: the whole file's; model: those below its architecture.
+    fields: the whole file's; model: those below its architecture; read: the keys that the family's own form reads;
+    config: what the metadata are as a config.json.
     """
+    head_dim, rope = config["head_dim"], config["rope_parameters"]
     if (kind := fields.string("general.type", "model")) != "model":
         yield f"general.type={shown(kind)}: only files of models are supported"
-    if (scaling := model.string("rope.scaling.type", "linear")) not in ("none", "linear"):
-        yield f"RoPE scaling {shown(scaling)} is not supported; supported: none, linear, llama3"
-    if model.integer("rope.dimension_count", head_dim) != head_dim:
+    known = ["none", "linear", *(kind for kind in ("yarn", "longrope") if kind in family.reads)]
+    if (scaling := model.string("rope.scaling.type", "linear")) not in known:
+        yield f"RoPE scaling {shown(scaling)} is not supported; supported: {', '.join(known)}, llama3"
+    turned = head_dim if "partial_rotary_factor" not in rope else int(head_dim * rope["partial_rotary_factor"])
+    if model.integer("rope.dimension_count", head_dim) != turned:
         yield "only the whole head may be rotated (rope.dimension_count)"
+    base = model.number("rope.freq_base", 10000.0)
+    if "rope.freq_base_swa" not in read and model.number("rope.freq_base_swa", base) != base:
+        yield "layers with a RoPE of their own are not supported (rope.freq_base_swa)"
     if model.integer("attention.value_length", head_dim) != head_dim:
         yield "keys and values of different sizes are not supported (attention.value_length)"
     scale = model.number("attention.scale", 0.0)
-    if scale and abs(scale * head_dim**0.5 - 1) > 1e-6:
+    if scale and abs(scale * head_dim**0.5 - 1) > 1e-6 and "attention.scale" not in read:
         yield f"attention.scale={scale}: only the inverse root of the head's size is supported"
     for key, allowed in NEUTRAL.items():
-        value = model.any(key)
+        value = None if key in read else model.any(key)
         if any(item not in allowed for item in (value if isinstance(value, list) else [value]) if item is not None):
             yield f"{WHAT[key]} ({key})" if key in WHAT else f"{key}={shown(value)} is not supported"
     if suppressed := fields.integers("tokenizer.ggml.suppress_tokens", []):
         yield f"tokens that are never generated are not supported (tokenizer.ggml.suppress_tokens: {len(suppressed)})"
 
 
-def ignored(fields: GGUFFields, architecture: str) -> list[str]:
+def ignored(fields: GGUFFields, architecture: str, read: Set[str]) -> list[str]:
     """The keys that look like settings of the model or its tokenizer and that nothing reads: unknown ones, and those
     below another name, such as one that a damaged byte renamed. Keys about the file's origin are not among them."""
-    known = {architecture: READ | NEUTRAL.keys(), "tokenizer": TOKENIZER_KEYS}
+    known = {architecture: READ | NEUTRAL.keys() | read, "tokenizer": TOKENIZER_KEYS}
     ends = tuple(key for keys in known.values() for key in keys)
     unread = []
     for key in fields.names():

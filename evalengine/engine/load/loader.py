@@ -269,9 +269,10 @@ def _tensors(
     device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:
     """The checkpoint's tensors by their Hugging Face names."""
+    spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     if stored is not None:
-        spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
         return (piece for name, tensor in read_tensors(stored) for piece in names.pieces(spec, name, tensor))
-    if checkpoint.gguf is not None:
-        return checkpoint.gguf.tensors()
+    if checkpoint.gguf is not None:  # llama.cpp's converter has brought q, k and v, and all experts, to one order
+        names = dataclasses.replace(names, qkv_by_head=False, experts_transposed=False)
+        return (piece for name, tensor in checkpoint.gguf.tensors() for piece in names.pieces(spec, name, tensor))
     return dummy_tensors({name: target.shape for name, target in targets.items()}, device)

@@ -9,6 +9,7 @@ from typing import Any
 
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, rope_of, window
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
 from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
@@ -35,4 +36,15 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     )
 
 
-COHERE2 = Family("Cohere2ForCausalLM", "cohere2", _spec, WINDOW | {"layer_norm_eps", "logit_scale"})
+def _gguf(metadata: Metadata, config: Config) -> None:
+    named(logit_scale="logit_scale")(metadata, config)
+    add_windows(metadata, config, period=4)
+
+
+COHERE2 = Family(
+    "Cohere2ForCausalLM",
+    "cohere2",
+    _spec,
+    WINDOW | {"layer_norm_eps", "logit_scale"},
+    gguf=GGUFForm("cohere2", _gguf, eps="layer_norm_eps"),
+)

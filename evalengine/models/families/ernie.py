@@ -9,6 +9,7 @@ from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe, rope_of
 from evalengine.models.file_values import is_integer, shown
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
@@ -43,7 +44,11 @@ def _moe(family: Family, config: Any) -> ModelSpec:
     return _spec(family, config, own[:1] if len({*own}) == 1 else own)
 
 
-ERNIE45 = Family("Ernie4_5ForCausalLM", "ernie4_5", _dense, frozenset({"use_bias"}))
+def _gguf(metadata: Metadata, config: Config) -> None:
+    config["use_bias"] = metadata.biased("attn_q")
+
+
+ERNIE45 = Family("Ernie4_5ForCausalLM", "ernie4_5", _dense, frozenset({"use_bias"}), gguf=GGUFForm("ernie4_5", _gguf))
 ERNIE45_MOE = Family(
     "Ernie4_5_MoeForCausalLM",
     "ernie4_5_moe",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from evalengine.models.describe import WINDOW, by_layer, describe, window
+from evalengine.models.gguf_form import GGUFForm, add_windows
 from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
@@ -38,4 +39,5 @@ EXAONE4 = Family(
             "post_feedforward_layernorm": "mlp_output_norm",
         }
     ),
+    GGUFForm("exaone4", lambda metadata, config: add_windows(metadata, config, period=4)),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, activation_of, by_layer, describe, rope_of, window
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windowed_rope, add_windows, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import OF_TEXT_PART, WeightNames
@@ -56,8 +57,45 @@ def _gemma3(family: Family, config: Any) -> ModelSpec:
     return _spec(family, config, qk_norm=True)
 
 
-GEMMA2 = Family("Gemma2ForCausalLM", "gemma2", _gemma2, _READS, WeightNames(parts=_PARTS))
-GEMMA3 = Family("Gemma3ForCausalLM", "gemma3_text", _gemma3, _READS | {"rope_by_layer"}, WeightNames(parts=_PARTS))
+def _add_scale(metadata: Metadata, config: Config, largest: int) -> None:
+    """`query_pre_attn_scalar`, which files lack: a head's size but in the model of 27B, told by its number of layers,
+    and the caps."""
+    of_27b = config["num_hidden_layers"] == largest
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = hidden // heads if of_27b else config["head_dim"]
+    named(
+        attn_logit_softcapping="attn_logit_softcapping",
+        final_logit_softcapping="final_logit_softcapping",
+    )(metadata, config)
+
+
+def _gguf2(metadata: Metadata, config: Config) -> None:
+    _add_scale(metadata, config, 46)
+    add_windows(metadata, config, period=2, default=4096)
+
+
+def _gguf3(metadata: Metadata, config: Config) -> None:
+    _add_scale(metadata, config, 62)
+    add_windows(metadata, config, period=6)
+    add_windowed_rope(metadata, config, theta=10000.0)
+
+
+GEMMA2 = Family(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    _gemma2,
+    _READS,
+    WeightNames(parts=_PARTS),
+    GGUFForm("gemma2", _gguf2, norms_plus_one=True),
+)
+GEMMA3 = Family(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    _gemma3,
+    _READS | {"rope_by_layer"},
+    WeightNames(parts=_PARTS),
+    GGUFForm("gemma3", _gguf3, norms_plus_one=True),
+)
 GEMMA3_IMAGES = Family(
     "Gemma3ForConditionalGeneration",
     "gemma3",

@@ -10,6 +10,7 @@ from typing import Any
 
 from evalengine.kernels.mixture_variant import Mixture
 from evalengine.models.describe import describe, first_dense, grouped_router, rope_of
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
@@ -37,6 +38,7 @@ GLM4 = Family(
         parts={"post_self_attn_layernorm": "attention_output_norm", "post_mlp_layernorm": "mlp_output_norm"},
         gate_up="mlp.gate_up_proj",
     ),
+    GGUFForm("glm4"),
 )
 GLM4_MOE = Family(
     "Glm4MoeForCausalLM",

@@ -6,6 +6,7 @@ from typing import Any
 
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import activation_of, describe
+from evalengine.models.gguf_form import GGUFForm, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -59,4 +60,5 @@ GPT_NEOX = Family(
         qkv="self_attn.qkv_proj",
         qkv_by_head=True,
     ),
+    GGUFForm("gptneox", named(use_parallel_residual="use_parallel_residual"), eps="layer_norm_eps"),
 )

@@ -11,6 +11,7 @@ from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, window
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -38,6 +39,14 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     )
 
 
+def _gguf(metadata: Metadata, config: Config) -> None:
+    add_windows(metadata, config, period=2)
+    config["intermediate_size"] = metadata.integer("expert_feed_forward_length", config["intermediate_size"])
+    named(expert_count="num_local_experts", expert_used_count="num_experts_per_tok")(metadata, config)
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        config["rope_parameters"]["truncate"] = False  # no metadata: so it is in every checkpoint
+
+
 GPT_OSS = Family(
     "GptOssForCausalLM",
     "gpt_oss",
@@ -46,4 +55,5 @@ GPT_OSS = Family(
     WeightNames(
         parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
     ),
+    GGUFForm("gpt-oss", _gguf, names={"post_attention_norm": "post_attention_layernorm"}),
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -39,7 +41,34 @@ def _moe(family: Family, config: Any) -> ModelSpec:
     return _spec(family, config, mixture=Mixture(router, config.intermediate_size))
 
 
-GRANITE = Family("GraniteForCausalLM", "granite", _dense, _READS | {"mlp_bias"})
+_factors = named(
+    embedding_scale="embedding_multiplier",
+    logit_scale="logits_scaling",
+    residual_scale="residual_multiplier",
+)
+
+
+def _gguf(metadata: Metadata, config: Config) -> None:
+    if not metadata.boolean("rope.scaling.finetuned", True):
+        raise ConfigError("rope.scaling.finetuned=false: no layer would have positions, which is not supported")
+    _factors(metadata, config)
+    config["attention_multiplier"] = metadata.number("attention.scale") or config["head_dim"] ** -0.5
+    config["mlp_bias"] = metadata.biased("ffn_up")
+
+
+def _gguf_moe(metadata: Metadata, config: Config) -> None:
+    _gguf(metadata, config)
+    del config["mlp_bias"]
+    named(expert_count="num_local_experts", expert_used_count="num_experts_per_tok")(metadata, config)
+
+
+GRANITE = Family(
+    "GraniteForCausalLM",
+    "granite",
+    _dense,
+    _READS | {"mlp_bias"},
+    gguf=GGUFForm("granite", _gguf, permuted=True),
+)
 GRANITE_MOE = Family(
     "GraniteMoeForCausalLM",
     "granitemoe",
@@ -55,4 +84,5 @@ GRANITE_MOE = Family(
             "block_sparse_moe.experts.down_proj": "mlp.experts.down_proj",
         }
     ),
+    GGUFForm("granitemoe", _gguf_moe, permuted=True),
 )

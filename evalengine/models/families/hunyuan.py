@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from evalengine.models.describe import describe, head_dim, rope_of
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import Block, ModelSpec
@@ -33,4 +34,5 @@ HUNYUAN = Family(
     _spec,
     frozenset({"dynamic"}),
     WeightNames(parts={"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"}),
+    GGUFForm("hunyuan-dense"),  # whose base has alpha in it
 )

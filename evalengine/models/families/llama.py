@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evalengine.models.describe import describe
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
 from evalengine.models.spec import ModelSpec
 
@@ -14,5 +15,4 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, biases=(config.attention_bias, config.attention_bias))
 
 
-# llama.cpp's converter reorders the rows of q and k for this architecture only.
-LLAMA = Family("LlamaForCausalLM", "llama", _spec, gguf="llama", gguf_interleaved_rope=True)
+LLAMA = Family("LlamaForCausalLM", "llama", _spec, gguf=GGUFForm("llama", permuted=True))

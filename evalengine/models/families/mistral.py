@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from evalengine.models.describe import describe, window
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import OF_TEXT_PART
@@ -27,6 +28,34 @@ def _ministral3(family: Family, config: Any) -> ModelSpec:
     return replace(spec, rope=replace(spec.rope, query_beta=beta)) if beta else spec
 
 
-MISTRAL = Family("MistralForCausalLM", "mistral", _mistral, frozenset({"sliding_window"}))
-MINISTRAL3 = Family("Ministral3ForCausalLM", "ministral3", _ministral3, frozenset({"sliding_window", "yarn"}))
+def _temperature(metadata: Metadata, config: Config) -> None:
+    """A file has one number for both of YaRN's `mscale`s: where they are unlike, no Ministral 3 is."""
+    config["sliding_window"] = metadata.integer("attention.sliding_window") or None
+    rope = config["rope_parameters"]
+    if scale := metadata.number("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": scale, "mscale_all_dim": scale}
+    if beta := metadata.number("attention.temperature_scale"):
+        rope["llama_4_scaling_beta"] = beta
+
+
+MISTRAL = Family(
+    "MistralForCausalLM",
+    "mistral",
+    _mistral,
+    frozenset({"sliding_window"}),
+    # A file without a window, which is each that has all keys, is a Llama's.
+    gguf=GGUFForm(
+        "llama",
+        named(attention__sliding_window="sliding_window"),
+        when="attention.sliding_window",
+        permuted=True,
+    ),
+)
+MINISTRAL3 = Family(
+    "Ministral3ForCausalLM",
+    "ministral3",
+    _ministral3,
+    frozenset({"sliding_window", "yarn"}),
+    gguf=GGUFForm("mistral3", _temperature, permuted=True),
+)
 MISTRAL3 = Family("Mistral3ForConditionalGeneration", "mistral3", weights=OF_TEXT_PART, wraps="mistral")

@@ -6,6 +6,7 @@ from typing import Any
 
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe, window
+from evalengine.models.gguf_form import GGUFForm, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -27,4 +28,10 @@ MIXTRAL = Family(
     _spec,
     _READS,
     WeightNames(parts={"block_sparse_moe.gate": "mlp.gate"}, expert_parts=EXPERT_PARTS),
+    GGUFForm(
+        "llama",
+        named(expert_count="num_local_experts", expert_used_count="num_experts_per_tok"),
+        when="expert_count",
+        permuted=True,
+    ),
 )

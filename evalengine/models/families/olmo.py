@@ -10,6 +10,7 @@ from typing import Any
 
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, rope_of, window
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windowed_rope, add_windows
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -42,5 +43,19 @@ def _olmo3(family: Family, config: Any) -> ModelSpec:
     return _spec(family, config, by_layer(config, block))
 
 
-OLMO2 = Family("Olmo2ForCausalLM", "olmo2", _olmo2, weights=_NAMES)
-OLMO3 = Family("Olmo3ForCausalLM", "olmo3", _olmo3, WINDOW | {"yarn", "rope_by_layer"}, _NAMES)
+def _gguf3(metadata: Metadata, config: Config) -> None:
+    if (factor := metadata.number("rope.scaling.yarn_attn_factor")) is not None:
+        config["rope_parameters"]["attention_factor"] = factor
+    add_windows(metadata, config, period=4)
+    add_windowed_rope(metadata, config)
+
+
+OLMO2 = Family("Olmo2ForCausalLM", "olmo2", _olmo2, weights=_NAMES, gguf=GGUFForm("olmo2"))
+OLMO3 = Family(
+    "Olmo3ForCausalLM",
+    "olmo3",
+    _olmo3,
+    WINDOW | {"yarn", "rope_by_layer"},
+    _NAMES,
+    GGUFForm("olmo2", _gguf3, when="attention.sliding_window"),
+)

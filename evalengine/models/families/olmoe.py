@@ -6,6 +6,7 @@ from typing import Any
 
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe
+from evalengine.models.gguf_form import GGUFForm, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
@@ -22,4 +23,5 @@ OLMOE = Family(
     "olmoe",
     _spec,
     frozenset({"num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob"}),
+    gguf=GGUFForm("olmoe", named(expert_count="num_experts", expert_used_count="num_experts_per_tok")),
 )

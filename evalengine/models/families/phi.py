@@ -15,6 +15,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.models.describe import describe, rope_of, window
 from evalengine.models.file_values import is_integer
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata
 from evalengine.models.registry import Family
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import Block, ModelSpec
@@ -28,6 +29,11 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, rope=_longrope(config), blocks=(block,))
 
 
+def _growth(stretched: float, original: int) -> float:
+    """The factor of cos and sin."""
+    return math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
+
+
 def _longrope(config: Any) -> RopeSpec:
     """transformers' `_compute_longrope_parameters`."""
     parameters = config.rope_parameters
@@ -38,7 +44,7 @@ def _longrope(config: Any) -> RopeSpec:
         wanted = "short_factor, long_factor and original_max_position_embeddings"
         raise ConfigError(f"rope_parameters: longrope needs {wanted}")
     stretched = parameters.get("factor") or config.max_position_embeddings / original
-    grown = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
+    grown = _growth(stretched, original)
     plain = rope_of(config)
     return replace(
         plain,
@@ -51,10 +57,27 @@ def _longrope(config: Any) -> RopeSpec:
     )
 
 
+def _gguf(metadata: Metadata, config: Config) -> None:
+    """The window (llama.cpp leaves it out, the model has it) and LongRoPE, whose lists are tensors."""
+    config["sliding_window"] = metadata.integer("attention.sliding_window") or None
+    long, short = (metadata.factors(f"rope_factors_{name}.weight") for name in ("long", "short"))
+    if long is None or short is None:
+        return
+    original = metadata.integer("rope.scaling.original_context_length")
+    config["original_max_position_embeddings"] = original
+    config["rope_parameters"] |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    # Written as float32: what it is by the formula is left to the formula.
+    given = metadata.number("rope.scaling.attn_factor")
+    if given is not None and is_integer(original, 2):
+        grown = _growth(config["max_position_embeddings"] / original, original)
+        config["rope_parameters"] |= {} if math.isclose(given, grown, rel_tol=1e-6) else {"attention_factor": given}
+
+
 PHI3 = Family(
     "Phi3ForCausalLM",
     "phi3",
     _spec,
     frozenset({"sliding_window", "partial_rotary_factor", "longrope", "original_max_position_embeddings"}),
     WeightNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
+    GGUFForm("phi3", _gguf),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from evalengine.models.describe import WINDOW, describe, windows
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
@@ -23,5 +24,5 @@ def _qwen3(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, biases=biases, qk_norm=True, blocks=windows(config, Block()))
 
 
-QWEN2 = Family("Qwen2ForCausalLM", "qwen2", _qwen2, _READS, gguf="qwen2", gguf_biases=(True, False))
-QWEN3 = Family("Qwen3ForCausalLM", "qwen3", _qwen3, _READS, gguf="qwen3", gguf_qk_norm=True)
+QWEN2 = Family("Qwen2ForCausalLM", "qwen2", _qwen2, _READS, gguf=GGUFForm("qwen2"))
+QWEN3 = Family("Qwen3ForCausalLM", "qwen3", _qwen3, _READS, gguf=GGUFForm("qwen3"))

@@ -9,6 +9,7 @@ from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import WINDOW, describe, window, windows
 from evalengine.models.file_values import is_integer, shown
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
@@ -49,7 +50,24 @@ def _qwen3(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, biases=biases, qk_norm=True, blocks=blocks)
 
 
-QWEN2_MOE = Family(
-    "Qwen2MoeForCausalLM", "qwen2_moe", _qwen2, _READS | WINDOW | {"shared_expert_intermediate_size", "qkv_bias"}
+_experts = named(
+    expert_count="num_experts",
+    expert_used_count="num_experts_per_tok",
+    expert_feed_forward_length="moe_intermediate_size",
+    expert_shared_feed_forward_length="shared_expert_intermediate_size",
 )
-QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3, _READS)
+
+
+def _gguf3(metadata: Metadata, config: Config) -> None:
+    _experts(metadata, config)
+    config["norm_topk_prob"] = True  # no metadata: llama.cpp's graph has it
+
+
+QWEN2_MOE = Family(
+    "Qwen2MoeForCausalLM",
+    "qwen2_moe",
+    _qwen2,
+    _READS | WINDOW | {"shared_expert_intermediate_size", "qkv_bias"},
+    gguf=GGUFForm("qwen2moe", _experts),
+)
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3, _READS, gguf=GGUFForm("qwen3moe", _gguf3))
