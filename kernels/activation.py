@@ -1,11 +1,11 @@
-"""SiLU and GELU, alone and times the up projection, rounded where transformers' eager code rounds.
+"""SiLU, GELU and a squared ReLU, alone and times the up projection, rounded where transformers' eager code rounds.
 
     T tokens, I intermediate size.
 
 Rounding points (`native`): the activation in fp32, rounded to the model dtype, then times up, rounded. silu is
 x / (1 + exp(-x)) with CUDA's own expf and an IEEE division, as torch's CUDA kernel has it: the bytes are torch's.
 gelu_tanh is the same with exp(-2 u), 2 u = fma(x x x, 0.044715, x) 2 sqrt(2 / pi), equal to x (1 + tanh u) / 2; gelu is
-x 0.5 (1 + erf(x sqrt(1/2))) with CUDA's own erff, torch's formula.
+x 0.5 (1 + erf(x sqrt(1/2))) with CUDA's own erff, torch's formula; relu2 is max(x, 0)^2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 
 _launches: dict[tuple, Replay] = {}
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
 BLOCK = 1024  # elements of a program: with 4 warps a thread moves 8 bf16 values, 16 bytes, of each operand
 WARPS = 4
 
@@ -55,6 +55,9 @@ def activate(x, dtype: tl.constexpr, ACT: tl.constexpr):
         result = _times_sigmoid(x, x, dtype)
     elif ACT == "gelu_tanh":
         result = _times_sigmoid(x, tl.fma(x * x * x, 0.044715, x) * 1.5957691216057308, dtype)
+    elif ACT == "relu2":
+        positive = tl.where(x < 0, 0.0, x)  # a NaN stays
+        result = (positive * positive).to(dtype)
     else:
         result = (x * 0.5 * (1.0 + device_math.erf(x * 0.7071067811865476))).to(dtype)
     return result

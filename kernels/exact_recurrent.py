@@ -108,7 +108,7 @@ def gated_delta(
     )
     v, q = v.unflatten(-1, (-1, values)), q * keys**-0.5
     g = softplus(em.widen(a) + em.widen(dt_bias)) * -em.exp(em.widen(a_log))
-    decay, beta = em.exp(g), em.sigmoid(em.widen(b))
+    decay, beta = em.exp(g), em.sigmoid(em.widen(b)) * variant.beta_scale
     out = torch.empty(v.shape, dtype=torch.float32, device=mixed.device)
     states, at = initial_states(state, query_lens, kv_lens, slots)
     for active, rows in steps(query_lens, mixed.device):

@@ -14,7 +14,18 @@ from torch import Tensor
 from evalengine.kernels import exact, exact_aten_rows, exact_mixture
 from evalengine.kernels import exact_math as em
 
-_ACTIVATIONS = {"silu": exact.wide_silu, "gelu": exact_aten_rows.gelu, "gelu_tanh": exact_aten_rows.gelu_tanh}
+
+def relu2(x: Tensor) -> Tensor:
+    """float64 max(x, 0)^2, in place."""
+    return x.clamp_(min=0.0).square_()
+
+
+_ACTIVATIONS = {
+    "silu": exact.wide_silu,
+    "gelu": exact_aten_rows.gelu,
+    "gelu_tanh": exact_aten_rows.gelu_tanh,
+    "relu2": relu2,
+}
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -51,7 +62,7 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
 def activation(x: Tensor, kind: str, *, gated: bool) -> Tensor:
     """[T, 2 I] -> float32 [T, I], kind(first half) * second half, if gated; else any shape -> kind(x).
 
-    kind: "silu", "gelu" (by erfc) or "gelu_tanh"; "clamped_swiglu", always gated. One rounding.
+    kind: "silu", "gelu" (by erfc), "gelu_tanh" or "relu2"; "clamped_swiglu", always gated. One rounding.
     """
     if kind == "clamped_swiglu":
         return exact_mixture.clamped_swiglu(x)

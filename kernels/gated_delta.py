@@ -32,7 +32,7 @@ def _normed(x):
 @triton.jit
 def _gated_delta_kernel(
     mixed_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr, cu_seqlens, seqlens, state_slots, scale,
-    stride_mixed, stride_a, stride_b,
+    beta_scale, stride_mixed, stride_a, stride_b,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Program (rows of the state, value head, sequence)."""
@@ -60,7 +60,7 @@ def _gated_delta_kernel(
         v = tl.load(v_at, mask=real_row, other=0.0).to(tl.float32)
         a = tl.load(a_ptr + (first + t) * stride_a + head).to(tl.float32)
         beta = device_math.sigmoid(tl.load(b_ptr + (first + t) * stride_b + head).to(tl.float32))
-        beta = beta.to(dtype).to(tl.float32)
+        beta = beta.to(dtype).to(tl.float32) * beta_scale
         state = state * device_math.exp(decay_rate * device_math.softplus(a + dt_bias))
         delta = (v - tl.sum(state * k[None, :], 1)) * beta
         state = tl.fma(tl.zeros_like(state) + delta[:, None], tl.zeros_like(state) + k[None, :], state)
@@ -94,8 +94,8 @@ def gated_delta(
     out = torch.zeros((len(mixed), heads, values), dtype=mixed.dtype, device=mixed.device)
     launch(
         _gated_delta_kernel, (-(-values // ROWS), heads, len(state_slots)),
-        (mixed, a, b, a_log, dt_bias, state, out, cu_seqlens_q, seqlens_k, state_slots, keys**-0.5, mixed.stride(0),
-         a.stride(0), b.stride(0)),
+        (mixed, a, b, a_log, dt_bias, state, out, cu_seqlens_q, seqlens_k, state_slots, keys**-0.5, variant.beta_scale,
+         mixed.stride(0), a.stride(0), b.stride(0)),
         (variant.num_key_heads, heads, keys, triton.next_power_of_2(keys), values, ROWS), WARPS, 1,
     )  # fmt: skip
     return out

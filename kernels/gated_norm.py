@@ -4,6 +4,7 @@
 
 Rounding points, transformers': gate first: x silu(gate) and the norm in float32, rounded to the model's dtype, times
 the weight, rounded. Norm first: the norm, rounded, times the weight, rounded, times silu(gate) in float32, rounded.
+Falcon-H1's, of either order, is rounded once, at its end.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from evalengine.kernels.launching.launch import launch
 def _gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, eps, stride_x, stride_gate, groups,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, REPEATED: tl.constexpr,
+    ONCE: tl.constexpr,
 ):  # fmt: skip
     """Program: one group of one row. REPEATED: every group has the same weights [GROUP]."""
     device_math.after_previous_kernel()
@@ -34,17 +36,24 @@ def _gated_norm_kernel(
     factor = tl.div_rn(gate, 1.0 + device_math.exp(-gate))
     if GATE_FIRST:
         x = x * factor
-    normed = (x * device_math.rsqrt(tl.sum(x * x, 0) / GROUP + eps)).to(dtype)
-    out = (weight * normed.to(tl.float32)).to(dtype)
+    normed = x * device_math.rsqrt(tl.sum(x * x, 0) / GROUP + eps)
+    if not ONCE:
+        normed = normed.to(dtype).to(tl.float32)
+    out = weight * normed
+    if not ONCE:
+        out = out.to(dtype).to(tl.float32)
     if not GATE_FIRST:
-        out = (out.to(tl.float32) * factor).to(dtype)
-    tl.store(out_ptr + row * groups * GROUP + column, out, mask=keep)
+        out = out * factor
+    tl.store(out_ptr + row * groups * GROUP + column, out.to(dtype), mask=keep)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool = False
+) -> Tensor:
     """[R, W] twice, of any row stride; weight [W], or [group] of which every group has the same -> [R, W].
 
     Each `group` of numbers is normed by itself. gate_first: x is multiplied with silu(gate) before; else the norm is.
+    rounded_once: at its end only.
     """
     rows, width = x.shape
     assert width % group == 0 and len(weight) in (group, width) and x.stride(1) == gate.stride(1) == 1
@@ -53,6 +62,6 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, 
     launch(
         _gated_norm_kernel, (rows * (width // group), 1, 1),
         (x, gate, weight, out, eps, x.stride(0), gate.stride(0), width // group),
-        (group, block, gate_first, len(weight) < width), 4 if block <= 2048 else 8, 1,
+        (group, block, gate_first, len(weight) < width, rounded_once), 4 if block <= 2048 else 8, 1,
     )  # fmt: skip
     return out

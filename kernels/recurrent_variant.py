@@ -5,8 +5,8 @@ The recurrences are those of `reference`; a sequence's state is float32 after ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -33,7 +33,8 @@ class Mamba2Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """A gated delta rule (Qwen3.5, Qwen3-Next): a state [key_dim, value_dim] for each value head, behind a convolution.
+    """A gated delta rule (Qwen3.5, Qwen3-Next, OLMo-Hybrid): a state [key_dim, value_dim] for each value head, behind a
+    convolution.
 
     Value heads num_value_heads // num_key_heads in a row share a query and a key.
     """
@@ -43,8 +44,19 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     taps: int  # of the convolution over q, k and v
+    beta_scale: float = 1.0  # of sigmoid(b), a power of two: 2 lets the state's eigenvalues be negative
+    norm_eps: float | None = None  # of the output's norm; None: the model's
 
     bias = False  # of the projections
+
+    def of_rank(self, ranks: int) -> GatedDelta:
+        """What one of so many ranks computes: its part of the heads."""
+        return replace(self, num_key_heads=self.num_key_heads // ranks, num_value_heads=self.num_value_heads // ranks)
+
+    def uneven(self, ranks: int) -> list[str]:
+        """The sizes that so many ranks cannot share equally."""
+        heads = {"key heads": self.num_key_heads, "value heads": self.num_value_heads}
+        return [f"{size} {what} of the gated delta rule" for what, size in heads.items() if size % ranks]
 
     @property
     def parts(self) -> dict[str, int]:
@@ -74,9 +86,11 @@ class GatedDelta:
 
 @dataclass(frozen=True)
 class Mamba2:
-    """A selective state space (Granite 4 hybrids): a state [head_dim, state_dim] for each head, behind a convolution.
+    """A selective state space (Granite 4 hybrids, Nemotron-H, Falcon-H1): a state [head_dim, state_dim] for each head,
+    behind a convolution.
 
-    Heads num_heads // num_groups in a row share B and C.
+    Heads num_heads // num_groups in a row share B and C. The output is gated by silu(z) alone, or before its norm, or
+    after it.
     """
 
     num_heads: int
@@ -87,6 +101,19 @@ class Mamba2:
     conv_bias: bool
     bias: bool  # of the projections
     dt_limits: tuple[float, float]  # of the time step, after softplus
+    gated: Literal["alone", "before norm", "after norm"] = "before norm"
+    norm_rounded_once: bool = False  # whether the norm is rounded at its end only, not before its weight, too
+
+    def of_rank(self, ranks: int) -> Mamba2:
+        """What one of so many ranks computes: its part of the heads; several ranks may hold a group."""
+        return replace(self, num_heads=self.num_heads // ranks, num_groups=max(1, self.num_groups // ranks))
+
+    def uneven(self, ranks: int) -> list[str]:
+        """The sizes that so many ranks cannot share equally."""
+        heads = [f"{self.num_heads} heads of Mamba-2"] if self.num_heads % ranks else []
+        if max(ranks, self.num_groups) % min(ranks, self.num_groups):
+            heads.append(f"{self.num_groups} groups of Mamba-2")
+        return heads
 
     @property
     def parts(self) -> dict[str, int]:
@@ -123,6 +150,14 @@ class ShortConv:
     bias: bool
 
     state_shape = None
+
+    def of_rank(self, ranks: int) -> ShortConv:
+        """What one of so many ranks computes: its part of the channels."""
+        return replace(self, channels=self.channels // ranks)
+
+    def uneven(self, ranks: int) -> list[str]:
+        """The sizes that so many ranks cannot share equally."""
+        return [f"{self.channels} channels of the short convolution"] if self.channels % ranks else []
 
     @property
     def features(self) -> int:

@@ -78,8 +78,10 @@ def mean(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor
 
 
 def activation(x: Tensor, act: str) -> Tensor:
-    """Any shape; "silu", "gelu" (x Phi(x)) or "gelu_tanh" (x sigmoid(2 u), equal to x (1 + tanh u) / 2)."""
+    """Any shape; "silu", "gelu" (x Phi(x)), "gelu_tanh" (x sigmoid(2 u), equal to x (1 + tanh u) / 2) or "relu2"."""
     wide = x.double()
+    if act == "relu2":
+        return wide.relu().square()
     if act == "gelu":
         return wide * torch.special.erfc(-wide * 0.5**0.5) / 2
     u = (wide + 0.044715 * wide**3) * (2 / torch.pi) ** 0.5
@@ -282,18 +284,20 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, 
 
 
 def gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor,
+    beta_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One sequence's q, k [n, Hk, K], v [n, Hv, V], a, b [n, Hv] and state [Hv, V, K] -> ([n, Hv, V], the new state).
 
     The recurrence of transformers' `torch_recurrent_gated_delta_rule` with normed q and k (modeling_qwen3_5.py):
-    S = exp(g) S; S = S + beta (v - S k) k^T; o = S q K^-0.5, g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b).
+    S = exp(g) S; S = S + beta (v - S k) k^T; o = S q K^-0.5, g = -exp(a_log) softplus(a + dt_bias), beta = beta_scale
+    sigmoid(b).
     """
     q, k, v, a, b, state = (x.double() for x in (q, k, v, a, b, state))
     group = v.shape[1] // q.shape[1]
     q, k = ((x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(group, 1) for x in (q, k))
     g = -a_log.double().exp() * torch.nn.functional.softplus(a + dt_bias.double())
-    beta, out = b.sigmoid(), torch.empty_like(v)
+    beta, out = beta_scale * b.sigmoid(), torch.empty_like(v)
     for t in range(len(v)):
         state = state * g[t].exp()[:, None, None]
         delta = (v[t] - (state * k[t][:, None]).sum(-1)) * beta[t][:, None]

@@ -62,8 +62,8 @@ class Shapes:
             layers["down_proj"] = LinearShape(hidden // ranks, inner, self.mlp_bias)
         for kind in self.recurrent_kinds:
             name = type(kind).__name__
-            layers[f"{name} in_proj"] = LinearShape(kind.projected, hidden, kind.bias)
-            layers[f"{name} out_proj"] = LinearShape(hidden, kind.features, kind.bias)
+            layers[f"{name} in_proj"] = LinearShape(kind.of_rank(ranks).projected, hidden, kind.bias)
+            layers[f"{name} out_proj"] = LinearShape(hidden // ranks, kind.features, kind.bias)
         if self.mixture is None:
             return layers
         if not self.mixture.router.wide:

@@ -53,7 +53,7 @@ class KVLayout:
 
     layers_per_page: int
     groups: tuple[KVGroup, ...]
-    # Of each layer: its block table, and its place among a page's layers. Of recurrent layers neither counts.
+    # Of each layer: its block table, and its place among a page's layers. Of layers without attention neither counts.
     places: tuple[tuple[int, int], ...]
 
     @property
@@ -86,7 +86,7 @@ def kv_layout(spec: ModelSpec, settings: Settings) -> KVLayout:
     windows: dict[int, int | None] = {}
     for layer in range(spec.num_layers):
         window = spec.block(layer).window
-        if spec.block(layer).recurrence is None:
+        if spec.block(layer).attends:
             windows[layer] = None if kept or window is None or window >= settings.max_model_len else window
     distinct = sorted(set(windows.values()), key=lambda window: (window is not None, window))  # all keys first
     members = [[layer for layer, own in windows.items() if own == window] for window in distinct]

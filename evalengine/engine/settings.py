@@ -197,8 +197,6 @@ def _uneven(ranks: int, spec: ModelSpec) -> str:
     head."""
     if spec.module is not None and ranks > 1:
         return "layers, which transformers' own module computes (model.implementation)"
-    if spec.recurrences and ranks > 1:
-        return "recurrent layers"
     sizes = {
         "attention heads": spec.num_heads,
         "hidden features": spec.hidden_size,
@@ -211,6 +209,8 @@ def _uneven(ranks: int, spec: ModelSpec) -> str:
     uneven = [f"{size} {what}" for what, size in sizes.items() if size % ranks]
     if max(ranks, spec.num_kv_heads) % min(ranks, spec.num_kv_heads):
         uneven.append(f"{spec.num_kv_heads} KV heads")
+    for kind in spec.recurrent_kinds:
+        uneven += kind.uneven(ranks)
     return ", ".join(uneven)
 
 

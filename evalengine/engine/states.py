@@ -22,7 +22,8 @@ NUM_SNAPSHOTS = 16  # copies of states that are kept: followers come soon after 
 
 def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
     """Each recurrent layer's pools, by the layer's number. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
-    return {layer: _pools(recurrence, ops, slots + NUM_SNAPSHOTS) for layer, recurrence in spec.recurrences.items()}
+    own = {layer: recurrence.of_rank(ops.tp.size) for layer, recurrence in spec.recurrences.items()}
+    return {layer: _pools(recurrence, ops, slots + NUM_SNAPSHOTS) for layer, recurrence in own.items()}
 
 
 def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:
@@ -33,9 +34,9 @@ def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:
     )
 
 
-def state_bytes(spec: ModelSpec, activation_bytes: int) -> int:
-    """Bytes of one slot in all layers; activation_bytes: of one activation."""
+def state_bytes(spec: ModelSpec, activation_bytes: int, ranks: int = 1) -> int:
+    """Bytes of one slot in all layers, on each of so many ranks; activation_bytes: of one activation."""
     return sum(
         recurrence.channels * (recurrence.taps - 1) * activation_bytes + 4 * math.prod(recurrence.state_shape or (0,))
-        for recurrence in spec.recurrences.values()
+        for recurrence in (kind.of_rank(ranks) for kind in spec.recurrences.values())
     )

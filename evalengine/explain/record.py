@@ -23,6 +23,7 @@ from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.explain.trace import LOGITS, Computation
 from evalengine.layers.hooks import op_hook
+from evalengine.layers.recurrent import HybridCache
 
 VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only the positions in `keep` have values
 # The names of the outputs of ops that have two.
@@ -161,7 +162,9 @@ class ComputationRecorder:
         op = _named(name)
         if op.endswith(("store_kv.k", "store_kv.v")):  # the pool holds the values rounded to its dtype
             layer = int(op.split(".")[2])
-            output = runner.kv_caches[layer][op.endswith(".v")].flatten(0, 1)  # [slots, Hkv, D]
+            cache = runner.kv_caches[layer]
+            pools = cache.kv if isinstance(cache, HybridCache) else cache
+            output = pools[op.endswith(".v")].flatten(0, 1)  # [slots, Hkv, D]
             observed = [(row.slots[runner.table_of[layer]], row.computation) for row in self._rows]
         if not output.is_floating_point():
             output = output.float()  # the numbers of experts

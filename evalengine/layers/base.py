@@ -6,7 +6,7 @@ of the input columns where `fast` sums over ranks (`OutputLinear`). `ops.tp` tel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,35 @@ class Layer(nn.Module):
 
     def finalize(self) -> None:
         """Prepares the loaded weights for `ops`, and drops those that are no longer needed."""
+
+
+class MergedRows(Layer):
+    """A layer whose weight has the rows of several checkpoint layers, one after another: of each this rank's part."""
+
+    def __init__(self, ops: Ops, sizes: dict[str, int], parts: Mapping[str, int] | None = None) -> None:
+        """sizes: the checkpoint layers' rows in all. parts: in how many parts those are cut of which several ranks
+        hold the same one."""
+        super().__init__(ops)
+        self.sizes, self.parts = sizes, parts or {}
+
+    def local_rows(self, shard: str) -> int:
+        """This rank's output rows of one checkpoint layer."""
+        return self.sizes[shard] // self.shard_of(shard)[1]
+
+    @property
+    def rows(self) -> int:
+        """This rank's rows of all of them."""
+        return sum(self.local_rows(shard) for shard in self.sizes)
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        names = list(self.sizes)
+        offset = sum(self.local_rows(name) for name in names[: names.index(shard)])
+        own = param.narrow(0, offset, self.local_rows(shard))
+        own.copy_(shard_rows(loaded_weight, *self.shard_of(shard)).view_as(own))
+
+    def shard_of(self, shard: str) -> tuple[int, int]:
+        """(part, parts): this rank holds the part-th of so many equal parts of one checkpoint layer's rows."""
+        return self.ops.tp.part_of(self.parts.get(shard))
 
 
 class CheckpointTensor(NamedTuple):

@@ -151,9 +151,17 @@ class CudaOps(Ops):
         return mamba2.mamba2(*x, state, *_sequences(metadata), variant)
 
     def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        group: int,
+        *,
+        gate_first: bool,
+        rounded_once: bool = False,
     ) -> Tensor:
-        return gated_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+        return gated_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return log_softmax.log_softmax(logits)

@@ -119,7 +119,15 @@ class ExactOps(Ops):
         return exact_recurrent.mamba2(*x, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        group: int,
+        *,
+        gate_first: bool,
+        rounded_once: bool = False,
     ) -> Tensor:
         return exact_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
 
@@ -128,6 +136,9 @@ class ExactOps(Ops):
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         return exact_recurrent.multiply(x, y)
+
+    def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:
+        return exact_recurrent.multiply(x, factors.expand_as(x))
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return exact.log_softmax(logits)

@@ -8,39 +8,34 @@ some of the rows only, which the literature, where weights are written transpose
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
-from evalengine.layers.base import Layer, load_part, shard_rows
+from evalengine.layers.base import Layer, MergedRows, load_part
 from evalengine.layers.ops import Ops, PreparedWeight
 
 
-class MergedLinear(Layer):
+class MergedLinear(MergedRows):
     """One product for several checkpoint layers that share an input; `sizes` maps their names to their whole N."""
 
-    def __init__(self, ops: Ops, in_features: int, sizes: dict[str, int], bias: bool = False) -> None:
-        super().__init__(ops)
-        self.in_features, self.sizes = in_features, sizes
-        rows = sum(self.local_rows(shard) for shard in sizes)
-        self.weight: nn.Parameter | None = self.new_parameter(rows, in_features)
-        self.bias = self.new_parameter(rows) if bias else None
+    def __init__(
+        self,
+        ops: Ops,
+        in_features: int,
+        sizes: dict[str, int],
+        bias: bool = False,
+        *,
+        parts: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(ops, sizes, parts)
+        self.in_features = in_features
+        self.weight: nn.Parameter | None = self.new_parameter(self.rows, in_features)
+        self.bias = self.new_parameter(self.rows) if bias else None
         self.prepared: PreparedWeight = None
-
-    def local_rows(self, shard: str) -> int:
-        """This rank's output rows of one checkpoint layer."""
-        return self.sizes[shard] // self.shard_of(shard)[1]
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {shard: (rows, self.in_features) for shard, rows in self.sizes.items()}
-
-    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
-        names = list(self.sizes)
-        offset = sum(self.local_rows(name) for name in names[: names.index(shard)])
-        part = shard_rows(loaded_weight, *self.shard_of(shard))
-        param.narrow(0, offset, self.local_rows(shard)).copy_(part)
-
-    def shard_of(self, shard: str) -> tuple[int, int]:
-        """(part, parts): this rank holds the part-th of so many equal parts of one checkpoint layer's rows."""
-        return self.ops.tp.rank, self.ops.tp.size
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"
@@ -126,17 +121,12 @@ class QKVLinear(MergedLinear):
     ) -> None:
         """gate: whether the output's gate, of as many features as q, comes after v."""
         self.head_dim, tp_size = head_dim, ops.tp.size
-        self.kv_parts = min(tp_size, num_kv_heads)
-        assert num_heads % tp_size == 0 and num_kv_heads % self.kv_parts == 0 and tp_size % self.kv_parts == 0
+        kv_parts = min(tp_size, num_kv_heads)
+        assert num_heads % tp_size == 0 and num_kv_heads % kv_parts == 0 and tp_size % kv_parts == 0
         sizes = {"q_proj": num_heads * head_dim, "k_proj": num_kv_heads * head_dim, "v_proj": num_kv_heads * head_dim}
         if gate:
             sizes["gate_proj"] = sizes["q_proj"]
-        super().__init__(ops, in_features, sizes, bias)
-
-    def shard_of(self, shard: str) -> tuple[int, int]:
-        if shard in ("q_proj", "gate_proj"):
-            return super().shard_of(shard)
-        return self.ops.tp.rank * self.kv_parts // self.ops.tp.size, self.kv_parts
+        super().__init__(ops, in_features, sizes, bias, parts={"k_proj": kv_parts, "v_proj": kv_parts})
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, N] -> q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D], as views."""

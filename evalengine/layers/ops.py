@@ -184,10 +184,20 @@ class Ops(ABC):
         return plain_recurrent.mamba2(x, state, metadata, variant)
 
     def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        group: int,
+        *,
+        gate_first: bool,
+        rounded_once: bool = False,
     ) -> Tensor:
-        """[T, W] twice, weight [W] or [group] -> [T, W]: RMS norms of groups, gated by SiLU before or after."""
-        return plain_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+        """[T, W] twice, weight [W] or [group] -> [T, W]: RMS norms of groups, gated by SiLU before or after.
+
+        rounded_once: at its end, not before the weight, too (exact always is)."""
+        return plain_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Any shape twice: x * sigmoid(gate), each rounded."""
@@ -196,6 +206,10 @@ class Ops(ABC):
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         """Any shape twice: x * y, rounded once."""
         return x * y
+
+    def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:
+        """[T, N], float32 [N] -> [T, N]: each column times its factor, in float32, rounded once."""
+        return (x * factors).to(x.dtype)
 
     @abstractmethod
     def log_softmax(self, logits: Tensor) -> Tensor:

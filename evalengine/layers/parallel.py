@@ -39,6 +39,12 @@ class TensorParallel:
         self.peers: PeerMemory | None = None
         self._aborted = False
 
+    def part_of(self, parts: int | None = None) -> tuple[int, int]:
+        """(part, parts): this rank holds the part-th of so many equal parts, of which several ranks in a row hold one.
+        parts: None: one for each rank."""
+        parts = parts or self.size
+        return self.rank * parts // self.size, parts
+
     def share_memory(self, slot_bytes: int, device: torch.device) -> None:
         """Lets `gather_features` push into the other ranks' memory, if the GPUs allow it. Every rank calls it.
 

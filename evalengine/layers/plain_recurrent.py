@@ -40,7 +40,7 @@ def gated_delta(inputs: DeltaInputs, state: Tensor, step: AttentionMetadata, var
     q, k = (x.repeat_interleave(heads // variant.num_key_heads, 1) for x in (q, k))
     v, q = v.unflatten(-1, (-1, values)), q / keys**0.5
     decay = (-a_log.exp() * F.softplus(a.to(wide) + dt_bias)).exp()
-    beta, out = b.sigmoid().to(wide), torch.empty_like(v)
+    beta, out = b.sigmoid().to(wide) * variant.beta_scale, torch.empty_like(v)
     states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
     states = states.to(wide)
     for active, rows in steps(step.query_lens, mixed.device):
@@ -74,11 +74,13 @@ def mamba2(inputs: Mamba2Inputs, state: Tensor, step: AttentionMetadata, variant
     return out.to(mixed.dtype)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
+) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     own, factor = x.to(wide), F.silu(gate.to(wide))
     own = own * factor if gate_first else own
     groups = own.unflatten(-1, (-1, group))
     normed = (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
-    out = weight.repeat(x.shape[1] // len(weight)) * normed.to(x.dtype)
-    return out if gate_first else (out * factor).to(x.dtype)
+    out = weight.repeat(x.shape[1] // len(weight)) * (normed if rounded_once else normed.to(x.dtype))
+    return (out if gate_first else out * factor).to(x.dtype)

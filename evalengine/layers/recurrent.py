@@ -8,13 +8,15 @@ sequence that begins with the step begins with zeros, whatever its slot holds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
-from evalengine.layers.base import Layer
+from evalengine.layers.attention import KVCache
+from evalengine.layers.base import Layer, MergedRows, load_part
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 
@@ -26,40 +28,61 @@ class States(NamedTuple):
     recurrent: Tensor  # float32 [R, *state_shape]; empty for a convolution alone
 
 
-class CausalConv(Layer):
-    """[T, C] -> [T, C]: a depthwise causal convolution, and its SiLU. `sizes` names its checkpoint tensors."""
+class HybridCache(NamedTuple):
+    """What a layer keeps that has attention and a recurrence beside each other."""
 
-    def __init__(self, ops: Ops, sizes: dict[str, int], taps: int, *, bias: bool, silu: bool) -> None:
-        super().__init__(ops)
-        self.sizes, self.taps, self.silu = sizes, taps, silu
-        channels = sum(sizes.values())
-        self.weight = self.new_parameter(channels, taps)
-        self.bias = self.new_parameter(channels) if bias else None
+    kv: KVCache
+    states: States
+
+
+LayerCache = KVCache | States | HybridCache
+
+
+def layer_cache(kv: LayerCache, states: States, beside_attention: bool) -> LayerCache:
+    """What a layer with a recurrence keeps; kv: what one with attention does in its place."""
+    return HybridCache(kv, states) if beside_attention else states  # type: ignore[arg-type]
+
+
+class CausalConv(MergedRows):
+    """[T, c] -> [T, c], of this rank's channels: a depthwise causal convolution, and its SiLU. `sizes` names its
+    checkpoint tensors."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        sizes: dict[str, int],
+        taps: int,
+        *,
+        bias: bool,
+        silu: bool,
+        parts: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(ops, sizes, parts)
+        self.taps, self.silu = taps, silu
+        self.weight = self.new_parameter(self.rows, taps)
+        self.bias = self.new_parameter(self.rows) if bias else None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {shard: (rows, 1, self.taps) for shard, rows in self.sizes.items()}
-
-    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
-        names = list(self.sizes)
-        first = sum(self.sizes[name] for name in names[: names.index(shard)])
-        own = param.narrow(0, first, self.sizes[shard])
-        own.copy_(loaded_weight.view_as(own))
 
     def forward(self, x: Tensor, state: Tensor, metadata: AttentionMetadata) -> Tensor:
         return self.ops.causal_conv(x, self.weight, self.bias, state, metadata, silu=self.silu)
 
 
 class HeadVector(Layer):
-    """A number for each head, float32 [H], which the recurrence takes."""
+    """A number for each of this rank's heads, float32, which the recurrence takes."""
 
     def __init__(self, ops: Ops, heads: int) -> None:
         super().__init__(ops)
         self.heads = heads
-        values = torch.empty(heads, dtype=torch.float32, device=ops.device)
+        values = torch.empty(heads // ops.tp.size, dtype=torch.float32, device=ops.device)
         self.weight = nn.Parameter(values, requires_grad=False)
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {name: (self.heads,)}
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        load_part(param, loaded_weight, self.ops.tp, by_rows=True)
 
 
 class GatedDeltaRule(Layer):
@@ -67,7 +90,7 @@ class GatedDeltaRule(Layer):
 
     def __init__(self, ops: Ops, variant: GatedDelta) -> None:
         super().__init__(ops)
-        self.variant = variant
+        self.variant = variant.of_rank(ops.tp.size)
 
     def forward(
         self, mixed: Tensor, a: Tensor, b: Tensor, heads: tuple[Tensor, ...], state: Tensor, metadata: AttentionMetadata
@@ -81,7 +104,7 @@ class Mamba2Scan(Layer):
 
     def __init__(self, ops: Ops, variant: Mamba2) -> None:
         super().__init__(ops)
-        self.variant = variant
+        self.variant = variant.of_rank(ops.tp.size)
 
     def forward(
         self, mixed: Tensor, dt: Tensor, heads: tuple[Tensor, ...], state: Tensor, metadata: AttentionMetadata
@@ -91,19 +114,49 @@ class Mamba2Scan(Layer):
 
 
 class GatedNorm(Layer):
-    """[T, W] twice -> [T, W]: RMS norms of groups, gated by SiLU before (`gate_first`) or after."""
+    """[T, w] twice, of this rank's columns -> the same: RMS norms of groups, gated by SiLU before (`gate_first`) or
+    after.
 
-    def __init__(self, ops: Ops, size: int, group: int, eps: float, *, gate_first: bool) -> None:
-        """size: of the weight; all of W, or a group of which every one has the same."""
+    A rank norms the groups that it has whole. Of groups that reach over ranks all columns are gathered first, and where
+    no sum may cross ranks, which is where all of them are needed next, the result is [T, W].
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        width: int,
+        group: int,
+        eps: float,
+        *,
+        gate_first: bool,
+        repeated: bool = False,
+        rounded_once: bool = False,
+    ) -> None:
+        """width: W, of all ranks. repeated: every group has the same weights."""
         super().__init__(ops)
-        self.size, self.group, self.eps, self.gate_first = size, group, eps, gate_first
-        self.weight = self.new_parameter(size)
+        self.group, self.eps, self.gate_first, self.rounded_once = group, eps, gate_first, rounded_once
+        self.size, ranks = group if repeated else width, ops.tp.size
+        self.gathers = width // ranks % group != 0
+        self.whole = repeated or self.gathers
+        self.weight = self.new_parameter(self.size if self.whole else self.size // ranks)
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {name: (self.size,)}
 
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        if self.whole:
+            param.copy_(loaded_weight)
+        else:
+            load_part(param, loaded_weight, self.ops.tp, by_rows=True)
+
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return self.ops.gated_norm(x, gate, self.weight, self.eps, self.group, gate_first=self.gate_first)
+        tp = self.ops.tp
+        if self.gathers:
+            x, gate = tp.gather_features(x), tp.gather_features(gate.contiguous())
+        out = self.ops.gated_norm(
+            x, gate, self.weight, self.eps, self.group, gate_first=self.gate_first, rounded_once=self.rounded_once
+        )
+        return out.chunk(tp.size, 1)[tp.rank] if self.gathers and self.ops.sums_cross_ranks else out
 
 
 class SigmoidGate(Layer):

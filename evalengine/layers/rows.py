@@ -61,6 +61,24 @@ class Scale(Layer):
         return self.ops.scale(x, self.factor)
 
 
+def scales(ops: Ops, *factors: float) -> list[Scale | None]:
+    """A `Scale` for each factor; None for 1."""
+    return [None if factor == 1.0 else Scale(ops, factor) for factor in factors]
+
+
+class ScaleColumns(Layer):
+    """[T, N] -> [T, N]: each column times its own factor, rounded once. parts: widths of columns side by side, with
+    their factors."""
+
+    def __init__(self, ops: Ops, parts: Sequence[tuple[int, float]]) -> None:
+        super().__init__(ops)
+        factors = [torch.full((width,), factor, dtype=torch.float32) for width, factor in parts]
+        self.factors = torch.cat(factors).to(ops.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.scale_columns(x, self.factors)
+
+
 class Softcap(Layer):
     """float32 logits of any shape -> cap * tanh(logits / cap)."""
 

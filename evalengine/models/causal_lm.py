@@ -12,10 +12,9 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.layers.recurrent import States
+from evalengine.layers.recurrent import LayerCache
 from evalengine.models.spec import ModelSpec
 
 
@@ -29,11 +28,11 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache | States], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[LayerCache], metadata: AttentionMetadata
     ) -> Tensor:
         """Normed hidden states [T, H] of token ids and positions, int64 [T] each.
 
-        kv_caches: a (k, v) pair of pools [B, block_size, Hkv, D] for each layer, or its `States`. With fewer
+        kv_caches: of each layer a (k, v) pair of pools [B, block_size, Hkv, D], its `States`, or both. With fewer
         than layers, only the first so many layers are computed; only models whose `layers_alike` are asked for that.
         """
 

@@ -21,7 +21,7 @@ from evalengine.layers.fast import FastOps
 from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.layers.recurrent import SigmoidGate, States
+from evalengine.layers.recurrent import HybridCache, LayerCache, SigmoidGate, States
 from evalengine.layers.rows import (
     ActivationLayer,
     Add,
@@ -31,15 +31,17 @@ from evalengine.layers.rows import (
     RopeTable,
     RowNorm,
     Scale,
+    ScaleColumns,
     ScaleRows,
     Softcap,
     Table,
+    scales,
 )
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.latent_attention import LatentAttention
 from evalengine.models.mixture import DecoderMixture
 from evalengine.models.recurrent import mixer
-from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.spec import Block, ModelSpec, Multipliers
 
 
 class DecoderAttention(nn.Module):
@@ -64,6 +66,10 @@ class DecoderAttention(nn.Module):
             self.k_norm = RowNorm(ops, spec.head_dim if of_head else spec.num_kv_heads * spec.head_dim, spec.norms)
         self.norms = (self.q_norm, self.k_norm) if spec.qk_norm else None
         self.fused = not spec.qk_norm or (of_head and not block.qk_norm_last)
+        factors = block.multipliers or Multipliers()
+        self.scale_in, self.key_scale, self.scale_out = scales(
+            ops, factors.attention_in, factors.key, factors.attention_out
+        )
         self.norm_rope_store = NormRopeStore(ops)
         self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
         self.query_scale = ScaleRows(ops)
@@ -73,8 +79,10 @@ class DecoderAttention(nn.Module):
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...], kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         cos, sin = tables[2 * self.table : 2 * self.table + 2]
-        projected = self.qkv_proj(x)
+        projected = self.qkv_proj(x if self.scale_in is None else self.scale_in(x))
         qkv = self.qkv_proj.split(projected)
+        if self.key_scale is not None:
+            qkv = qkv[0], self.key_scale(qkv[1]), qkv[2]
         if self.ops.fused and self.fused:
             q = self.norm_rope_store(qkv, self.norms, cos, sin, kv_cache, metadata.slot_mapping)
         else:
@@ -84,7 +92,8 @@ class DecoderAttention(nn.Module):
         out = self.attention(q, kv_cache, metadata).flatten(1)
         if self.block.output_gate:
             out = self.output_gate(out, self.qkv_proj.gate(projected))
-        return self.o_proj(out)
+        out = self.o_proj(out)
+        return out if self.scale_out is None else self.scale_out(out)
 
     def _in_steps(
         self, qkv: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor, kv_cache: KVCache, slot_mapping: Tensor
@@ -118,9 +127,17 @@ class DecoderMLP(nn.Module):
         self.gate_up_proj = MergedLinear(ops, spec.hidden_size, sizes, bias=block.mlp_bias)
         self.activation = ActivationLayer(ops, block.activation, gated=block.gated)
         self.down_proj = OutputLinear(ops, spec.intermediate_size, spec.hidden_size, bias=block.mlp_bias, whole=whole)
+        factors, width = block.multipliers or Multipliers(), self.gate_up_proj.local_rows("up_proj")
+        scaled = [(width, factors.gate), (width, 1.0)]
+        self.gate_scale = ScaleColumns(ops, scaled) if factors.gate != 1.0 else None
+        (self.scale_out,) = scales(ops, factors.feed_forward_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
+        gate_up = self.gate_up_proj(x)
+        if self.gate_scale is not None:
+            gate_up = self.gate_scale(gate_up)
+        out = self.down_proj(self.activation(gate_up))
+        return out if self.scale_out is None else self.scale_out(out)
 
 
 class DecoderLayer(nn.Module):
@@ -135,14 +152,16 @@ class DecoderLayer(nn.Module):
         self.block = block
         # Where anything but Llama's norm takes a branch's output next, every rank needs all of it.
         whole = not (block.norm_before and spec.norms.is_plain) or block.norm_after or block.parallel is not None
-        whole = whole or block.residual_scale != 1.0
+        whole = whole or block.residual_scale != 1.0 or block.beside_attention
         size, norm = spec.hidden_size, spec.norms
         self.input_layernorm: nn.Module = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
-        if block.recurrence is None:
+        if block.attends:
             attention = DecoderAttention if block.latent is None else LatentAttention
             self.self_attn: nn.Module = attention(spec, block, ops, whole=whole)
-        else:
-            self.mixer = mixer(spec, block.recurrence, ops, whole=whole)
+        if block.recurrence is not None:
+            self.mixer = mixer(spec, block, block.recurrence, ops, whole=whole)
+        if block.beside_attention:
+            self.branches_sum = Add(ops)
         if block.norm_after:
             self.attention_output_norm, self.mlp_output_norm = RowNorm(ops, size, norm), RowNorm(ops, size, norm)
         if block.residual_scale != 1.0:
@@ -152,24 +171,25 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm: nn.Module
         if block.parallel == "two norms":
             self.post_attention_layernorm = RowNorm(ops, size, norm)
-        elif block.parallel is None:
+        elif block.parallel is None and block.only is None:
             self.post_attention_layernorm = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
-        feed_forward = DecoderMLP if block.mixture is None else DecoderMixture
-        self.mlp: nn.Module = feed_forward(spec, block, ops, whole=whole)
+        if block.feeds_forward:
+            feed_forward = DecoderMLP if block.mixture is None else DecoderMixture
+            self.mlp: nn.Module = feed_forward(spec, block, ops, whole=whole)
 
     def forward(
         self,
         x: Tensor,
         residual: Tensor,
         tables: tuple[Tensor, ...],
-        kv_cache: KVCache | States,
+        kv_cache: LayerCache,
         metadata: AttentionMetadata,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self._enter(self.input_layernorm, x, residual)
-        if isinstance(kv_cache, States):
-            attended = self.mixer(x, kv_cache, metadata)
-        else:
-            attended = self.self_attn(x, tables, kv_cache, metadata)
+        if self.block.only is not None:
+            one = self._mixed(x, tables, kv_cache, metadata) if self.block.only == "mixer" else self.mlp(x)
+            return one, residual
+        attended = self._mixed(x, tables, kv_cache, metadata)
         if self.block.norm_after:
             attended = self.attention_output_norm(attended)
         if self.block.residual_scale != 1.0:
@@ -183,6 +203,18 @@ class DecoderLayer(nn.Module):
         if self.block.norm_after:
             x = self.mlp_output_norm(x)
         return self.mlp_scale(x) if self.block.residual_scale != 1.0 else x, residual
+
+    def _mixed(self, x: Tensor, tables: tuple[Tensor, ...], cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """What attention, a recurrence or both make of all tokens."""
+        out: Tensor
+        if isinstance(cache, HybridCache):
+            mixed = self.mixer(x, cache.states, metadata)
+            out = self.branches_sum(mixed, self.self_attn(x, tables, cache.kv, metadata))
+        elif isinstance(cache, States):
+            out = self.mixer(x, cache, metadata)
+        else:
+            out = self.self_attn(x, tables, cache, metadata)
+        return out
 
     def _enter(self, step: nn.Module, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A branch's input, and the residual stream that its output is added to."""
@@ -207,9 +239,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = VocabEmbedding(ops, spec.vocab_size, spec.hidden_size)
         if spec.embedding_scale != 1.0:
-            factor = torch.tensor(
-                spec.embedding_scale, dtype=ops.dtype
-            ).item()  # transformers' is of the weights' dtype
+            factor = spec.embedding_scale
+            if spec.embedding_scale_rounded:  # transformers' is of the weights' dtype
+                factor = torch.tensor(factor, dtype=ops.dtype).item()
             self.embedding_scale = Scale(ops, factor)
         self.scales_embedding = spec.embedding_scale != 1.0
         self.rope_table = RopeTable(
@@ -230,7 +262,7 @@ class Decoder(nn.Module):
         self.norm = AddNorm(ops, spec.hidden_size, spec.norms)
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache | States], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[LayerCache], metadata: AttentionMetadata
     ) -> Tensor:
         self.embed_tokens.ops.tp.begin()
         x = self.embed_tokens(input_ids)
@@ -290,7 +322,7 @@ class DecoderForCausalLM(CausalLM):
             self.after_head.append(Softcap(ops, spec.logits_softcap))
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache | States], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[LayerCache], metadata: AttentionMetadata
     ) -> Tensor:
         return self.model(input_ids, positions, kv_caches, metadata)
 

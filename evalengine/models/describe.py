@@ -23,6 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 WINDOW = frozenset({"sliding_window", "layer_types"})  # what a family reads that computes windows
 

@@ -89,7 +89,8 @@ def from_hf(config: Any) -> ModelSpec:
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
     spec = None
-    if _thetas(config.rope_parameters) and not any(problem.startswith("rope_parameters=") for problem in problems):
+    turned = _thetas(getattr(config, "rope_parameters", None)) or "no_rope" in family.reads
+    if turned and not any(problem.startswith("rope_parameters=") for problem in problems):
         try:
             assert family.describe is not None, "of a wrapper only the text part is described"
             spec = family.describe(family, config)
@@ -157,7 +158,7 @@ def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
         rope = raw.get(name)
         if rope is not None and not isinstance(rope, dict):
             yield f"{name}={shown(rope)}: must be an object"
-        elif rope:
+        elif rope and not ("no_rope" in family.reads and rope.get("rope_theta", 0) is None):
             parts = {name: rope, **{f"{name}.{key}": part for key, part in rope.items() if isinstance(part, dict)}}
             for place, part in parts.items():
                 yield from (f"{place}.{problem}" for problem in _not_numbers(part))
@@ -193,8 +194,9 @@ def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
     """A sentence for each setting that no model here computes, or not the family's. An unknown model's configuration
     may lack fields."""
     reads = family.reads if family else frozenset()
-    if hasattr(config, "rope_parameters"):
-        yield from _rope_problems(config.rope_parameters, reads)
+    rope = getattr(config, "rope_parameters", None)
+    if hasattr(config, "rope_parameters") and ("no_rope" not in reads or _thetas(rope)):
+        yield from _rope_problems(rope, reads)
     if not reads & {"layer_types", "sliding_window"}:
         yield from _window_problems(config)
     yield from packing_problems(getattr(config, "quantization_config", None), takes_mxfp4="mxfp4" in reads)

@@ -23,6 +23,20 @@ from evalengine.models.rope import LATER, RopeSpec, in_use, text_of
 
 
 @dataclass(frozen=True)
+class Multipliers:
+    """Factors of a layer's inputs, products and outputs (Falcon-H1), each product rounded."""
+
+    attention_in: float = 1.0
+    key: float = 1.0  # of keys, before RoPE
+    attention_out: float = 1.0
+    recurrence_in: float = 1.0
+    projected: tuple[float, ...] = (1.0,) * 5  # of Mamba-2's z, x, B, C and dt
+    recurrence_out: float = 1.0
+    gate: float = 1.0  # of the feed-forward's gate, before its activation
+    feed_forward_out: float = 1.0
+
+
+@dataclass(frozen=True)
 class Block:
     """How a layer differs from Llama's: norm, attention, norm, gated SiLU feed-forward, each added to the residual."""
 
@@ -43,14 +57,25 @@ class Block:
     mixture: Mixture | None = field(default=None, metadata=LATER)  # in the place of the one feed-forward
     recurrence: Recurrence | None = field(default=None, metadata=LATER)  # in the place of attention
     output_gate: bool = field(default=False, metadata=LATER)  # whether attention's output is times sigmoid(gate(x))
-
+    beside_attention: bool = field(default=False, metadata=LATER)  # whether the recurrence has attention beside it
+    only: Literal["mixer", "feed-forward"] | None = field(default=None, metadata=LATER)  # the one branch, if it is one
+    multipliers: Multipliers | None = field(default=None, metadata=LATER)
     latent: Latent | None = field(default=None, metadata=LATER)  # what keys and values are products of, if not of x
 
     def __repr__(self) -> str:
-        """All fields, but the last four only where they are used: dummy weights of models without have their names."""
-        later = {"mixture": None, "latent": None, "recurrence": None, "output_gate": False}
-        names = [f.name for f in fields(self) if f.name not in later or getattr(self, f.name) != later[f.name]]
+        """All fields, but the later ones only where they are used: dummy weights of models without have their names."""
+        names = [f.name for f in fields(self) if f.name in ("sinks", *in_use(self))]
         return f"Block({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    @property
+    def attends(self) -> bool:
+        """Whether the layer has attention."""
+        return self.only != "feed-forward" and (self.recurrence is None or self.beside_attention)
+
+    @property
+    def feeds_forward(self) -> bool:
+        """Whether the layer has a feed-forward."""
+        return self.only != "mixer"
 
 
 PLAIN = (Block(),)
@@ -83,6 +108,7 @@ class ModelSpec:
     blocks: tuple[Block, ...] = field(default=PLAIN, metadata=LATER)  # layer i is blocks[i % len(blocks)]
     norm: Norm = field(default=LLAMA_NORM, metadata=LATER)  # the kind of all norms; its eps is `rms_norm_eps`
     embedding_scale: float = field(default=1.0, metadata=LATER)  # of the embedding's rows
+    embedding_scale_rounded: bool = field(default=True, metadata=LATER)  # whether it is rounded to the weights' dtype
     logits_scale: float = field(default=1.0, metadata=LATER)
     logits_softcap: float | None = field(default=None, metadata=LATER)  # logits become cap * tanh(logit / cap)
     packing: str | None = field(default=None, metadata=LATER)  # how the files pack weights, and how they were unpacked
@@ -130,7 +156,7 @@ class ModelSpec:
     @property
     def dense(self) -> bool:
         """Whether some layer has one feed-forward for all tokens."""
-        return any(block.mixture is None for block in self.blocks)
+        return any(block.mixture is None and block.feeds_forward for block in self.blocks)
 
     @property
     def feed_forward_features(self) -> int:
@@ -146,7 +172,7 @@ class ModelSpec:
 
     @property
     def recurrences(self) -> dict[int, Recurrence]:
-        """The layers that have a recurrence in the place of attention, by their numbers."""
+        """The layers that have a recurrence, by their numbers."""
         found = ((i, self.block(i).recurrence) for i in range(self.num_layers))
         return {i: recurrence for i, recurrence in found if recurrence is not None}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from evalengine.kernels.limits import MAX_VOCABULARY
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence
 from evalengine.models.file_values import is_integer, is_number, shown
 from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
 
@@ -21,6 +22,10 @@ LARGEST = {
     "num_kv_heads": 1024,
     "head_dim": 1024,
     "max_position_embeddings": 1 << 24,  # RoPE's angles are float32, which holds no odd position beyond
+}
+RECURRENT_SIZES = {
+    *("num_key_heads", "num_value_heads", "key_dim", "value_dim", "taps"),
+    *("num_heads", "head_dim", "num_groups", "state_dim", "channels"),
 }
 MOST_EXPERTS = 4096  # the logits of one chunk of a softmax
 _WHY = {"vocab_size": ", the most probabilities that log-softmax and sampling can add up exactly"}
@@ -70,9 +75,26 @@ def spec_problems(spec: ModelSpec) -> list[str]:
 
 def _block_problems(spec: ModelSpec) -> Iterator[str]:
     """A sentence for each size or kind that layers may not differ in."""
-    for name in ("gated", "mlp_bias", "activation", "parallel", "norm_before", "norm_after", "qk_norm_of", "latent"):
+    for name in ("gated", "mlp_bias", "activation", "parallel", "qk_norm_of", "latent"):
         if len({getattr(block, name) for block in spec.blocks}) > 1:
             yield f"{name}: must be the same in all layers"
+    if not any(block.attends for block in spec.blocks):
+        yield "blocks: some layer must have attention"
+    for kind in spec.recurrent_kinds:
+        yield from _recurrence_problems(kind)
+
+
+def _recurrence_problems(kind: Recurrence) -> Iterator[str]:
+    """A sentence for each size of a recurrence that is none, and for heads that cannot share their keys or groups."""
+    for name, value in vars(kind).items():
+        least = 2 if name == "taps" else 1
+        if name in RECURRENT_SIZES and not is_integer(value, least, LARGEST["hidden_size"]):
+            yield f"{name}={shown(value)}: must be an integer from {least} to {LARGEST['hidden_size']}"
+            return
+    if isinstance(kind, GatedDelta) and kind.num_value_heads % kind.num_key_heads:
+        yield f"num_value_heads={kind.num_value_heads}: must be a multiple of num_key_heads={kind.num_key_heads}"
+    if isinstance(kind, Mamba2) and kind.num_heads % kind.num_groups:
+        yield f"num_heads={kind.num_heads}: must be a multiple of num_groups={kind.num_groups}"
 
 
 def _latent_problems(spec: ModelSpec) -> Iterator[str]:
@@ -129,6 +151,8 @@ def _number_problems(spec: ModelSpec) -> Iterator[str]:
     optional = [("logits_softcap", spec.logits_softcap)]
     for block in spec.blocks[: LARGEST["num_layers"]]:
         optional += [(name, getattr(block, name)) for name in ("softcap", "scale", "residual_scale")]
+        if block.multipliers is not None:
+            optional += [(name, value) for name, value in vars(block.multipliers).items() if name != "projected"]
         if block.window is not None and not is_integer(block.window, 1, LARGEST["max_position_embeddings"]):
             yield f"window={shown(block.window)}: must be a number of tokens"
     for name, value in optional:

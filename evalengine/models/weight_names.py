@@ -78,6 +78,8 @@ class WeightNames:
             yield name, tensor
             return
         layer, part, kind = int(match[1]), match[2], match[3]
+        if part == "post_attention_layernorm" and not spec.block(layer).norm_before:
+            part = "attention_output_norm"  # OLMo's name for it
         if fused := _FUSED.fullmatch(part):
             kind = ".bias" if fused[2] or kind == ".bias" else ".weight"
             pieces = self._experts(fused[1], tensor)

@@ -28,6 +28,9 @@ SCHEDULES = [
 OVER_RANKS = [
     *("olmo2", "gemma2", "cohere2", "granite", "pythia", "phi3-partial", "qwen2-moe", "gpt-oss", "glm4-moe"),
     "deepseek-v3",
+    # Recurrences: heads of values and keys, groups of Mamba-2 that ranks share and that they have, branches beside each
+    # other, layers of one branch, channels alone.
+    *("qwen3.5", "granite-hybrid", "falcon-h1-normed", "nemotron-h", "olmo-hybrid", "lfm2"),
 ]
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.errors import ConfigError
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from tests.engine.test_schedule_invariance import differing, one_by_one
 from tests.parity.families import VOCAB, make
 from tests.parity.random_models import without_tokenizer
 
 COMMON = [3 + (5 * j + j * j) % (VOCAB - 3) for j in range(45)]
+DELTAS = GatedDelta(2, 4, 16, 8, 4)
+SCANS = Mamba2(6, 8, 2, 16, 4, True, False, (0.0, float("inf")))
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "granite-hybrid"])
+@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("model")
     make(request.param, folder)
@@ -81,8 +86,33 @@ def test_nothing_is_guessed(checkpoint: Checkpoint) -> None:
         assert llm.scheduler.drafter is None
 
 
-def test_two_ranks_are_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(
-        ConfigError, match=r"tensor_parallel_size=2: 2 ranks cannot share this model's recurrent layers"
-    ):
-        LLM(checkpoint, batch_invariant=True, max_model_len=96, tensor_parallel_size=2)
+UNEVEN = [
+    (DELTAS, 4, ["2 key heads of the gated delta rule"]),
+    (SCANS, 3, ["2 groups of Mamba-2"]),
+    (SCANS, 4, ["6 heads of Mamba-2"]),
+    (ShortConv(48, 3, False), 5, ["48 channels of the short convolution"]),
+    (SCANS, 6, []),
+    (replace(SCANS, num_groups=1), 3, []),
+]
+
+
+@pytest.mark.parametrize(("recurrence", "ranks", "uneven"), UNEVEN)
+def test_ranks_that_cannot_share_a_recurrence(recurrence: Recurrence, ranks: int, uneven: list[str]) -> None:
+    assert recurrence.uneven(ranks) == uneven
+
+
+def test_they_are_refused_by_name(checkpoint: Checkpoint) -> None:
+    (kind,) = checkpoint.spec.recurrent_kinds
+    (size, *_) = kind.uneven(5)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5: 5 ranks cannot share this model's .*{size}"):
+        LLM(checkpoint, batch_invariant=True, max_model_len=96, tensor_parallel_size=5)
+
+
+def test_ranks_that_add_up_are_near(checkpoint: Checkpoint) -> None:
+    """`fast` sums over ranks behind a norm whose groups reach over them, and behind one whose do not."""
+    results = []
+    for ranks in (1, 2):
+        with LLM(checkpoint, batch_invariant=False, max_model_len=96, tensor_parallel_size=ranks) as llm:
+            results.append({output.request_id: output for output in llm.run(requests()[6:])})
+    for one, two in ((results[0][i], results[1][i]) for i in results[0]):
+        torch.testing.assert_close(torch.tensor(two.logprobs), torch.tensor(one.logprobs), rtol=0, atol=1e-4)

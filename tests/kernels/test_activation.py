@@ -15,6 +15,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of overflow and infinity * 0
 GELUS = ["gelu", "gelu_tanh"]
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
 TINY = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # the least positive numbers
 SHAPES = [(0, 64), (5, 0), (1, 1), (7, 3), (2, 1023), (3, 1025), (2, 1536)]
 
@@ -115,6 +116,15 @@ def test_gelu_of_every_input(dtype: torch.dtype, act: str) -> None:
     bound = torch.finfo(dtype).eps / 2 * 1.01 * truth.abs() + 4 * 2.0**-24 * finite.double().abs() + TINY[dtype]
     assert ((out[out.isfinite()] - truth).abs() <= bound).all()
     assert count_differing(out, activation.silu(x)) > 1_000  # in most of bfloat16, far or near 0, they agree
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_a_squared_relu_is_torchs(dtype: torch.dtype) -> None:
+    """A NaN and the infinities, too."""
+    x = torch.cat([randn(1031, dtype=dtype), torch.tensor([0.0, -0.0, 1e-5, *NOT_FINITE]).to(DEVICE, dtype)])
+    expected = F.relu(x).square()
+    assert_bitwise_equal(activation.activation(x, "relu2"), expected)
+    assert_bitwise_equal(activation.gated(torch.stack([x, x.flip(0)]).view(1, -1), "relu2")[0], expected * x.flip(0))
 
 
 @pytest.mark.parametrize("act", GELUS)

@@ -36,7 +36,7 @@ ROW_OPS: dict[str, Callable[[Tensor], Tensor]] = {
         f"{kind}{', gated' if gated else ''}": lambda x, kind=kind, gated=gated: exact_rows.activation(
             torch.cat((x, x.flip(1)), -1) if gated else x, kind, gated=gated
         )
-        for kind in ("silu", "gelu", "gelu_tanh")
+        for kind in ("silu", "gelu", "gelu_tanh", "relu2")
         for gated in (True, False)
     },
 }
@@ -50,7 +50,7 @@ TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
         f"{kind}{', gated' if gated else ''}": lambda x, kind=kind, gated=gated: (
             reference.activation(x, kind) * (x.flip(1).double() if gated else 1)
         )
-        for kind in ("silu", "gelu", "gelu_tanh")
+        for kind in ("silu", "gelu", "gelu_tanh", "relu2")
         for gated in (True, False)
     },
 }
@@ -122,7 +122,7 @@ def test_zeros_and_subnormals() -> None:
     for result in (
         exact_rows.softcap(tiny, 30.0),
         exact_rows.scale(tiny, 7.0),
-        *(exact_rows.activation(tiny, kind, gated=False) for kind in ("silu", "gelu", "gelu_tanh")),
+        *(exact_rows.activation(tiny, kind, gated=False) for kind in ("silu", "gelu", "gelu_tanh", "relu2")),
     ):
         assert_bitwise_equal(result, torch.zeros(1, 4))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2, reference
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.layers import plain_recurrent
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 CUDA = torch.cuda.is_available()
@@ -23,7 +24,12 @@ DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 LEVELS = ["native", "exact"]
 LENGTHS = (35, 1, 33, 5, 9)  # tokens of five sequences: 1, primes, a tile, one over a tile
-DELTAS = [GatedDelta(2, 4, 16, 8, 4), GatedDelta(1, 1, 7, 33, 4), GatedDelta(1, 3, 64, 65, 4)]
+DELTAS = [
+    GatedDelta(2, 4, 16, 8, 4),
+    GatedDelta(1, 1, 7, 33, 4),
+    GatedDelta(1, 3, 64, 65, 4),
+    GatedDelta(2, 2, 16, 16, 4, beta_scale=2.0),
+]
 MAMBAS = [
     Mamba2(4, 8, 2, 16, 4, True, False, (0.0, float("inf"))),
     Mamba2(1, 33, 1, 7, 4, True, False, (0.05, 0.1)),
@@ -120,7 +126,8 @@ def test_recurrences_are_near_the_reference(variant: GatedDelta | Mamba2, level:
         q, k, v = operands[0][:n].split([size, size, variant.channels - 2 * size], -1)
         sizes = variant.key_dim, variant.key_dim, variant.value_dim
         parts = [x.unflatten(-1, (-1, d)) for x, d in zip((q, k, v), sizes, strict=True)]
-        true, end = reference.gated_delta(*parts, *(x[:n] for x in operands[1:]), *heads, start)
+        scale = variant.beta_scale
+        true, end = reference.gated_delta(*parts, *(x[:n] for x in operands[1:]), *heads, start, scale)
     else:
         size = variant.num_groups * variant.state_dim
         x, b, c = operands[0][:n].split([variant.channels - 2 * size, size, size], -1)
@@ -142,18 +149,34 @@ def test_a_convolution_is_near_the_reference(level: str) -> None:
     assert_bitwise_equal(state[0], x[-3:].t().contiguous())
 
 
+@pytest.mark.parametrize("rounded_once", [True, False])
 @pytest.mark.parametrize("gate_first", [True, False])
 @pytest.mark.parametrize(("width", "group", "repeated"), [(7, 7, False), (130, 65, True), (4096, 1024, False)])
 @pytest.mark.parametrize("level", LEVELS)
-def test_gated_norms(level: str, width: int, group: int, repeated: bool, gate_first: bool) -> None:
+def test_gated_norms(level: str, width: int, group: int, repeated: bool, gate_first: bool, rounded_once: bool) -> None:
     x, gate, weight = randn(5, width), randn(5, width, seed=1), randn(group if repeated else width, seed=2)
-    function = {"native": gated_norm.gated_norm, "exact": exact_recurrent.gated_norm}[level]
+    native = partial(gated_norm.gated_norm, rounded_once=rounded_once)
+    function = native if level == "native" else exact_recurrent.gated_norm
     norm = partial(function, weight=weight, eps=1e-5, group=group, gate_first=gate_first)
     out = norm(x, gate)
     true = reference.gated_norm(x, gate, weight, 1e-5, group, gate_first=gate_first)
     torch.testing.assert_close(out.double(), true, rtol=2e-6, atol=2e-6)
     for row in range(5):
         assert_bitwise_equal(norm(x[row : row + 1], gate[row : row + 1]), out[row : row + 1])
+
+
+@pytest.mark.parametrize("rounded_once", [True, False])
+@pytest.mark.parametrize("gate_first", [True, False])
+def test_where_gated_norms_round(gate_first: bool, rounded_once: bool) -> None:
+    """The kernel in float16 is as near to plain torch with the same rounding points as float32 is, and not to that with
+    the other ones."""
+    x, gate, weight = (randn(*shape, seed=s, dtype=torch.float16) for s, shape in enumerate(((5, 96), (5, 96), (96,))))
+    out = gated_norm.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded_once)
+    same, other = (
+        plain_recurrent.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded)
+        for rounded in (rounded_once, not rounded_once)
+    )
+    assert count_differing(out, same) <= 3 < 30 < count_differing(out, other)
 
 
 def test_a_chunked_form_would_show_where_a_step_ends() -> None:

@@ -90,8 +90,6 @@ def test_so_are_those_of_latent_attention(q_rank: int | None) -> None:
 def test_so_are_those_of_every_family(name: str, ranks: int) -> None:
     """Each shape of the tiny models' configurations is a weight's, and each weight of a product has its shape."""
     spec = from_hf(configuration(*case(name)))
-    if spec.recurrences and ranks > 1:
-        pytest.skip("recurrent layers are computed by one rank")
     ops = ExactOps(torch.float32, torch.device("cpu"))
     ops.tp = TensorParallel(ranks - 1, ranks, group=SimpleNamespace())
     layers, experts = set(), set()

@@ -102,6 +102,40 @@ MAMBA = {
     "mamba_d_state": 16,
     "mamba_expand": 2,
 }
+FALCON = {
+    "head_dim": None,
+    "mamba_d_ssm": 192,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 5.7,
+    "lm_head_multiplier": 0.3,
+    "mlp_multipliers": [0.9, 0.7],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 0.6,
+    "ssm_multipliers": [0.35, 0.25, 0.7, 0.5, 0.9],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+}
+NEMOTRON = {
+    "num_hidden_layers": None,  # it follows from the kinds
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+}
+OLMO_HYBRID = {
+    "head_dim": None,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,  # as many channels of v as of q: transformers saves the convolution in equal parts
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
 BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAIN}
 
@@ -150,6 +184,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {**SHORT, "layer_types": ["conv", "full_attention", "conv", "conv"]}),
     "lfm2-moe": ("lfm2_moe", {**EXPERTS, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
     "granite-hybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
+    "falcon-h1": ("falcon_h1", FALCON),
+    "falcon-h1-normed": ("falcon_h1", {**FALCON, "mamba_rms_norm": True}),
+    "nemotron-h": ("nemotron_h", NEMOTRON),
+    "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID),
     "granite-4-dense": ("granitemoehybrid", {**MAMBA, "layer_types": ["attention"] * 4}),
     "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),
 }  # fmt: skip

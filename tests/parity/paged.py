@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evalengine.engine.states import state_pools
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.recurrent import States
+from evalengine.layers.recurrent import LayerCache, States, layer_cache
 from evalengine.models.decoder import DecoderForCausalLM
 
 MOST_SEQUENCES = 16  # that the pools of states have slots for
@@ -26,12 +26,13 @@ class PagedRunner:
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.model, self.block_size = model, block_size
         pools = state_pools(spec, ops, MOST_SEQUENCES)
-        self.caches = [
-            States(*(pool.fill_(fill) for pool in pools[layer]))
-            if layer in pools
-            else tuple(torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
-            for layer in range(spec.num_layers)
-        ]
+        self.caches: list[LayerCache] = []
+        for layer in range(spec.num_layers):
+            k, v = (torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
+            self.caches.append((k, v))
+            if layer in pools:
+                states = States(*(pool.fill_(fill) for pool in pools[layer]))
+                self.caches[layer] = layer_cache((k, v), states, spec.block(layer).beside_attention)
         self.free = list(range(num_blocks))
         random.Random(0).shuffle(self.free)
         self.pages: dict[str, list[int]] = {}

@@ -20,7 +20,7 @@ from evalengine.engine.request import GenerateRequest
 from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.layers import create_ops
 from evalengine.models.registry import MODEL_REGISTRY
-from tests.parity.families import CASES, VOCAB, WINDOW, make
+from tests.parity.families import CASES, VOCAB, WINDOW, make, random_model
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import without_tokenizer
 
@@ -103,6 +103,22 @@ def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Pat
         with torch.inference_mode():
             whole = hf.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)
         assert list(outputs[number].token_ids) == whole[0, len(prompt) :].tolist()
+
+
+def test_the_time_step_has_one_rule(tmp_path: Path) -> None:
+    """transformers clamps Mamba-2's time step in a forward pass of several tokens, and not in its decode steps; here
+    both are clamped, so that a token's logprobs do not depend on how it was computed."""
+    model_type, more = CASES["nemotron-h"]
+    hf = random_model(model_type, {**more, "time_step_min": 0.9}, tmp_path)
+    hf.generation_config.eos_token_id = None
+    prompt, params = tokens(17), SamplingParams(max_tokens=12, ignore_eos=True)
+    with LLM(without_tokenizer(tmp_path), numerics="exact", max_model_len=64, dtype="float32") as llm:
+        (output,) = llm.run([GenerateRequest(0, prompt, params)])
+    whole, cached = (
+        hf.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, use_cache=cache)[0, 17:].tolist()
+        for cache in (False, True)
+    )
+    assert list(output.token_ids) == whole != cached
 
 
 def test_every_family_has_a_case() -> None:

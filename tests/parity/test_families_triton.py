@@ -21,7 +21,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.slow  # a program of the interpreter takes milliseconds
-@pytest.mark.parametrize("name", ["gemma2", "olmo2", "cohere2", "pythia", "qwen3-moe", "gpt-oss", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gemma2", "olmo2", "cohere2", "pythia", "qwen3-moe", "gpt-oss", "deepseek-v3"),
+        *("qwen3.5", "lfm2", "falcon-h1-normed", "nemotron-h", "olmo-hybrid"),
+    ],
+)
 def test_logits_are_as_near_to_float64_as_transformers_are(name: str, tmp_path: Path) -> None:
     """Those of a prompt that is longer than the windows, of a few tokens after it, and of an op at a time."""
     hf, ids = make(name, tmp_path), tokens(41)

@@ -139,7 +139,7 @@ def test_norms_are_plain_torchs_and_the_fused_form_has_their_bytes(norm: Norm, d
 def test_activations_scales_and_caps_are_plain_torchs(dtype: torch.dtype) -> None:
     ours, plain = ops_for(dtype)
     x = random(3, 298, dtype=dtype, scale=2.0)
-    for kind in ("silu", "gelu", "gelu_tanh"):
+    for kind in ("silu", "gelu", "gelu_tanh", "relu2"):
         for gated in (True, False):
             mine, theirs = (ops.activation(x, kind, gated=gated) for ops in (ours, plain))
             assert_close(mine, theirs, 8, floor=4.0)

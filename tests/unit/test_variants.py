@@ -104,7 +104,9 @@ def test_norms_that_nobody_has_are_refused(wrong: dict) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "size"), SHAPES)
-@pytest.mark.parametrize(("kind", "name"), [("silu", "silu"), ("gelu_tanh", "gelu_pytorch_tanh"), ("gelu", "gelu")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("silu", "silu"), ("gelu_tanh", "gelu_pytorch_tanh"), ("gelu", "gelu"), ("relu2", "relu2")]
+)
 def test_fast_activations_are_byte_equal_to_transformers(
     kind: Activation, name: str, tokens: int, size: int, dtype: torch.dtype
 ) -> None:
@@ -179,7 +181,7 @@ def test_exact_is_within_a_rounding_of_float64(dtype: torch.dtype) -> None:
         assert ((normed - truth).abs() <= 2.0**-24 * truth.abs() * 1.01 + 1e-9).all()
     assert_bitwise_equal(ops.scale(x, 0.22), (x.double() * 0.22).float())
     assert ((ops.softcap(x, 30.0) - reference.softcap(x, 30.0)).abs() <= 2.0**-23 * x.abs()).all()
-    for kind in ("silu", "gelu", "gelu_tanh"):
+    for kind in ("silu", "gelu", "gelu_tanh", "relu2"):
         truth = reference.gated(x[:, :148], kind)
         assert ((ops.activation(x[:, :148], kind, gated=True) - truth).abs() <= 2.0**-23 * truth.abs() + 1e-12).all()
 

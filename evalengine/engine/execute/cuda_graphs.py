@@ -34,10 +34,9 @@ from evalengine.engine.execute.decode_inputs import DecodeInputs, Decodes, Known
 from evalengine.engine.execute.read_out import LastTokens
 from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.engine.settings import Settings
-from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.layers.recurrent import States
+from evalengine.layers.recurrent import LayerCache
 from evalengine.layers.shared_blocks import SharedPages
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
@@ -154,7 +153,7 @@ class DecodeGraphs:
         self,
         model: CausalLM,
         ops: Ops,
-        kv_caches: list[KVCache | States],
+        kv_caches: list[LayerCache],
         last_tokens: LastTokens,
         *,
         block_size: int,

@@ -62,7 +62,9 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
         free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory
     if has_graphs(config, settings):
         free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
-    states = (config.max_num_seqs + NUM_SNAPSHOTS) * state_bytes(spec, _activation_size(settings))
+    states = (config.max_num_seqs + NUM_SNAPSHOTS) * state_bytes(
+        spec, _activation_size(settings), settings.tensor_parallel_size
+    )
     if states > free:
         raise ConfigError(
             f"engine.max_num_seqs={config.max_num_seqs}: the states of so many sequences take {_gib(states)}, "

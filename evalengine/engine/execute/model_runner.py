@@ -106,7 +106,9 @@ class ModelRunner(RankRunner):
 
     def _launch(self, schedule: SchedulerOutput) -> Launched:
         chunks = sorted(schedule.chunks, key=_place)
-        self.copy_states(schedule.state_copies)
+        if schedule.state_copies:
+            self._ranks.broadcast("copy_states", schedule.state_copies)
+            self.copy_states(schedule.state_copies)
         copies = schedule.copies
         observed = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
         if self.on_batch is not None:

@@ -16,12 +16,11 @@ from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.execute.read_out import Choose, DeviceResults, LastTokens, ReadOut
 from evalengine.engine.kv_layout import KVLayout
 from evalengine.engine.states import state_pools
-from evalengine.layers.attention import KVCache
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
 from evalengine.layers.ops import Ops
-from evalengine.layers.recurrent import States
+from evalengine.layers.recurrent import LayerCache, layer_cache
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 
@@ -54,11 +53,11 @@ class RankRunner:
         pages = num_blocks * layout.num_tables
         shape = (layout.layers_per_page, 2, pages, block_size, kv_heads, spec.head_dim)
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
-        self.kv_caches: list[KVCache | States] = [*layout.caches(self.kv_pool)]
+        self.kv_caches: list[LayerCache] = [*layout.caches(self.kv_pool)]
         self.table_of = layout.table_of
         self.states = state_pools(spec, ops, max_num_seqs)
         for layer, states in self.states.items():
-            self.kv_caches[layer] = states
+            self.kv_caches[layer] = layer_cache(self.kv_caches[layer], states, spec.block(layer).beside_attention)
         self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
         self.graphs: DecodeGraphs | None = None

@@ -7,6 +7,7 @@ from evalengine.models.families import (
     deepseek,
     ernie,
     exaone,
+    falcon_h1,
     gemma,
     glm,
     gpt_neox,
@@ -19,7 +20,9 @@ from evalengine.models.families import (
     minimax,
     mistral,
     mixtral,
+    nemotron_h,
     olmo,
+    olmo_hybrid,
     olmoe,
     phi,
     qwen,
@@ -29,6 +32,6 @@ from evalengine.models.families import (
     starcoder,
 )
 
-__all__ = ["cohere", "deepseek", "ernie", "exaone", "gemma", "glm", "gpt_neox", "gpt_oss", "granite",
-           "granite_hybrid", "hunyuan", "lfm2", "llama", "minimax", "mistral", "mixtral", "olmo", "olmoe", "phi",
-           "qwen", "qwen_hybrid", "qwen_moe", "smollm", "starcoder"]  # fmt: skip
+__all__ = ["cohere", "deepseek", "ernie", "exaone", "falcon_h1", "gemma", "glm", "gpt_neox", "gpt_oss", "granite",
+           "granite_hybrid", "hunyuan", "lfm2", "llama", "minimax", "mistral", "mixtral", "nemotron_h", "olmo",
+           "olmo_hybrid", "olmoe", "phi", "qwen", "qwen_hybrid", "qwen_moe", "smollm", "starcoder"]  # fmt: skip

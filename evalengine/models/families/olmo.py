@@ -15,12 +15,7 @@ from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
 
-_NAMES = WeightNames(
-    parts={
-        "post_attention_layernorm": "attention_output_norm",
-        "post_feedforward_layernorm": "mlp_output_norm",
-    }
-)
+_NAMES = WeightNames(parts={"post_feedforward_layernorm": "mlp_output_norm"})
 _BLOCK = Block(norm_before=False, norm_after=True, qk_norm_of="vector")
 
 

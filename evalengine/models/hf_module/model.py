@@ -119,7 +119,7 @@ class TransformersForCausalLM(CausalLM):
         """The mode in which the module computes."""
         return nullcontext() if self.ops.name == "fast" else set_batch_invariant_mode(keep_weights=True)
 
-    def forward(
+    def forward(  # type: ignore[override]  # such a model has no recurrent layers
         self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
     ) -> Tensor:
         assert len(kv_caches) == self.spec.num_layers, "every layer has a pool"

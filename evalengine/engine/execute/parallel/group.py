@@ -39,6 +39,7 @@ def connect(folder: Path, rank: int, size: int, device: torch.device) -> TensorP
 def slot_bytes(config: EngineConfig, spec: ModelSpec, ops: Ops) -> int:
     """The most bytes that a layer gathers: the widest features of all tokens of a step."""
     widest = max(spec.hidden_size, spec.feed_forward_features, spec.num_heads * spec.head_dim)
+    widest = max(widest, *(kind.features for kind in spec.recurrent_kinds), 0)
     return config.max_num_batched_tokens * widest * ops.activation_dtype.itemsize
 
 

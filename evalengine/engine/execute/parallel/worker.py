@@ -76,6 +76,9 @@ class Worker:
     def replay(self, *step: Any) -> None:
         self._built.replay(*step)
 
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        self._built.copy_states(copies)
+
     def capture(self, size: int, kv_len: int) -> None:
         self._built.capture(size, kv_len)
 
