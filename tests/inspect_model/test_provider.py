@@ -7,17 +7,18 @@ import pytest
 pytest.importorskip("inspect_ai", reason="needs inspect_ai: pip install 'evalengine[inspect]'")
 
 import asyncio
-import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from inspect_ai import Epochs, Task, eval
-from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.dataset import MemoryDataset, Sample, json_dataset
 from inspect_ai.model import ChatMessageUser, ContentImage, GenerateConfig, Model, get_model
-from inspect_ai.scorer import choice, includes, match
-from inspect_ai.solver import generate, multiple_choice, system_message
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
 
 import evalengine.inspect_model.registry  # noqa: F401  # what inspect_ai's entry points load
 from evalengine import LLM, SamplingParams
@@ -27,25 +28,21 @@ from tests.e2e.command import call
 SMALL: dict[str, Any] = {"device": "cpu", "num_kv_blocks": 64, "block_size": 64}
 
 
-def rows(file: Path, count: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:count] if line]
-
-
 def tasks(data: Path) -> list[Task]:
-    """GSM8K, ARC and HellaSwag as inspect_ai's own documentation writes them."""
-    gsm8k = [Sample(input=row["question"], target=row["answer"].split("####")[1].strip())
-             for row in rows(data / "gsm8k" / "test.jsonl", 4)]  # fmt: skip
-    arc = [Sample(input=row["question"], choices=row["choices"]["text"],
-                  target=chr(ord("A") + row["choices"]["label"].index(row["answerKey"])))
-           for row in rows(data / "arc_easy" / "test.jsonl", 4)]  # fmt: skip
-    swag = [Sample(input=row["ctx"], choices=row["endings"], target=chr(ord("A") + int(row["label"])))
-            for row in rows(data / "hellaswag" / "validation.jsonl", 4)]  # fmt: skip
-    return [
-        Task(dataset=MemoryDataset(gsm8k), solver=generate(), scorer=match(numeric=True), name="gsm8k"),
-        Task(dataset=MemoryDataset(arc), solver=multiple_choice(), scorer=choice(), name="arc"),
-        Task(dataset=MemoryDataset(swag), name="hellaswag", scorer=choice(),
-             solver=[system_message("Choose the most plausible continuation."), multiple_choice()]),
-    ]  # fmt: skip
+    """GSM8K, ARC and HellaSwag of inspect_evals with their prompts, few-shot examples and scorers, over local rows."""
+    pytest.importorskip("inspect_evals", reason="needs inspect_evals, whose tasks these are: pip install inspect_evals")
+
+    def local(path: str, split: str, sample_fields: Any, limit: int = 4, **_: Any) -> Any:
+        folder = {"openai/gsm8k": "gsm8k", "allenai/ai2_arc": "arc_easy", "Rowan/hellaswag": "hellaswag"}[path]
+        return json_dataset(str(data / folder / f"{split}.jsonl"), sample_fields, limit=limit)
+
+    made = []
+    for name, task, arguments in (("gsm8k", "gsm8k", {"fewshot": 1, "shuffle_fewshot": False}),
+                                  ("arc", "arc_easy", {}), ("hellaswag", "hellaswag", {})):  # fmt: skip
+        module = import_module(f"inspect_evals.{name}.{name}")
+        with patch.object(module, "hf_dataset", local):
+            made.append(getattr(module, task)(**arguments))
+    return made
 
 
 @pytest.fixture
@@ -79,12 +76,17 @@ def test_three_tasks_are_scored_and_no_batch_changes_a_bit(data_dir: Path, tmp_p
     assert api._llm.stats.largest_batch >= 4, "requests that come one by one run together"
     one = run(tasks(data_dir), model, tmp_path / "one", max_connections=1, max_samples=1, **asked)
     assert said(many) == said(one) and len(said(many)) == 12
-    for log in many:
+    for log, other in zip(many, one, strict=True):
+        files = [item.location.removeprefix("file://") for item in (log, other)]
+        compared = call("compare", *files, "--level", "answers")
+        assert compared.code == 0 and "Every output and every answer is the same" in compared.out, compared.err
+        assert "A is a log of inspect_ai" in compared.out and "% cut at the limit" in compared.out
         assert log.results is not None and log.results.scores[0].metrics["accuracy"].value >= 0
         assert {sample.output.stop_reason for sample in log.samples} <= {"stop", "max_tokens"}
     first = many[0].samples[0]
+    assert [message.role for message in first.messages] == ["system", "user", "assistant"]
     with LLM("asset:tinymath", **SMALL) as llm:
-        talk = [{"role": "user", "content": first.input}]
+        talk = [{"role": message.role, "content": message.text} for message in first.messages[:-1]]
         (output,) = llm.chat(talk, SamplingParams(max_tokens=8))
     assert first.output.completion == output.text
     logprobs = [one.logprob for one in first.output.choices[0].logprobs.content]
