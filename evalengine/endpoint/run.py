@@ -30,6 +30,8 @@ from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import identity_sha256
 from evalengine.records.manifest_parts import RunTimings
 from evalengine.records.sealed import canonical
+from evalengine.report.read.load import load_run
+from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.run_table import results_table
 from evalengine.report.terminal.tables import print_lines
 
@@ -107,6 +109,7 @@ def _write(
     end = config.model.think_end_token
     asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end))
             for ask in range(config.endpoint.repeats)]  # fmt: skip
+    limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
     for one in asks:
         score = scorer(asked.plan, one, verdicts=verdicts(asked.plan, one, config, selection(config)))
@@ -114,14 +117,14 @@ def _write(
     finished = datetime.now()
     remove_results(folder)
     for result in results[0]:
-        write_samples(folder, result, finished)
-    cut = sum(entry.finish_reason == "length" for entry in asks[0].values())
+        rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]
+        write_samples(folder, replace(result, samples=rows), finished)
     facts = {
         "url": asked.url,
         "model": config.model.name,
         "requests": len(answers),
         "retried": sum(answer.attempts > 1 for answer in answers.values()),
-        "length_limited": cut,
+        "length_limited": limited.total(),
         "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in answers.values())),
         "unproved": UNPROVED,
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
@@ -131,14 +134,15 @@ def _write(
     how = replace(invocation(config, started, timings), model_args={"base_url": asked.url, "model": config.model.name})
     content = results_dict([replace(one, samples=()) for one in results[0]], model, how, groups)
     content["config"]["model"] = "endpoint"
-    content["endpoint"] = facts
+    content["harness"] = "endpoint"
+    content["endpoint"] = {**facts, "in_words": lines(facts)}
     folder.write_json(results_name(finished), json.loads(json.dumps(content, default=str)))
 
 
 def print_run(folder: Path) -> None:
     """Prints a run's table, and what is known of its endpoint, to standard output."""
     results = read_results(results_files(folder)[-1])
-    print_lines((results_table(results), *lines(results["endpoint"]), str(folder)))
+    print_lines((results_table(results), *cut_lines(load_run(folder)), *lines(results["endpoint"]), str(folder)))
 
 
 def lines(facts: Mapping[str, Any]) -> list[str]:

@@ -78,7 +78,9 @@ def differing(run: Run, sample: int, seed: int, places: Sequence[str] = ()) -> t
 def _check_kind(run: Run, command: str) -> None:
     """Raises ConfigError for a run whose items cannot be computed again one by one."""
     if run.kind != "run" or run.records is not None:
-        what = "lm-eval ran it, so its requests are lm-eval's" if run.records is not None else f"it is a {run.kind}"
+        what = "lm-eval ran it, so its requests are lm-eval's"
+        if run.records is None:
+            what = f"it is {run.files}, of which nothing can be proved" if run.kind == "lm-eval" else "it is a baseline"
         raise ConfigError(f"{command}: {run.source}: {what}; give the folder of a run of evalengine's own")
     if lacking := [name for name in COMPUTED_BY if name not in run.identity and name != "gpu_architecture"]:
         raise ConfigError(f"{command}: {run.source}: its manifest does not say {listed(lacking, 3)}; run it again")

@@ -21,6 +21,7 @@ from typing import Any
 from evalengine.records.folder import RunFolder
 
 THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
+LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
 Value = float | int | str  # a metric's value; a standard error may be "N/A"
 
 
@@ -43,6 +44,7 @@ class Sample:
     thinking: Sequence[str] | None = None  # before each response; None where no end of thinking is named
     thinking_truncated: int | None = None  # how many responses reached the length limit while they thought
     outcomes: Sequence[str] | None = None  # how the program in each response ended; None where none was run
+    length_limited: int | None = None  # responses that a length limit ended; None where records say it
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         **({} if sample.thinking is None else {"thinking": list(sample.thinking)}),
         **({} if sample.thinking is None else {THINKING_TRUNCATED: sample.thinking_truncated}),
         **({} if sample.outcomes is None else {"outcomes": list(sample.outcomes)}),
+        **({} if sample.length_limited is None else {LENGTH_LIMITED: sample.length_limited}),
         **sample.metrics,
     }
 

@@ -98,5 +98,6 @@ def test_the_terminal_says_what_was_cut(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_comparison_says_what_was_cut_in_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = write_generations(tmp_path / "whole", [Doc(f"{n} ", score=float(n != 3)) for n in range(10)])
     main(["compare", str(whole), str(cut_run(tmp_path / "cut"))])
-    said = "A none cut at the limit; B 40.0 % cut at the limit: 0.2500 on these, 0.8333 on the finished ones."
-    assert f"sums, exact_match, strict-match: {said}" in capsys.readouterr().out
+    a = "A none cut at the limit (2 to 2 tokens, median 2)"
+    b = "B 40.0 % cut at the limit: 0.2500 on these, 0.8333 on the finished ones (1 to 1 tokens, median 1)"
+    assert f"sums, exact_match, strict-match: {a}; {b}." in capsys.readouterr().out

@@ -198,7 +198,7 @@ def test_lm_evals_folders_and_old_runs_without_tokens_have_pages(browser: Browse
     quiet(tab)
     tab.close()
     tab = opened(browser, foreign)
-    assert "Read from lm-eval's files" in tab.evaluate("document.body.innerText")
+    assert "Read from an lm-eval folder" in tab.evaluate("document.body.innerText")
     tab.evaluate("report.openRow('samples', 2)")
     tab.wait("document.querySelector('dialog[open] pre')")
     assert "the answer is 2" in tab.evaluate("document.querySelector('dialog').innerText")

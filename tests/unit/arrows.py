@@ -77,6 +77,6 @@ WINGS: dict[str, set[str]] = {
     "leaderboard": {"sweep", "html", "compare", "stats", "terminal", "read", "numbers"},
     "export": {"python", "leaderboard", "compare", "stats", "read", "numbers"},
     "gate": {"compare", "stats", "read", "numbers"},
-    "python": {"gate", "leaderboard", "compare", "html", "terminal", "read"},
+    "python": {"gate", "leaderboard", "compare", "html", "terminal", "stats", "read"},
     "cli": {"gate", "export", "leaderboard", "compare", "html", "terminal", "read"},
 }

@@ -14,6 +14,7 @@ from evalengine.report.compare.flips import tally
 from evalengine.report.compare.matrix import Matrix
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.read.run import Key, Run
+from evalengine.report.stats.metric_interval import Cut, cut_of
 
 FORMAT = "evalengine.compare"
 VERSION = 2  # rises when a name below changes its meaning or is removed
@@ -49,7 +50,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "near_tie_ceiling": TIE_CEILING,
         "divergences": [{**_key(d.key), **{k: v for k, v in asdict(d).items() if k != "key"}} for d in c.divergences],
         "flips": [asdict(flip) for flip in c.flips],
-        "metrics": [_metric(metric) for metric in c.metrics],
+        "metrics": [_metric(metric, {"a": c.a, "b": c.b}) for metric in c.metrics],
     }
     plain: dict[str, Any] = _finite(content)
     return plain
@@ -94,7 +95,7 @@ def _logprobs(change: LogprobChange) -> dict[str, Any]:
     return content
 
 
-def _metric(metric: MetricDelta) -> dict[str, Any]:
+def _metric(metric: MetricDelta, runs: Mapping[str, Run]) -> dict[str, Any]:
     task, name, filter_name = metric.key
     return {
         "task": task,
@@ -110,7 +111,13 @@ def _metric(metric: MetricDelta) -> dict[str, Any]:
         "p_holm": metric.p_holm,
         "unit": metric.unit,
         "left_out": metric.left_out,
+        "cut": {side: cut_json(cut_of(run, metric.key)) for side, run in runs.items()},
     }
+
+
+def cut_json(cut: Cut | None) -> dict[str, Any] | None:
+    """Documents whose answers the length limit cut, of how many, and the metric's value on these and on the others."""
+    return None if cut is None else asdict(cut)
 
 
 def _finite(value: Any) -> Any:

@@ -17,6 +17,7 @@ from evalengine.report.stats.detectable import mcnemar_power
 from evalengine.report.stats.paired import PairedResult
 
 MOST = 100_000_000  # no set of documents is larger
+NO_BITS = "there are no bits to compare"
 MANY = 10  # tasks of groups that stand in one table with the groups
 
 
@@ -171,7 +172,7 @@ def _logprobs(c: Comparison) -> str:
         return f"logprobs differ in {count:,} of {c.common:,} requests"
     if c.kinds["text"]:
         return f"{counted(c.kinds['text'], 'text')} of equal tokens differ"
-    return "lm-eval's files hold no bits to compare"
+    return NO_BITS
 
 
 def _asked_all(c: Comparison) -> bool:

@@ -11,7 +11,7 @@ from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import MINUS, arrow, shown
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import few_clusters
-from evalengine.report.stats.metric_interval import cut_of
+from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.paired import PairedResult
 from evalengine.util.sheet import Sheet
 
@@ -154,13 +154,8 @@ def p_words(metrics: Sequence[MetricDelta]) -> str:
 def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:
     """What the length limit cut in either run, beside each metric that it touches."""
     for metric in metrics:
-        shares = [cut_of(run, metric.key) for run in (a, b)]
-        if any(shares):
-            words = (
-                f"{side} {'none cut at the limit' if c is None else c.words}"
-                for side, c in zip("AB", shares, strict=True)
-            )
-            yield f"{', '.join(metric.key)}: {'; '.join(words)}."
+        if words := cut_words(metric.key, {"A": a, "B": b}):
+            yield f"{', '.join(metric.key)}: {words}."
 
 
 def units(metrics: Sequence[MetricDelta]) -> str:

@@ -8,7 +8,7 @@ from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
 from evalengine.report.compare.flips import CHANGES, tally
-from evalengine.report.compare.headline import changed_words, headline, parts_of_groups
+from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_table, p_words, pairing_notes, units
 from evalengine.report.compare.regressions import regression_lines
@@ -38,7 +38,7 @@ def evidence(c: Comparison) -> str:
         return f"every bit of {c.common} outputs and their logprobs"
     if c.verdict == "SAME TOKENS":
         if not c.differences:
-            return "texts, log-likelihoods and scores; lm-eval's files hold no bits to compare"
+            return f"texts, log-likelihoods and scores; {NO_BITS}"
         texts = f"{c.kinds['text']} texts of the same tokens" if c.kinds["text"] else ""
         logprobs = f"{c.kinds['logprobs']} of {c.common} requests differ in logprobs" if c.kinds["logprobs"] else ""
         if c.logprobs is not None and c.logprobs.differing:

@@ -16,14 +16,14 @@ def unchecked(a: Run, b: Run) -> list[str]:
     for label, run in (("A", a), ("B", b)):
         if run.kind == "lm-eval":
             notes.append(
-                f"{label} is an lm-eval folder: it holds texts, log-likelihood sums and scores, but no token ids, "
+                f"{label} is {run.files}: it holds texts, log-likelihood sums and scores, but no token ids, "
                 "no logprobs by token and no digest; two such outputs are equal as far as those tell"
             )
         elif run.unbound:
             notes.append(f"{label}: {UNBOUND}")
         elif run.by_lm_eval:
             notes.append(
-                f"{label} is a baseline of an lm-eval folder: it holds log-likelihood sums, answers and scores, but no "
+                f"{label} is a baseline of {run.files}: it holds log-likelihood sums, answers and scores, but no "
                 "outputs and no digest; what was generated cannot be compared"
             )
         elif run.kind == "baseline":

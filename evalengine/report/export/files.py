@@ -20,6 +20,7 @@ from evalengine.report.leaderboard.models import labels
 from evalengine.report.python.frames import samples_frame
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
+from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.plain_files import YAML_SUFFIXES
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def write_samples(run: Run, target: Path) -> int:
     if run.kind == "baseline":
         raise ConfigError(f"report: --samples: {run.source} is a baseline, which holds no texts; give the run's folder")
     _, samples = newest(run.source)
-    frame = samples_frame(samples)
+    frame = samples_frame(samples, run.cut)
     for name in [name for name in frame if frame[name].dtype.kind == "O"]:
         frame[name] = frame[name].map(_cell)
     write_text_file(target, frame.to_csv(index=False, lineterminator="\r\n"))
@@ -89,6 +90,8 @@ def eval_results(run: Run) -> Iterator[EvalResult]:
             continue
         facts = {"filter": name, "num_few_shot": results["n-shot"].get(task), "stderr": stderr, "digest": run.digest}
         facts["documents"] = (results["n-samples"].get(task) or {}).get("effective")
+        if (cut := cut_of(run, (task, metric, name))) is not None:
+            facts["cut_at_the_limit"] = cut.words
         yield EvalResult(
             task_type=TASK_TYPE,
             task_name="Text Generation",

@@ -13,6 +13,7 @@ from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import MINUS, arrow, counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey, direction
+from evalengine.report.stats.metric_interval import cut_words
 from evalengine.util.sheet import Sheet, escaped, latex_table, markdown_table
 
 NEEDS = "% needs \\usepackage{booktabs}; made by evalengine report"
@@ -35,7 +36,9 @@ def results_sheet(runs: Sequence[Run]) -> Sheet:
     keys = [key for task in groups_first((key[0] for key in met), subtasks) for key in met if key[0] == task]
     rows = [[*_words(runs, key), *(_cell(run, key) for run in runs)] for key in keys]
     origins = [f"{name}: {_made(run)}." for name, run in zip(names, runs, strict=True)]
-    note = " ".join([*origins, "± is one standard error, of documents taken as unrelated."])
+    named = dict(zip(names, runs, strict=True))
+    cut = [f"{', '.join(key)}: {words}." for key in keys if (words := cut_words(key, named))]
+    note = " ".join([*origins, "± is one standard error, of documents taken as unrelated.", *cut])
     return Sheet("Results", ["Task", "Metric", "Filter", *names], rows, (0, 1, 2), note=note)
 
 

@@ -15,6 +15,7 @@ from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.perplexity import ratios
 from evalengine.report.stats.significance import family_p, one_test
 
@@ -105,13 +106,15 @@ def _tested(
         gathered[name] = evidence, average.limits, (), all(_same_bits(key, a, b) for key in keys)
     p_values = family_p({metric: tested_p(*gathered[metric][:2]) for metric in tested}, same)
     for metric, (evidence, own, lost, equal) in gathered.items():
+        words = "" if isinstance(metric, str) else cut_words(metric, {"baseline": a, "run": b})
+        cut = (words,) if words else ()
         if equal:  # it counts in Holm's family like the others
             why = f"equal bits, so nothing changed on these documents: {evidence.change}"
             names = (evidence.task, evidence.name)
-            yield Check("accuracy", *names, "pass", why, (), "Can detect: any changed token or logprob bit")
+            yield Check("accuracy", *names, "pass", why, cut, "Can detect: any changed token or logprob bit")
             continue
         check = judged(evidence, own, p_values.get(metric), count)
-        yield replace(check, details=lost) if check.status in ("fail", "undecided") else check
+        yield replace(check, details=(*cut, *(lost if check.status in ("fail", "undecided") else ())))
 
 
 def _same_bits(key: ScoreKey, a: Run, b: Run) -> bool:

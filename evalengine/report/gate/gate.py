@@ -187,6 +187,8 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
     notes = [finding.text for finding in findings(a, b) if finding.text not in remaining]
     if kept := b.manifest.counts.resumed_requests:
         notes.append(f"{b.source}: {kept} of its answers are kept from an interrupted run, and were not computed again")
+    notes += [f"{run.source}: it is {run.files}: no bits, so nobody can check an answer" for run in (a, b)
+              if run.by_lm_eval]  # fmt: skip
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
 
 

@@ -107,7 +107,8 @@ def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
         for key in (key for key in keys if key in b.items):
             x, y = a.items[key], b.items[key]
             if not x.output_sha256 or not y.output_sha256:
-                raise ConfigError(f"{task}: policy rule tokens needs token ids, which an lm-eval folder does not hold")
+                lacking = a if not x.output_sha256 else b
+                raise ConfigError(f"{task}: policy rule tokens needs token ids, which {lacking.files} does not hold")
             if x.output_sha256 != y.output_sha256:
                 changed.append(key)
             elif rule.epsilon is not None:

@@ -17,6 +17,7 @@ from evalengine.report.read.choices import Choice, choices, expected_calibration
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item
 from evalengine.report.stats.mean_interval import wilson
+from evalengine.report.stats.metric_interval import budget_of
 
 BINS = 30
 MANY = 4  # with more tasks, the plots of each are folded
@@ -93,6 +94,8 @@ def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Markup:
     limited = [data.endings.get(item.key, ("",))[0] == "length" for item in items]
     at = edges(lengths, whole=True)
     layers, note = [Series("", _counts(lengths, at))], _span(lengths, "tokens")
+    if generated and (budget := budget_of(data.run, items[0].task)) is not None:
+        note += f", of {budget:,} allowed"
     if generated and any(limited):
         parts = [[n for n, full in zip(lengths, limited, strict=True) if full is which] for which in (False, True)]
         layers = [Series("ended", _counts(parts[0], at)), Series("at the length limit", _counts(parts[1], at), "bad")]

@@ -153,6 +153,7 @@ def _row(entry: Entry) -> list[Any]:
     date = f"{entry.started:%Y-%m-%d %H:%M}" if entry.started else ""
     task = entry.task or entry.folder.name
     metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
+    metric += f" ({entry.cut:,} cut)" if entry.cut else ""
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
     bounds = interval_of(first) if first is not None and value is not None else None
@@ -171,6 +172,7 @@ def _item(entry: Entry, beside: Path) -> dict[str, Any]:
         ("Run", entry.run_id),
         ("Command", entry.command or ""),
         ("Digest", entry.digest),
+        ("Cut", f"{entry.cut:,} answers of the run ended at the length limit" if entry.cut else ""),
         ("Baseline", f"{entry.baseline}: {entry.verdict}" if entry.baseline else ""),
         ("Folder", os.path.relpath(entry.folder, beside)),
     ]

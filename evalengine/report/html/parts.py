@@ -153,7 +153,7 @@ def common_command(runs: Sequence[Run]) -> str | None:
 
 def _no_command(run: Run) -> str:
     if run.by_lm_eval:
-        return "lm-eval records no command"
+        return f"{run.program} records no command"
     if run.program == "evalengine in lm-eval":
         return "run by lm-eval, which records no command"
     return "started from Python" if run.manifest.started else "command not recorded (an older run)"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
+from evalengine.records.shapes import fits
 from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.metrics import is_share
 from evalengine.report.html.page import Page
@@ -97,7 +98,9 @@ def _verdict(data: RunData) -> tuple[str, str, bool | None]:
             "Numerics fast: another batch size, order or machine may change logprobs and answers. "
             "batch_invariant=true makes the same run reproducible."
         ), None  # fmt: skip
-    return "Read from lm-eval's files", amounts + "They hold no tokens, so whether bits repeat is unknown.", None
+    if data.run.program == "an endpoint":
+        return "Answers of an endpoint, not proved", amounts + "Nobody can compute an answer again, or check it.", None
+    return f"Read from {data.run.files}", amounts + "They hold no tokens, so whether bits repeat is unknown.", None
 
 
 def _warnings(data: RunData) -> Iterator[Markup]:
@@ -106,6 +109,8 @@ def _warnings(data: RunData) -> Iterator[Markup]:
     cut = sum(item.truncated > 0 for item in items)
     generated = [item for item in items if item.kind == "generate_until"]
     limited = sum(data.endings.get(item.key, ("",))[0] == "length" for item in generated)
+    if not data.endings:
+        limited = sum(item.doc_id in data.run.cut.get(item.task, ()) for item in generated)
     odd = sum(item.sum_logprob is not None and not math.isfinite(item.sum_logprob) for item in items)
     if odd:
         said.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric of "
@@ -124,6 +129,9 @@ def _warnings(data: RunData) -> Iterator[Markup]:
                     "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
     if manifest.programs and not manifest.programs.isolated:
         said.append("Generated programs ran without isolation: they could reach the network, files and processes.")
+    facts = data.results.get("endpoint")
+    if isinstance(facts, Mapping) and fits(facts.get("in_words"), list[str]):
+        said += facts["in_words"]
     if manifest.code.dirty:
         said.append(f"The code had uncommitted changes (commit {str(manifest.code.commit)[:12]}).")
     if resumed := manifest.counts.resumed_requests:

@@ -10,6 +10,8 @@ from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.headline import both_names, headline, regressed
 from evalengine.report.leaderboard.sheets import (
+    cut_cells,
+    cut_head,
     group_sheet,
     matrix_sheet,
     models_sheet,
@@ -69,10 +71,20 @@ def _sheets(board: Board) -> Iterator[Sheet]:
     sheet = matrix_sheet(board, board.tested)
     note = "In brackets: 95 % interval." + (" Bold: ahead of every other by a significant test." if sheet.best else "")
     yield replace(sheet, note=note)
+    if cut_head(board):
+        yield _cut(board)
     if board.family:
         yield _ranks(board)
         yield tests_sheet(board)
     yield from (group_sheet(board, members) for members in board.groups)
+
+
+def _cut(board: Board) -> Sheet:
+    """What length limits cut of each model, and its value on what they did not."""
+    rows = [[titled(entry), *(", ".join(filter(None, cut_cells(board, entry, n))) for n in range(len(board.names)))]
+            for entry in board.tested]  # fmt: skip
+    note = "The share of a model's documents with an answer that its length limit ended, and its value on the others."
+    return Sheet("Cut at the limit", ["Metric", *board.names], rows, (0,), note=note)
 
 
 def _ranks(board: Board) -> Sheet:

@@ -9,22 +9,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from evalengine.plain_text import printable
-from evalengine.report.compare.as_json import run_json
+from evalengine.report.compare.as_json import cut_json, run_json
 from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import verdict
+from evalengine.report.stats.metric_interval import cut_of
 
 FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below changes its meaning or is removed
 COLUMNS = (
     *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high", "rank"),
     *("rank_best", "rank_worst", "documents", "wins", "losses", "ties", "p", "p_holm"),
-    "answers_changed",
+    *("answers_changed", "cut", "value_cut", "value_finished"),
 )
 
 
 def comma_separated(board: Board) -> str:
     """One table of numbers as they are, shares of 1 and p-values unrounded. `row` says what a line is: `score` (a
-    model's value), `part` (of a group, untested) or `test` (`model` against `against`, value = their difference)."""
+    model's value), `part` (of a group, untested) or `test` (`model` against `against`, value = their difference).
+    `cut`: the share of the model's documents with an answer that its length limit ended."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -69,9 +71,10 @@ def _plain(text: str) -> str:
 
 
 def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]]:
-    for name, score in zip(board.names, contest.scores, strict=True):
+    for run, name, score in zip(board.runs, board.names, contest.scores, strict=True):
         if score is None:
             continue
+        cut = cut_of(run, contest.key)
         low, high = score.interval or ("", "")
         best, worst = score.ranks or ("", "")
         yield {
@@ -85,7 +88,9 @@ def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]
             "rank_best": best,
             "rank_worst": worst,
             "documents": contest.documents,
-        }
+            **({} if cut is None else {"cut": cut.count / cut.total, "value_cut": cut.cut,
+                                       "value_finished": "" if cut.finished is None else cut.finished}),
+        }  # fmt: skip
 
 
 def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
@@ -128,8 +133,9 @@ def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
                 "interval": None if score.interval is None else list(score.interval),
                 "rank": score.rank,
                 "ranks": None if score.ranks is None else list(score.ranks),
+                "cut": cut_json(cut_of(run, contest.key)),
             }
-            for name, score in zip(board.names, contest.scores, strict=True)
+            for run, name, score in zip(board.runs, board.names, contest.scores, strict=True)
         ],
         "tests": [
             {

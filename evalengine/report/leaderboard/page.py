@@ -79,7 +79,7 @@ def leaderboard_page(board: Board, history: bool = False, beside: Path | None = 
     page.lead(verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), tiles(_figures(board)))
     if (pair := regressed(board)) is not None:
         regressions_section(page, pair, both_names(board))
-    page.section("metrics", "Metrics", *_metrics(board), note=sheets.ranks_note(board) or None)
+    page.section("metrics", "Metrics", *_metrics(board), note=sheets.metrics_note(board) or None)
     if (history or is_history(board)) and (drawn := curves(board)):
         plots = row_of(*(tag("figure", history_plot(board, contest)) for contest in drawn))
         page.section("history", "History", plots, note=HISTORY)
@@ -127,8 +127,9 @@ def _contest(board: Board, contest: Contest) -> list[Markup]:
     bounds = _bounds(contest)
     rows = [_score(board, contest, n, score, bounds) for n, score in enumerate(contest.scores)]
     title = tag("h3", f"{sheets.titled(contest)} · {counted(contest.documents, 'document')}")
-    head = ("Model", "Value", "Rank", "95 % interval", _ends(contest, bounds))
-    return [title, table(head, rows, numbers=(1, 2, 3))]
+    cut = sheets.cut_head(board)
+    head = ("Model", "Value", "Rank", "95 % interval", *cut, _ends(contest, bounds))
+    return [title, table(head, rows, numbers=range(1, 4 + len(cut)))]
 
 
 def _ends(contest: Contest, bounds: tuple[float, float], sign: bool = False) -> str:
@@ -141,13 +142,14 @@ def _score(
 ) -> list[Markup | str | None]:
     name = tag("span", board.names[place], class_="name")
     if score is None:
-        return [name, "not run", "", "", None]
+        return [name, "not run", "", "", *("" for _ in sheets.cut_head(board)), None]
     drawn = None
     if score.interval is not None:
         drawn = interval(score.value, *score.interval, bounds)
     value = sheets.number(contest, score)
     best = tag("strong", value) if sheets.leads(contest, score) else value
-    return [name, best, sheets.rank(score), sheets.between(contest, score.interval), drawn]
+    between = sheets.between(contest, score.interval)
+    return [name, best, sheets.rank(score), between, *sheets.cut_cells(board, contest, place), drawn]
 
 
 def _bounds(contest: Contest) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
 from evalengine.report.numbers import MINUS, arrow, counted, p_value
 from evalengine.report.read.provenance import provenance
+from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.sheet import Sheet
 
 WIDE = 6  # metrics side by side; with more, models are the columns
@@ -34,8 +35,24 @@ def models_sheet(board: Board) -> Sheet:
 def scores_sheet(board: Board) -> Sheet:
     """A row for each metric and model, the form for a terminal."""
     rows = [row for contest in board.tested for row in _long(board, contest)]
-    head = ["Metric", "", "Model", "Value", "95 % interval", "Rank", "Documents"]
-    return Sheet("Metrics", head, rows, (0, 1, 2), note=ranks_note(board))
+    head = ["Metric", "", "Model", "Value", "95 % interval", "Rank", "Documents", *cut_head(board)]
+    return Sheet("Metrics", head, rows, (0, 1, 2), note=metrics_note(board))
+
+
+def cut_head(board: Board) -> list[str]:
+    """The columns of what length limits cut; none where they cut nothing."""
+    return ["Cut", "Finished"] if any(run.cut for run in board.runs) else []
+
+
+def cut_cells(board: Board, contest: Contest, place: int) -> list[str]:
+    """A model's cells of `cut_head`: the share of its documents with a cut answer, and the value on the others."""
+    if not cut_head(board):
+        return []
+    cut = cut_of(board.runs[place], contest.key)
+    if cut is None:
+        return ["", ""]
+    finished = "" if cut.finished is None else signed(cut.finished, contest.share, sign=False)
+    return [f"{100 * cut.count / cut.total:.1f} %", finished]
 
 
 def matrix_sheet(board: Board, contests: Sequence[Contest], title: str = "Metrics") -> Sheet:
@@ -70,6 +87,12 @@ def tests_sheet(board: Board) -> Sheet:
     head.append("Answers changed")
     rows = [test_row(board, contest, test) for contest in board.tested for test in contest.tests]
     return Sheet("Paired tests", head, rows, (0, 1), note=tests_note(board))
+
+
+def metrics_note(board: Board) -> str:
+    """What the columns are."""
+    cut = "Cut: a model's documents with an answer that its length limit ended; Finished: its value on the others."
+    return f"{ranks_note(board)} {cut if cut_head(board) else ''}".strip()
 
 
 def ranks_note(board: Board) -> str:
@@ -176,12 +199,12 @@ def leads(contest: Contest, score: Score | None) -> bool:
 
 def _long(board: Board, contest: Contest) -> Iterator[list[str]]:
     first = [f"{contest.name}{', %' if contest.share else ''}", arrow(contest.higher_is_better)]
-    for name, score in zip(board.names, contest.scores, strict=True):
+    for place, (name, score) in enumerate(zip(board.names, contest.scores, strict=True)):
         if score is None:
-            yield [*first, name, "not run", "", "", ""]
+            yield [*first, name, "not run", "", "", "", *("" for _ in cut_head(board))]
         else:
-            bounds = between(contest, score.interval)
-            yield [*first, name, number(contest, score), bounds, rank(score), f"{contest.documents:,}"]
+            cells = [number(contest, score), between(contest, score.interval), rank(score), f"{contest.documents:,}"]
+            yield [*first, name, *cells, *cut_cells(board, contest, place)]
         first = ["", ""]
 
 

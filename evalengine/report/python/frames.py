@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,13 @@ from evalengine.errors import ConfigError
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import RequestRecord, read_records
 from evalengine.report.read.groups import group_documents, groups_first
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.metric_interval import cut_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-METRICS = ("task", "metric", "filter", "value", "stderr", "higher_is_better", "documents")
+METRICS = ("task", "metric", "filter", "value", "stderr", "higher_is_better", "documents", "cut", "value_finished")
 SAMPLES = ("task", "doc_id", "filter", "target", "prompts", "responses", "answers", "doc", "doc_hash", "prompt_hash")
 RECORD = tuple(item.name for item in fields(RequestRecord))
 
@@ -23,24 +24,34 @@ RECORD = tuple(item.name for item in fields(RequestRecord))
 def metrics_frame(run: Run) -> DataFrame:
     """A row per task, metric and filter. `value` and `stderr` are in the metric's own units (a share of 1, a
     perplexity); what the run does not say is missing. `documents`: how many have a score of their own; of a
-    group, how many its tasks have together. A group stands above its tasks."""
+    group, how many its tasks have together. `cut`: the share of documents with an answer that the length limit ended,
+    `value_finished` the value on the others. A group stands above its tasks."""
     subtasks = run.groups
     rows = [
         (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
-         else group_documents(run, key))
+         else group_documents(run, key), *_cut(run, key))
         for task in groups_first((key[0] for key in run.results), subtasks)
         for key in run.results if key[0] == task
     ]  # fmt: skip
     frame = _frame(rows, METRICS)
-    return frame.astype({"value": "float64", "stderr": "float64", "documents": "Int64", "higher_is_better": "boolean"})
+    numbers = dict.fromkeys(("value", "stderr", "cut", "value_finished"), "float64")
+    return frame.astype({**numbers, "documents": "Int64", "higher_is_better": "boolean"})
 
 
-def samples_frame(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> DataFrame:
+def _cut(run: Run, key: ScoreKey) -> tuple[float, float | None]:
+    cut = cut_of(run, key)
+    return (0.0, run.results[key][0]) if cut is None else (cut.count / cut.total, cut.finished)
+
+
+def samples_frame(
+    samples: Mapping[str, Sequence[Mapping[str, Any]]], cut: Mapping[str, Collection[int]] | None = None
+) -> DataFrame:
     """A row per task, document and filter: prompts, responses, what counted as the answer, and a column for each metric
     (of a nullable type if a task has no such metric). `prompts`, `responses` and `answers` are lists, one entry a
-    request. samples: each task's rows, as lm-eval's files have them."""
+    request; `cut` is whether the length limit ended one of the responses. samples: each task's rows, as lm-eval's files
+    have them. cut: `Run.cut`."""
     rows = list(_samples(samples))
-    frame = _frame([row for row, _ in rows], SAMPLES)
+    frame = _frame([(*row, row[1] in (cut or {}).get(row[0], ())) for row, _ in rows], (*SAMPLES, "cut"))
     for name in dict.fromkeys(name for _, scores in rows for name in scores):
         frame[name] = _scores([scores.get(name) for _, scores in rows])
     return frame.sort_values(["task", "doc_id"], kind="stable", ignore_index=True)

@@ -19,6 +19,7 @@ from evalengine.report.python.frames import metrics_frame, records_frame, sample
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.load import load_run as read_run
 from evalengine.report.read.run import Run
+from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.run_table import results_table, summary_lines
 from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Line, Sheet
@@ -96,14 +97,14 @@ class Results(Shown):
     @cached_property
     def samples(self) -> DataFrame:
         """A row per task, document and filter (`frames.samples_frame`). Raises `ConfigError` for a baseline."""
-        return samples_frame(self._texts[1])
+        return samples_frame(self._texts[1], self.run.cut)
 
     def samples_of(self, task: str) -> DataFrame:
         """The samples of one task, with the columns of its own metrics alone."""
         samples = self._texts[1]
         if task not in samples:
             raise ConfigError(f"samples_of({task!r}): no task is called so; there are {', '.join(samples)}")
-        return samples_frame({task: samples[task]})
+        return samples_frame({task: samples[task]}, self.run.cut)
 
     @cached_property
     def records(self) -> DataFrame:
@@ -136,6 +137,7 @@ class Results(Shown):
             yield results_table(self._texts[0])
         if self.run.kind == "run" and "counts" in self.manifest:
             yield from summary_lines(self.run.manifest)
+        yield from cut_lines(self.run)
         yield str(self.path)
         if self.digest is not None:
             yield f"digest: {self.digest}"

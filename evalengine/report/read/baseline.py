@@ -102,6 +102,7 @@ def _content(run: Run) -> dict[str, Any]:
         "hashes": {task: _packed_hashes(own) for task, own in hashes.items()},
         **_some("weighted", [[*key, *_pairs(pairs)] for key, pairs in sorted(run.weighted.items())]),
         **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
+        **_some("cut", {task: [len(docs), fold(sorted(docs))] for task, docs in sorted(run.cut.items())}),
     }
 
 
@@ -159,6 +160,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             task: _documents(count, docs, names, str)
             for task, (count, docs, names) in content.get("clusters", {}).items()
         },
+        cut={task: frozenset(unfold(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
     )
 
 

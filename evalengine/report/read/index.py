@@ -62,6 +62,7 @@ class Entry:
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline
+    cut: int = 0  # answers of the whole run that the length limit ended
     pace: float | None = None  # seconds a document; None where other tasks, a cache or an earlier run had a part in it
 
 
@@ -134,6 +135,7 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_ru
             digest=digest,
             baseline=baseline,
             verdict=verdict,
+            cut=manifest.counts.length_limited,
             pace=_pace(manifest) if len(asked) == 1 else None,
         )
 

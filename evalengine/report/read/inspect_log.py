@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
+from evalengine.records.lm_eval import LENGTH_LIMITED
 from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.read.lm_eval_folder import of_lm_eval
 from evalengine.report.read.run import Loaded
@@ -28,6 +29,7 @@ AGAIN = "take the file from where it was copied"
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect_ai's `value_to_float`
 _SHAPE = with_fields({"eval": with_fields({"task": Text, "model": Text}), "samples": list[dict]})
 _SAMPLE = with_fields({"id": str | int, "epoch": int, "output": dict, "scores?": dict})
+LIMITS = ("max_tokens", "model_length")  # inspect_ai's reasons for the end of an answer that a limit cut
 MAX_BYTES = 1 << 32  # of all JSON in an `.eval` file
 
 
@@ -114,6 +116,7 @@ def _row(number: int, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "doc_hash": _sha256(_json(doc)),
         "prompt_hash": _sha256(prompt),
         "target_hash": _sha256(target),
+        LENGTH_LIMITED: sum(_stop_reason(sample) in LIMITS for sample in epochs),
         **metrics,
     }
 
@@ -140,6 +143,7 @@ def _results(task: str, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any
         "config": {"model": spec["model"], "model_args": spec.get("model_args") or {}, "gen_kwargs": asked,
                    "random_seed": asked.get("seed"), "limit": None},
         "task_hashes": {},
+        "harness": "inspect_ai",
     }  # fmt: skip
 
 
@@ -156,6 +160,11 @@ def _completion(sample: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict) and part.get("text"))
     return content if isinstance(content, str) else ""
+
+
+def _stop_reason(sample: Mapping[str, Any]) -> Any:
+    choices = sample["output"].get("choices")
+    return choices[0].get("stop_reason") if isinstance(choices, list) and choices else None
 
 
 def _answer(sample: Mapping[str, Any]) -> str:

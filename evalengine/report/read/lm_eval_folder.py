@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
+from evalengine.records.lm_eval import LENGTH_LIMITED
 from evalengine.records.lm_eval_file import (
     AGAIN,
     ISO,
@@ -64,8 +65,15 @@ def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, lis
         identity=_identity(results),
         manifest=Manifest({}),
         items=dict(sorted(items.items())),
+        cut=_cut(samples),
         **outcome_of(results, samples, kinds),
     )
+
+
+def _cut(samples: Mapping[str, list[dict[str, Any]]]) -> dict[str, frozenset[int]]:
+    """The documents with a response that a length limit ended; lm-eval's own samples do not say."""
+    cut = {task: frozenset(row["doc_id"] for row in rows if row.get(LENGTH_LIMITED)) for task, rows in samples.items()}
+    return {task: documents for task, documents in cut.items() if documents}
 
 
 def newest(path: Path) -> tuple[dict[str, Any], Samples]:
@@ -198,4 +206,5 @@ def _identity(results: Mapping[str, Any]) -> dict[str, Any]:
         for task, settings in sorted(results["configs"].items())
     }
     recorded = {key: config.get(key) for key in (*MODEL_KEYS, *SEED_KEYS)}
-    return {**recorded, **{key: results.get(key) for key in RUN_KEYS}, "tasks": tasks}
+    harness = {"harness": results["harness"]} if "harness" in results else {}  # an endpoint's, or inspect_ai's
+    return {**recorded, **{key: results.get(key) for key in RUN_KEYS}, **harness, "tasks": tasks}

@@ -15,7 +15,12 @@ from evalengine.records.schema import RecordKey
 
 Key = RecordKey
 ScoreKey = tuple[str, str, str]  # task, metric, filter
-Program = Literal["evalengine", "lm-eval", "evalengine in lm-eval"]  # the last: lm-eval's tasks, our engine
+Program = Literal["evalengine", "lm-eval", "evalengine in lm-eval", "an endpoint", "inspect_ai"]
+# What a run without tokens was read from, by its identity's `harness`: (its program, the files in words).
+FOREIGN: dict[str, tuple[Program, str]] = {
+    "endpoint": ("an endpoint", "a folder of an endpoint's answers"),
+    "inspect_ai": ("inspect_ai", "a log of inspect_ai"),
+}
 
 UNBOUND = "its files are not bound (its manifest does not list their hashes), so edits would pass unseen"
 
@@ -76,14 +81,21 @@ class Run:
 
     @property
     def program(self) -> Program:
-        """The program that ran it; two programs record unlike settings."""
+        """The program that ran it; two programs record unlike settings. Of "evalengine in lm-eval" the tasks are
+        lm-eval's and the engine is ours."""
         if self.by_lm_eval:
-            return "lm-eval"
+            return FOREIGN.get(str(self.identity.get("harness")), ("lm-eval", ""))[0]
         return "evalengine in lm-eval" if self.identity.get("harness") == "lm-eval" else "evalengine"
 
     @property
+    def files(self) -> str:
+        """What a run of another program was read from."""
+        return FOREIGN.get(str(self.identity.get("harness")), ("", "an lm-eval folder"))[1]
+
+    @property
     def by_lm_eval(self) -> bool:
-        """Whether lm-eval ran it. For a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
+        """Whether lm-eval ran it, or its files are like lm-eval's: an endpoint's answers, a log of
+        inspect_ai. For a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
         return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
 
     @property

@@ -4,7 +4,9 @@ cut."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +49,45 @@ def cut_of(run: Run, key: ScoreKey) -> Cut | None:
         return None
     finished = exact_sum(whole) / len(whole) if whole else None
     return Cut(len(short), len(scores), exact_sum(short) / len(short), finished)
+
+
+def cut_lines(run: Run) -> Iterator[str]:
+    """What the length limit cut, beside each score that it touches."""
+    several = len({key[0] for key in run.results}) > 1
+    for key in run.results:
+        if (cut := cut_of(run, key)) is not None:
+            yield f"{f'{key[0]} ' if several else ''}{key[1]}, {key[2]}: {cut.words}{length_words(run, key[0])}"
+
+
+def cut_words(key: ScoreKey, runs: Mapping[str, Run]) -> str:
+    """What the limit cut in each of several runs, by the label of each: `A none cut at the limit; B 12.5 % cut ...`;
+    "" where no answer behind the metric was cut in any of them."""
+    cuts = {label: cut_of(run, key) for label, run in runs.items()}
+    if not any(cuts.values()):
+        return ""
+    words = {label: "none cut at the limit" if cut is None else cut.words for label, cut in cuts.items()}
+    return "; ".join(f"{label} {words[label]}{length_words(run, key[0])}" for label, run in runs.items())
+
+
+def length_words(run: Run, task: str) -> str:
+    """The lengths of a task's generations against their budget: ` (7 to 40 tokens, median 31, of 40 allowed)`; "" where
+    the run does not hold them, as for a group."""
+    lengths = [len(item.output_ids) for item in run.items.values()
+               if item.task == task and item.kind == "generate_until" and item.output_ids is not None]  # fmt: skip
+    if not lengths:
+        return ""
+    budget = budget_of(run, task)
+    allowed = "" if budget is None else f", of {budget:,} allowed"
+    return f" ({min(lengths):,} to {max(lengths):,} tokens, median {median(lengths):,g}{allowed})"
+
+
+def budget_of(run: Run, task: str) -> int | None:
+    """The most tokens that an answer of the task might have, `max_gen_toks`; None where the run does not say."""
+    tasks = run.identity.get("tasks")
+    settings = tasks.get(task) if isinstance(tasks, Mapping) else None
+    generation = settings.get("generation") if isinstance(settings, Mapping) else None
+    budget = generation.get("max_gen_toks") if isinstance(generation, Mapping) else None
+    return budget if isinstance(budget, int) else None
 
 
 def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:

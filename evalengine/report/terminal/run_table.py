@@ -16,7 +16,7 @@ from evalengine.report.numbers import arrow, outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.mean_interval import wilson
-from evalengine.report.stats.metric_interval import cut_of
+from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Sheet
 
@@ -46,7 +46,8 @@ def print_report(folder: Path) -> str:
     """Prints a finished run's report to standard output; returns the run's digest. Raises `ConfigError` if it is
     unfinished or edited."""
     results, manifest, digest = read_run(folder)
-    cut = _cut_lines(folder) if manifest.counts.length_limited else ()
+    # The records are read for it, which a run without cut answers need not have done.
+    cut = cut_lines(load_run(folder, page=False)) if manifest.counts.length_limited else ()
     lines = (*summary_lines(manifest), *cut, *stderr_notes(results, manifest), str(folder), f"digest: {digest}")
     print_lines((results_table(results), *lines))
     return digest
@@ -128,16 +129,6 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
             f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
             "the token, as lm-eval does"
         )
-
-
-def _cut_lines(folder: Path) -> Iterator[str]:
-    """What the length limit cut, beside each score that it touches. Reads the records, which a run without cut answers
-    need not have done."""
-    run = load_run(folder, page=False)
-    several = len({key[0] for key in run.results}) > 1
-    for key in run.results:
-        if (cut := cut_of(run, key)) is not None:
-            yield f"{f'{key[0]} ' if several else ''}{key[1]}, {key[2]}: {cut.words}"
 
 
 def _replicas_line(cluster: Cluster) -> str:
