@@ -49,6 +49,32 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return out.view(x.shape)
 
 
+def fp8_rows(x: Tensor, group: int | None, factor: float | None = None) -> Tensor:
+    """[..., K] -> float32 [..., K]: each number as the nearest e4m3 number times a scale; see `kernels.fp8_rows`.
+
+    s = max(float32(m float64(1 / 448)), 2^-126), or `factor`; t = float32(x times the reciprocal of s), within -448 and
+    448; the nearest e4m3 number, equals to the even one; its product with s, rounded to float32. A group with an
+    infinity or a NaN becomes NaN.
+    """
+    k = x.shape[-1]
+    size = k if group is None else min(group, k)
+    rows = torch.nn.functional.pad(x.reshape(-1, k), (0, -k % size))
+    groups = rows.view(len(rows), rows.shape[1] // size, size)
+    out = torch.empty(groups.shape, dtype=torch.float32, device=x.device)
+    for tile in em.tiles(len(groups), rows.shape[1]):
+        wide = em.widen(groups[tile])
+        if factor is None:
+            s = em.widen(em.round_float32(em.row_absmax(wide).mul_(1.0 / 448))).clamp_(min=2.0**-126)
+        else:
+            s = torch.full_like(wide[..., :1], factor)
+        s.masked_fill_(~(s < torch.inf), torch.nan)
+        wide.masked_fill_(em.magnitude(wide) == torch.inf, torch.nan)
+        t = em.widen(em.round_float32(wide.mul_(em.reciprocal(s)))).clamp_(-448.0, 448.0)
+        large = em.pow2(em.exponent(em.magnitude(t)).clamp_(min=-5) + 48).mul_(1.5)  # 1.5 * 2^52 steps
+        em.store_float32(t.add_(large).sub_(large).mul_(s), out[tile])
+    return out.view(rows.shape)[:, :k].reshape(x.shape)
+
+
 def scale(x: Tensor, factor: float) -> Tensor:
     """Any shape -> float32 x * factor."""
     return exact.elementwise(lambda v: v.mul_(factor), x)

@@ -40,6 +40,19 @@ def dequantized(numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) ->
     return ((numbers if zeros is None else numbers - zeros) * scales).float()
 
 
+def fp8_rows(x: Tensor, group: int, scale: float | None = None) -> Tensor:
+    """[T, K], `group` dividing K -> float64: each number as the nearest e4m3 number, equals to the even one, times the
+    scale: a 448th of the group's largest magnitude, or `scale`. Scale and quotient are rounded to float32."""
+    wide = x.double().unflatten(-1, (-1, group))
+    s = (wide.abs().amax(-1, keepdim=True) / 448).float().double().clamp(min=2.0**-126)
+    s = s if scale is None else torch.full_like(s, scale)
+    codes = torch.arange(127)
+    numbers = of_small_float(codes, 4, 3)
+    distance = ((wide / s).float().double().abs().clamp(max=448).unsqueeze(-1) - numbers).abs()
+    nearest = torch.where(distance == distance.amin(-1, keepdim=True), codes % 2, 2).argmin(-1)
+    return (numbers[nearest] * wide.sign() * s + 0.0).flatten(-2)  # -0 + 0 is +0
+
+
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """[B, M, K], [B, K, N] -> [B, M, N]."""
     return torch.bmm(a.double(), b.double())

@@ -14,14 +14,21 @@ from torch import Tensor, nn
 
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
+from evalengine.layers.variants import Fp8Rows
 
 
 class Layer(nn.Module):
     """A leaf module: one op, whose output its forward returns, so that `op_hook` sees it."""
 
+    input_rule: Fp8Rows | None = None  # how a product's input is quantised
+
     def __init__(self, ops: Ops) -> None:
         super().__init__()
         self.ops = ops
+
+    def quantized(self, x: Tensor) -> Tensor:
+        """A product's input, as the checkpoint asks for."""
+        return x if self.input_rule is None else self.ops.fp8_rows(x, self.input_rule)
 
     def new_parameter(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter in the run's dtype, on its device."""

@@ -16,6 +16,7 @@ from evalengine.kernels import (
     expert_groups,
     expert_matmul,
     expert_rows,
+    fp8_rows,
     gated_delta,
     gated_norm,
     kv_cache,
@@ -35,7 +36,7 @@ from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
-from evalengine.layers.variants import Activation, Norm
+from evalengine.layers.variants import Activation, Fp8Rows, Norm
 
 
 def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,6 +69,9 @@ class CudaOps(Ops):
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """torch's product: float32(factor) times x in float32, rounded once."""
         return x * factor
+
+    def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
+        return fp8_rows.fp8_rows(x, rule.group, rule.scale)
 
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         return softcap.softcap(logits, cap)

@@ -16,7 +16,7 @@ from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
-from evalengine.layers.variants import Activation, Norm
+from evalengine.layers.variants import Activation, Fp8Rows, Norm
 
 
 class ExactOps(Ops):
@@ -63,6 +63,9 @@ class ExactOps(Ops):
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return exact_rows.scale(x, factor)
+
+    def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
+        return exact_rows.fp8_rows(x, rule.group, rule.scale)
 
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         return exact_rows.softcap(logits, cap)

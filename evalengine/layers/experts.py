@@ -91,7 +91,7 @@ class ExpertGateUp(_Experts):
         param[int(expert)].narrow(0, self.rows * (part == "up_proj"), self.rows).copy_(own)
 
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
-        return self.ops.expert_linear(x, self.prepared, self.bias, groups)
+        return self.ops.expert_linear(self.quantized(x), self.prepared, self.bias, groups)
 
 
 class ExpertDown(_Experts):
@@ -115,7 +115,7 @@ class ExpertDown(_Experts):
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
         if self.by_rows and x.shape[-1] < self.shape[1]:
             x = self.ops.tp.gather_features(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        return self.ops.expert_linear(x, self.prepared, self.bias, groups)
+        return self.ops.expert_linear(self.quantized(x), self.prepared, self.bias, groups)
 
 
 class Combine(Layer):

@@ -8,8 +8,9 @@ some of the rows only, which the literature, where weights are written transpose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from evalengine.layers.base import Layer, MergedRows, load_part
@@ -33,6 +34,7 @@ class MergedLinear(MergedRows):
         self.weight: nn.Parameter | None = self.new_parameter(self.rows, in_features)
         self.bias = self.new_parameter(self.rows) if bias else None
         self.prepared: PreparedWeight = None
+        self.unquantized: Tensor | None = None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {shard: (rows, self.in_features) for shard, rows in self.sizes.items()}
@@ -43,7 +45,15 @@ class MergedLinear(MergedRows):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, n]."""
-        return self.ops.linear(x, self.prepared, self.bias)
+        y = self.ops.linear(self.quantized(x), self.prepared, self.bias)
+        if self.unquantized is None:
+            return y
+        return torch.where(self.unquantized, self.ops.linear(x, self.prepared, self.bias), y)
+
+    def leave_unquantized(self, shards: Iterable[str]) -> None:
+        """Of the columns of some checkpoint layers the input is not quantised: they are computed beside the others."""
+        rows = [torch.full((self.local_rows(shard),), shard in {*shards}) for shard in self.sizes]
+        self.unquantized = torch.cat(rows).to(self.ops.device)
 
 
 class WholeLinear(MergedLinear):
@@ -98,10 +108,10 @@ class OutputLinear(Layer):
         """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""
         tp = self.ops.tp
         if not self.by_rows:
-            part = self.ops.linear(x, self.prepared, self.bias)
+            part = self.ops.linear(self.quantized(x), self.prepared, self.bias)
             return part if self.part else tp.sum(part)
         whole = x if x.shape[1] == self.shape[1] else tp.gather_features(x)
-        part = self.ops.linear(whole, self.prepared, self.bias)
+        part = self.ops.linear(self.quantized(whole), self.prepared, self.bias)
         return part if self.part or (self.ops.fuses_gathers and not self.whole) else tp.gather_features(part)
 
 

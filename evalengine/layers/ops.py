@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels import sampling
@@ -24,7 +25,7 @@ from evalengine.kernels.shapes import Shapes
 from evalengine.layers import plain_recurrent
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
-from evalengine.layers.variants import Activation, Norm
+from evalengine.layers.variants import Activation, Fp8Rows, Norm
 
 GREEDY = -1  # as a column of `read_out`: the row's most probable token
 PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
@@ -114,6 +115,18 @@ class Ops(ABC):
     def scale_rows(self, x: Tensor, factors: Tensor) -> Tensor:
         """[T, heads, D] times [T], of one dtype: the rounded product of the two numbers, at every level."""
         return x * factors[:, None, None]
+
+    def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
+        """[..., K] -> [..., K]: the numbers as those of FP8 times their scales, rounded to `activation_dtype`."""
+        k = x.shape[-1]
+        size = k if rule.group is None else min(rule.group, k)
+        groups = F.pad(x.float(), (0, -k % size)).unflatten(-1, (-1, size))
+        scale = torch.full_like(groups[..., :1], rule.scale or 0.0)
+        if rule.scale is None:
+            scale = (groups.abs().amax(-1, keepdim=True) / 448).clamp(min=2.0**-126)
+        scale = scale.masked_fill(~(scale < torch.inf), torch.nan)
+        numbers = (groups / scale).clamp(-448, 448).masked_fill(groups.isinf(), torch.nan)
+        return (numbers.to(torch.float8_e4m3fn).float() * scale).flatten(-2)[..., :k].to(x.dtype)
 
     @abstractmethod
     def softcap(self, logits: Tensor, cap: float) -> Tensor:

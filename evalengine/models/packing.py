@@ -7,7 +7,7 @@ that are not (`ignore`, `modules_to_not_convert`) need not be read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalengine.models.file_values import is_integer, shown
 
@@ -36,7 +36,19 @@ _FORMATS = (
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "dense"),
 )
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
-_OF_MODELOPT = ("quant_algo", "quantized_layers")
+
+
+class Activations(NamedTuple):
+    """How the inputs of FP8 weights become FP8: by a constant of the checkpoint (static), or by the largest of `group`
+    features of a token in a row, or (None) of all its features."""
+
+    group: int | None = None
+    static: bool = False
+
+    def __str__(self) -> str:
+        return "a constant" if self.static else "token" if self.group is None else f"1x{self.group}"
+
+
 _REFUSED = "quantization_config: packed weights are not supported"
 _CURE = "use the unquantised checkpoint"
 
@@ -92,6 +104,61 @@ def bits_of(quantization: Mapping[str, Any]) -> int | None:
     return next((int(w["num_bits"]) for w in weight_groups(quantization) if w.get("type", "int") == "int"), None)
 
 
+def activations_of(quantization: Mapping[str, Any]) -> Activations | None:
+    """How inputs of FP8 weights are quantised; None if they are not, as those of other weights never are here."""
+    method = method_of(quantization)
+    if method == "fp8":
+        if quantization.get("activation_scheme") == "static":
+            return Activations(static=True)
+        return Activations((block_of(quantization) or (1, None))[1])
+    if method == "modelopt":
+        named = {_algorithm(quantization), *(one.get("quant_algo") for one in _layers(quantization))}
+        if "FP8_PER_CHANNEL_PER_TOKEN" in named:
+            return Activations()
+        return Activations(static=True) if "FP8" in named else None
+    inputs = _fp8_inputs(quantization)
+    if not inputs:
+        return None
+    if inputs[0].get("strategy") == "group":
+        return Activations(inputs[0].get("group_size"))
+    return Activations(static=not inputs[0].get("dynamic"))
+
+
+def _fp8_inputs(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """compressed-tensors' accounts of the inputs of FP8 weights, of which those of equal sense are one."""
+    groups = [group for group in _values(quantization.get("config_groups")) if isinstance(group, Mapping)]
+    found: list[Mapping[str, Any]] = []
+    for group in groups:
+        weights, inputs = group.get("weights"), group.get("input_activations")
+        if isinstance(weights, Mapping) and weights.get("type") == "float" and weights.get("num_bits") == 8:
+            own = inputs if isinstance(inputs, Mapping) else {}
+            kept = {name: own.get(name) for name in ("num_bits", "type", "strategy", "dynamic", "group_size")}
+            if kept not in found:
+                found.append(kept)
+    return [] if len(found) == 1 and not any(found[0].values()) else found
+
+
+def _input_problems(quantization: Mapping[str, Any]) -> Iterator[str]:
+    inputs = _fp8_inputs(quantization)
+    if len(inputs) > 1:
+        yield f"{_REFUSED} with inputs of FP8 weights quantised in several ways; {_CURE}"
+    for one in inputs:
+        yield from _other_value("input_activations.num_bits", one["num_bits"], (8,))
+        yield from _other_value("input_activations.type", one["type"], ("float",))
+        yield from _other_value("input_activations.dynamic", one["dynamic"], (True, False, None))
+        if one["strategy"] == "tensor" and one["dynamic"]:
+            yield (
+                f"{_REFUSED} with input_activations scaled by the largest number of a whole step (strategy=tensor, "
+                f"dynamic=true): a token's results would depend on the other requests; {_CURE}"
+            )
+        elif one["dynamic"]:
+            yield from _other_value("input_activations.strategy", one["strategy"], ("token", "group"))
+        else:
+            yield from _other_value("input_activations.strategy", one["strategy"], ("tensor",))
+        if one["strategy"] == "group" and not is_integer(one["group_size"], 1, 1 << 16):
+            yield f"quantization_config: input_activations.group_size={shown(one['group_size'])}: must be a number"
+
+
 def _other_value(field: str, value: Any, read: tuple[Any, ...]) -> Iterator[str]:
     if value not in read:
         named = " or ".join(shown(one) for one in read if one is not None) or "none"
@@ -138,20 +205,32 @@ def _compressed(quantization: Mapping[str, Any]) -> Iterator[str]:
         yield from _other_value("type", one.get("type", "int"), ("int", "float"))
         yield from _other_value("dynamic", one.get("dynamic"), (None, False))
     widths = [one.get("num_bits") for one in weights if one.get("type", "int") == "int"]
+    yield from _input_problems(quantization)
     if 4 in widths and 8 in widths:
         yield f"{_REFUSED} with integers of 4 and of 8 bits; {_CURE}"
 
 
 def _modelopt(quantization: Mapping[str, Any]) -> Iterator[str]:
-    inner = quantization.get("quantization")  # as in hf_quant_config.json
-    algorithm, layers = ((inner if isinstance(inner, Mapping) else quantization).get(x) for x in _OF_MODELOPT)
-    layers = _values(layers)
+    algorithm, layers = _algorithm(quantization), _layers(quantization)
     if algorithm == "MIXED_PRECISION" and layers:
         for one in layers:
-            own = one.get("quant_algo") if isinstance(one, Mapping) else None
-            yield from _other_value("quant_algo", own, _ALGORITHMS)
+            yield from _other_value("quant_algo", one.get("quant_algo"), _ALGORITHMS)
+        if {*_ALGORITHMS[:2]} <= {one["quant_algo"] for one in layers if isinstance(one.get("quant_algo"), str)}:
+            yield f"{_REFUSED} with inputs of FP8 weights quantised in several ways; {_CURE}"
     else:
         yield from _other_value("quant_algo", algorithm, _ALGORITHMS)
+
+
+def _algorithm(quantization: Mapping[str, Any]) -> Any:
+    inner = quantization.get("quantization")  # as in hf_quant_config.json
+    return (inner if isinstance(inner, Mapping) else quantization).get("quant_algo")
+
+
+def _layers(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """ModelOpt's accounts of single layers; one that is no object is an empty one."""
+    inner = quantization.get("quantization")
+    layers = (inner if isinstance(inner, Mapping) else quantization).get("quantized_layers")
+    return [one if isinstance(one, Mapping) else {} for one in _values(layers)]
 
 
 _OF_METHOD = {

@@ -36,6 +36,7 @@ GOLDEN = {
     "gelu_tanh": "966a7289371215d9",
     "scale": "a6ddbd3b59075ab4",
     "softcap": "721844353e9507c2",
+    "fp8_rows": "7e1ef8dd001ba5a3",
     "rope": "f2c149a979b4d5ef",
     "attention": "7959649c61e64468",
     "wide_linear": "37261a5e71d00dc5",
@@ -94,6 +95,7 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
             results[kind].append(exact_rows.activation(torch.cat((x, x.flip(1)), -1), kind, gated=True))
         results["scale"].append(exact_rows.scale(x, 0.22))
         results["softcap"].append(exact_rows.softcap(x * 8, 30.0))
+        results["fp8_rows"] += [exact_rows.fp8_rows(x, *rule) for rule in ((None,), (128,), (None, 0.0078125))]
     results["log_softmax"].append(exact.log_softmax(numbers(9, 3, 70_001)))
     cos, sin = (table.to(device) for table in exact.rope_table(seeded(4, 24).abs() / 4, 2001, 1.0))
     results["rope"] = [cos, sin, exact.apply_rope(numbers(5, 2001, 3, 48), cos, sin)]

@@ -23,6 +23,7 @@ HEADS = {"Q_HEADS": 8, "KV_HEADS": 4, "HALF": 128, "PAGE": 16, "NORM": True, "RO
 KINDS = {
     "eps": "fp32",
     "cap": "fp32",
+    "scale": "fp32",
     "reciprocal": "fp32",
     "slot_ptr": "*i64",
     "weights_ptr": "*fp32",
@@ -80,6 +81,15 @@ def elements() -> Iterator[dict[str, Any]]:
     yield _counted(softcap._softcap_kernel, "fp32", {"BLOCK": 1024})
 
 
+def fp8() -> Iterator[dict[str, Any]]:
+    from evalengine.kernels import fp8_rows
+
+    for block in (128, 2048):
+        for static in (False, True):
+            rows = {"BLOCK": block, "ROWS": 2048 // block, "STATIC": static}
+            yield _counted(fp8_rows._fp8_rows_kernel, "bf16", rows)
+
+
 def mixtures() -> Iterator[dict[str, Any]]:
     import triton.language as tl
 
@@ -119,7 +129,7 @@ def mixtures() -> Iterator[dict[str, Any]]:
         yield _counted(expert_rows._swiglu_kernel, dtype, {"BLOCK": 1024})
 
 
-CASES = {"mixtures": mixtures, "norms": norms, "heads": heads, "elements": elements}
+CASES = {"mixtures": mixtures, "norms": norms, "heads": heads, "elements": elements, "fp8": fp8}
 
 
 if __name__ == "__main__":

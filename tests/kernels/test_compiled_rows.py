@@ -20,6 +20,11 @@ def test_activations_and_the_softcap_compile_without_tanh_approx() -> None:
     assert len(branchless) == 5 and all(case["fma"] and not case["branches"] for case in branchless)
 
 
+def test_activations_in_fp8_compile_without_a_contraction() -> None:
+    cases = compiled_elsewhere("fp8", "compile_rows")
+    assert len(cases) == 4 and not any(case["fma"] for case in cases)
+
+
 def test_mixtures_compile_without_a_contraction() -> None:
     """But for products in float32, which are made of them."""
     cases = compiled_elsewhere("mixtures", "compile_rows")

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from evalengine.config.check import model_problems
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
+from evalengine.engine.load.activations import set_input_rules
 from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile
 from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
@@ -137,15 +138,19 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
         return _module(checkpoint, ops, max_model_len)
     spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     stored = None
+    quantized: dict[str, StoredTensor] = {}  # weights whose inputs are quantised, by the decoder's names
     if checkpoint.format == "safetensors":
         stored = model_tensors(checkpoint.path, checkpoint.spec)
         fit = _Fit(_targets(DecoderForCausalLM(spec, _without_storage(ops))))
         for name, header in stored.items():
             for own, piece in names.pieces(spec, name, torch.empty(header.shape, device="meta")):
                 fit.take(own, DTYPES.get(header.dtype, header.dtype), tuple(piece.shape))
+                if header.activations is not None:
+                    quantized[own] = header
         fit.check(checkpoint)
     check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
     model = DecoderForCausalLM(spec, ops)
+    set_input_rules(checkpoint_tensors(model), quantized)
     fit = _Fit(_targets(model))
     for name, tensor in _tensors(checkpoint, fit.targets, stored, ops.device):
         target = fit.take(name, tensor.dtype, tuple(tensor.shape))

@@ -7,6 +7,7 @@ E experts, N output features, K input features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +16,16 @@ from evalengine.engine.load.shards import StoredTensor
 from evalengine.engine.load.unpacking import MXFP4_ROW, NVFP4_ROW
 from evalengine.errors import EvalEngineError
 from evalengine.models.file_values import plain
-from evalengine.models.packing import bits_of, block_of, method_of
+from evalengine.models.packing import Activations, activations_of, bits_of, block_of, method_of
 
 Stored = Mapping[str, StoredTensor]
 Parts = Mapping[str, StoredTensor | None]  # a weight's tensors by the ends of their names
 RULE = "number times scale in float32, rounded once"  # `unpacking` has it in full
 _FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
-# Scales of activations and of keys and values, which are not quantised here.
-_UNUSED = tuple(
-    f".{name}" for name in
-    ("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale", "q_scale")
-)  # fmt: skip
+_INPUT_SCALES = ("input_scale", "activation_scale")
+# Scales of activations, and of keys and values, which are not quantised here.
+_OTHERS = ("input_global_scale", "input_zero_point", "k_scale", "v_scale", "q_scale")
+_NO_WEIGHTS = tuple(f".{name}" for name in (*_INPUT_SCALES, *_OTHERS))
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
     """
     if not quantization:
         return dict(stored)
-    method = method_of(quantization)
-    tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_UNUSED)}
+    method, rule = method_of(quantization), activations_of(quantization)
+    tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_NO_WEIGHTS)}
     for layout in _LAYOUTS[method]:
         for stem, parts in [*_packed(tensors, layout)]:
             whole = [part for part in parts.values() if part is not None]
@@ -72,12 +72,34 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
                 )
             for part in whole:
                 del tensors[part.name]
-            tensors[stem + layout.weight] = replace(whole[0], **vars(fitting))
+            packed = replace(whole[0], **vars(fitting))
+            if rule is not None and packed.packing.startswith("fp8"):
+                packed = _with_input(packed, stored, stem, rule)
+            tensors[stem + layout.weight] = packed
     ends = tuple(end for layout in _LAYOUTS[method] for end in (*layout.required, *layout.optional) if end)
     for name, tensor in tensors.items():
         if tensor.method is None and name.endswith(ends):
             raise EvalEngineError(f"{tensor.file}: {plain(name)} lacks its partners; download or copy it again")
     return tensors
+
+
+def _with_input(packed: StoredTensor, stored: Stored, stem: str, rule: Activations) -> StoredTensor:
+    """A weight with the rule for its product's input, and the constant of a static one."""
+    scale = None
+    if rule.static:
+        names = [stem.removesuffix("weight") + name for name in _INPUT_SCALES]
+        scale = next((stored[name] for name in names if name in stored), None)
+        if scale is None:
+            raise EvalEngineError(
+                f"{packed.file}: {plain(packed.name)} lacks its partner {plain(names[0])}; download or copy it again"
+            )
+        if math.prod(scale.shape) != 1 or scale.dtype not in _FLOATS:
+            raise EvalEngineError(
+                f"{scale.file}: {plain(scale.name)} is {scale.dtype} {list(scale.shape)}, not one number; "
+                "download or copy it again"
+            )
+    text = f"{packed.packing}, inputs by {rule}"
+    return replace(packed, packing=text, activations=rule, input_scale=scale)
 
 
 def packing_of(stored: Stored) -> str | None:

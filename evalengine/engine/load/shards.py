@@ -24,6 +24,7 @@ from torch import Tensor
 from evalengine.engine.load.unpacking import unpacked
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.file_values import one_line, plain, shown
+from evalengine.models.packing import Activations
 from evalengine.util.plain_files import read_json
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ class StoredTensor:
     others: tuple[StoredTensor | None, ...] = ()
     sizes: tuple[int, ...] = ()
     packing: str = ""
+    # How the input of its product is quantised, and the constant by which, where that is one.
+    activations: Activations | None = None
+    input_scale: StoredTensor | None = None
 
 
 def weight_files(folder: Path) -> list[Path]:
