@@ -17,6 +17,7 @@ from evalengine.layers.attention_backends import backend_problems, possible_back
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.kernel_support import head_dim_problems, hidden_size_problems, kernel_problems
 from evalengine.models.spec import ModelSpec
+from evalengine.models.widths import widths
 
 DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
@@ -197,15 +198,7 @@ def _uneven(ranks: int, spec: ModelSpec) -> str:
     head."""
     if spec.module is not None and ranks > 1:
         return "layers, which transformers' own module computes (model.implementation)"
-    sizes = {
-        "attention heads": spec.num_heads,
-        "hidden features": spec.hidden_size,
-    }
-    if spec.dense:
-        sizes["intermediate features"] = spec.intermediate_size
-    if spec.mixture is not None:
-        sizes["intermediate features of an expert"] = spec.mixture.intermediate_size
-        sizes["intermediate features of the shared expert"] = spec.mixture.shared_size
+    sizes = {"attention heads": spec.num_heads, **widths(spec).shared}
     uneven = [f"{size} {what}" for what, size in sizes.items() if size % ranks]
     if max(ranks, spec.num_kv_heads) % min(ranks, spec.num_kv_heads):
         uneven.append(f"{spec.num_kv_heads} KV heads")

@@ -159,10 +159,10 @@ class ModelSpec:
         return any(block.mixture is None and block.feeds_forward for block in self.blocks)
 
     @property
-    def feed_forward_features(self) -> int:
-        """How many intermediate features a token has in the widest feed-forward, its experts' added up."""
-        mixture = self.mixture
-        return max(self.intermediate_size * self.dense, mixture.features if mixture else 0)
+    def of_each_kind(self) -> ModelSpec:
+        """The model with one layer of each kind that it has, in the order of their first ones."""
+        kinds = tuple(dict.fromkeys(self.blocks))
+        return replace(self, num_layers=len(kinds), blocks=kinds)
 
     def short_positions(self, max_model_len: int) -> int:
         """The most tokens of a request that has LongRoPE's short factors; 0 if all requests of up to `max_model_len`

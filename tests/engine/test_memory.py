@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute import memory
+from evalengine.engine.execute.cuda_graphs import graph_bytes
+from evalengine.engine.execute.parallel.group import slot_bytes
+from evalengine.engine.settings import Settings, possible_ranks
+from evalengine.layers import create_ops
+from evalengine.models.hf_config import from_hf
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -55,3 +63,51 @@ def test_what_was_given_back_to_torch_is_free_too() -> None:
     reserved = torch.cuda.memory_reserved()
     assert reserved >= GIB and memory._free_bytes(torch.device("cuda")) > 0
     assert torch.cuda.memory_reserved() <= reserved - GIB
+
+
+# What formulas that restated Llama's and Qwen's decoders gave, before these were read from the model's own layers:
+# bytes of a step's activations on one rank and on two, of the graphs, of the largest gather; the degrees of ranks.
+FORMER: dict[str, tuple[type[PretrainedConfig], dict[str, int], tuple[int, int, int, int], list[int]]] = {
+    "llama": (
+        LlamaConfig,
+        {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+         "num_key_value_heads": 8},
+        (301989888, 184549376, 138018816, 117440512),
+        [1, 2, 4, 8, 16, 32],
+    ),
+    "qwen2": (
+        Qwen2Config,
+        {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14,
+         "num_key_value_heads": 2},
+        (94371840, 54525952, 99516416, 39845888),
+        [1, 2],
+    ),
+    "qwen3": (
+        Qwen3Config,
+        {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
+         "num_key_value_heads": 8, "head_dim": 128},
+        (67108864, 41943040, 109510656, 25165824),
+        [1, 2, 4, 8, 16],
+    ),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
+         "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128,
+         "num_experts_per_tok": 8},
+        (218103808, 125829120, 142016512, 50331648),
+        [1, 2, 4, 8, 16, 32],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_memory_is_planned_as_it_was(name: str) -> None:
+    config_class, sizes, bytes_of, ranks = FORMER[name]
+    spec = from_hf(config_class(**sizes))
+    config = EngineConfig(max_num_batched_tokens=4096, max_num_seqs=128)
+    one = Settings(CPU, "native", torch.bfloat16, "triton", max_model_len=8192, block_size=16, num_threads=1)
+    two = replace(one, tensor_parallel_size=2)
+    ops = create_ops("fast", torch.bfloat16, CPU)
+    steps = [memory._activation_bytes(config, spec, settings) for settings in (one, two)]
+    assert (*steps, graph_bytes(spec, 128, one), slot_bytes(config, spec, ops)) == bytes_of
+    assert possible_ranks(spec) == ranks

@@ -24,6 +24,7 @@ from evalengine.explain.record import ComputationRecorder
 from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import num_parameters
+from evalengine.models.widths import widths
 from tests.engine.test_families import SCHEDULES, requests
 from tests.engine.test_schedule_invariance import differing, one_by_one, run
 from tests.parity.families import CASES, SIZES, make, random_model
@@ -235,4 +236,4 @@ def test_a_step_is_planned_with_the_rows_of_all_experts_of_its_tokens() -> None:
     config = EngineConfig(device="cpu", max_num_batched_tokens=4096)
     settings = resolve_settings(config, False, "fast", spec)
     assert _activation_bytes(config, spec, settings) == 4096 * 2 * (2 * 2048 + 8 * (768 + 2048))
-    assert (spec.feed_forward_features, spec.dense) == (8 * 768, False)
+    assert widths(spec)[1:4] == (32 * 128, 8 * 768, 8 * 2048) and not spec.dense

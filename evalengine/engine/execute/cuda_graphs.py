@@ -40,6 +40,7 @@ from evalengine.layers.recurrent import LayerCache
 from evalengine.layers.shared_blocks import SharedPages
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
+from evalengine.models.widths import widths
 from evalengine.util.phases import phase
 
 logger = logging.getLogger(__name__)
@@ -123,9 +124,8 @@ def graph_bytes(spec: ModelSpec, max_num_seqs: int, settings: Settings) -> int:
     """Roughly the device memory that the captured steps take: the logits, activations and state of split attention of
     one step of the largest size, and the graphs' inputs."""
     rows, item = batch_sizes(max_num_seqs)[-1], settings.dtype.itemsize
-    heads = spec.num_heads + spec.num_kv_heads
-    outputs = spec.hidden_size * (spec.mixture.router.chosen if spec.mixture else 1)  # a row of each expert's
-    widest = 3 * spec.feed_forward_features + spec.hidden_size + outputs + 3 * heads * spec.head_dim
+    heads, sizes = spec.num_heads + spec.num_kv_heads, widths(spec)
+    widest = 3 * sizes.inner + sizes.hidden + sizes.outputs + 3 * heads * spec.head_dim
     chunks = -(-settings.max_model_len // KV_STEP)
     # Twice, because a workspace that is too small is replaced by one of double size.
     state = 2 * chunks * spec.num_heads * (spec.head_dim + 2)

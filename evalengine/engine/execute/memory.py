@@ -18,6 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import ModelSpec
+from evalengine.models.widths import widths
 
 CPU_POOL_BYTES = 4 << 30  # a CPU's pool, unless one sequence or num_kv_blocks needs more
 BOOKKEEPING_BYTES = 400  # Python objects of one page: `Block` and its place in the free list
@@ -109,12 +110,10 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
     """A lower bound of the activations of a step's tokens: residual, its norm, gate and up; or, of experts, the inputs
     and outputs of their last product, a row of each for every expert of a token."""
-    inner = spec.feed_forward_features // settings.tensor_parallel_size
-    feed_forward = 2 * inner
-    if spec.mixture is not None:
-        outputs = spec.mixture.router.chosen * spec.hidden_size // settings.tensor_parallel_size
-        feed_forward = max(feed_forward, inner + outputs)
-    return _most_tokens(config, settings) * _activation_size(settings) * (2 * spec.hidden_size + feed_forward)
+    sizes, ranks = widths(spec), settings.tensor_parallel_size
+    inner = sizes.inner // ranks
+    feed_forward = max(2 * inner, inner + sizes.outputs // ranks if spec.mixture is not None else 0)
+    return _most_tokens(config, settings) * _activation_size(settings) * (2 * sizes.hidden + feed_forward)
 
 
 def _activation_size(settings: Settings) -> int:

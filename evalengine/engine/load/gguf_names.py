@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -79,18 +78,17 @@ class GGUFNames:
     def shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """GGUF name -> shape, a row's length last, of every tensor of a model."""
         top_of = {own: role for role, own in _TOP_NAMES.items()}
-        distinct = list(dict.fromkeys(spec.blocks))
+        kinds = spec.of_each_kind
         shapes: dict[str, tuple[int, ...]] = {}
-        parts: list[dict[str, list[tuple[int, ...]]]] = [{} for _ in distinct]
-        model = without_storage(replace(spec, num_layers=len(distinct), blocks=tuple(distinct)))
-        for tensor in checkpoint_tensors(model):
+        parts: list[dict[str, list[tuple[int, ...]]]] = [{} for _ in kinds.blocks]
+        for tensor in checkpoint_tensors(without_storage(kinds)):
             if match := OF_A_LAYER.fullmatch(tensor.name):
                 parts[int(match[1])].setdefault(self._stored(match[2], match[3]), []).append(tensor.shape)
             else:
                 name, _, kind = tensor.name.rpartition(".")
                 shapes[f"{top_of[name]}.{kind}"] = tensor.shape
         for layer in range(spec.num_layers):
-            of_layer = parts[distinct.index(spec.block(layer))]
+            of_layer = parts[kinds.blocks.index(spec.block(layer))]
             shapes |= {f"blk.{layer}.{name}": _together(name, several) for name, several in of_layer.items()}
         return shapes
 

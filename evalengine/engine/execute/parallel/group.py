@@ -14,6 +14,7 @@ from evalengine.kernels.torch_private import gloo_options, nccl_options
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.spec import ModelSpec
+from evalengine.models.widths import widths
 
 # How long a rank waits for another in a collective. A rank that dies is noticed at once, one that is stopped soon
 # (`ranks.SECONDS_STOPPED`); this is for one that hangs.
@@ -38,8 +39,8 @@ def connect(folder: Path, rank: int, size: int, device: torch.device) -> TensorP
 
 def slot_bytes(config: EngineConfig, spec: ModelSpec, ops: Ops) -> int:
     """The most bytes that a layer gathers: the widest features of all tokens of a step."""
-    widest = max(spec.hidden_size, spec.feed_forward_features, spec.num_heads * spec.head_dim)
-    widest = max(widest, *(kind.features for kind in spec.recurrent_kinds), 0)
+    sizes = widths(spec)
+    widest = max(sizes.hidden, sizes.inner, sizes.heads)
     return config.max_num_batched_tokens * widest * ops.activation_dtype.itemsize
 
 
