@@ -148,7 +148,7 @@ class Schedule(Protocol):
     def decode_stages(self) -> int: ...
 
 
-class Call(Protocol):
+class DecodeCall(Protocol):
     """What this file reads of an `attention.Call`."""
 
     q: Tensor
@@ -169,7 +169,7 @@ class Call(Protocol):
 
 
 def decode(
-    call: Call, shared: SharedBlocks, schedule: Schedule, chunk: int, block: int, precision: str, chunks: int,
+    call: DecodeCall, shared: SharedBlocks, schedule: Schedule, chunk: int, block: int, precision: str, chunks: int,
     state: tuple[Tensor, ...],
 ) -> Iterator[Launch | None]:  # fmt: skip
     """Launches both parts for the decodes of a batch.

@@ -39,7 +39,7 @@ Span = tuple[float, float]  # begin and end, UNIX seconds
 
 
 @dataclass(frozen=True)
-class Command:
+class TimedCommand:
     """A command that has ended well."""
 
     fresh: bool  # whether it found empty caches
@@ -53,7 +53,7 @@ class Started:
     """One model's commands, and the seconds of two runs in one process."""
 
     model: str
-    commands: list[Command] = field(default_factory=list)
+    commands: list[TimedCommand] = field(default_factory=list)
     twice_s: list[float] = field(default_factory=list)
 
     def wall(self, fresh: bool) -> float:
@@ -149,7 +149,7 @@ def _measured(model: str, words: Sequence[str], arguments: Namespace, folder: Pa
     return started
 
 
-def _command(words: Sequence[str], folder: Path, number: int) -> Command:
+def _command(words: Sequence[str], folder: Path, number: int) -> TimedCommand:
     noted = folder / f"phases-{number}"
     variables = {**_variables(folder), VARIABLE: str(noted)}
     begin = time.time()
@@ -158,7 +158,7 @@ def _command(words: Sequence[str], folder: Path, number: int) -> Command:
     lines = map(json.loads, noted.read_text(encoding="utf-8").splitlines())
     spans = [(line["phase"], (line["begin"], line["end"])) for line in lines]
     digest = spoken.splitlines()[-1].removeprefix("digest: ")
-    return Command(number == 0, end - begin, digest, phases_of(spans, begin, end))
+    return TimedCommand(number == 0, end - begin, digest, phases_of(spans, begin, end))
 
 
 def _variables(folder: Path) -> dict[str, str]:

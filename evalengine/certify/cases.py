@@ -104,7 +104,9 @@ class Case:
 def build_cases(effort: Effort, checkpoint: Checkpoint, room: int, more: Sequence[Case] = ()) -> list[Case]:
     """The effort's requests, as far as they fit into `room` tokens, and `more`: in a fixed mixed order, their keys and
     request ids 0, 1, ..."""
-    cases = [Case(None, request) for request in _requests(effort, min(effort.max_model_len, room), _Tokens(checkpoint))]
+    cases = [
+        Case(None, request) for request in _requests(effort, min(effort.max_model_len, room), _TokenSource(checkpoint))
+    ]
     cases += more
     random.Random(1).shuffle(cases)
     return [replace(case, key=i, request=replace(case.request, request_id=i)) for i, case in enumerate(cases)]
@@ -134,7 +136,7 @@ def affordable(
     return chosen
 
 
-class _Tokens:
+class _TokenSource:
     """A source of token ids: each call returns, by turns, a window of real text or random ids."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -163,7 +165,7 @@ def _text_ids(checkpoint: Checkpoint) -> list[int]:
     return encode(tokenizer, text)
 
 
-def _requests(effort: Effort, limit: int, tokens: _Tokens) -> Iterator[Request]:
+def _requests(effort: Effort, limit: int, tokens: _TokenSource) -> Iterator[Request]:
     for length in effort.scores:
         if length <= limit + 1:
             ids = tokens(length)

@@ -108,7 +108,7 @@ def tokenizer_sha256(tokenizer: Any) -> str | None:
     return None if tokenizer is None else content_sha256(plain_tokenizer(tokenizer) or {})
 
 
-class _Halted(Exception):
+class _Dropped(Exception):
     """Ends a run of the engine from its own thread."""
 
 
@@ -207,7 +207,7 @@ class Replica:
             try:
                 for output in self.llm.run(self._more(), more=self._more):
                     self._deliver(output)
-            except _Halted:
+            except _Dropped:
                 continue
             except BaseException:
                 with self._changed:
@@ -215,13 +215,13 @@ class Replica:
                     self._changed.notify_all()
 
     def _more(self) -> list[Request]:
-        """The requests leased since the last step. Raises `_Halted` if they are to be dropped."""
+        """The requests leased since the last step. Raises `_Dropped` if they are to be dropped."""
         with self._changed:
             if self._halt:
                 self._queue.clear()
                 self._open = 0
                 self._changed.notify_all()
-                raise _Halted
+                raise _Dropped
             lease = [*self._queue]
             self._queue.clear()
             return lease

@@ -32,7 +32,7 @@ _Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Prepared:
     """A prepared weight, and the bits that it was made of."""
 
     storage: weakref.ref[torch.UntypedStorage]
@@ -51,7 +51,7 @@ class PreparedWeights:
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self.size = 0  # bytes kept
         self._limit = limit
-        self._kept: dict[_Key, _Kept] = {}
+        self._kept: dict[_Key, _Prepared] = {}
         self._seen: dict[_Key, weakref.ref[torch.UntypedStorage]] = {}
         self._lock = RLock()  # a storage may die, and so call `_forget`, while this thread holds it
 
@@ -97,7 +97,7 @@ class PreparedWeights:
 
     def _keep(self, key: _Key, storage: torch.UntypedStorage, right: Right) -> None:
         dead = weakref.ref(storage, lambda _: self._forget(key))
-        kept = _Kept(dead, _bits(right.source).clone(), right.limb, right.exponent)
+        kept = _Prepared(dead, _bits(right.source).clone(), right.limb, right.exponent)
         with self._lock:
             if self.size + kept.size() <= self._limit and key not in self._kept:
                 self._kept[key] = kept

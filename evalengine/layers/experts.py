@@ -41,7 +41,7 @@ class RouterLogits(Layer):
         return self.ops.linear(x.float() if self.router.wide else x, self.prepared, self.bias)
 
 
-class Choice(Layer):
+class ExpertChoice(Layer):
     """Logits [T, E] -> each token's experts in order of rank, integers [T, k], and their weights, float32 [T, k]."""
 
     def __init__(self, ops: Ops, router: Router) -> None:

@@ -22,7 +22,7 @@ from evalengine.errors import ConfigError
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import ModelArguments, ignored_batch_size, read_arguments, with_device
 from evalengine.lm_eval_model.place import find_place
-from evalengine.lm_eval_model.recorder import Recorder
+from evalengine.lm_eval_model.recorder import EvaluationRecorder
 from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
 from evalengine.models.decoder import num_parameters
 
@@ -57,10 +57,10 @@ class EngineBackedModel(TemplateLM):
         self.tokenizer: Any = self.llm.tokenizer
         self._pieces = PieceTokenizer(self.tokenizer)  # it encodes the lines that few-shot prompts share once
         self._template: ChatTemplate | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: EvaluationRecorder | None = None
         self._identity: dict[str, Any] | None = None  # the engine's identity, for the cache
         if place is not None:
-            self._recorder = Recorder(place, self.llm, arguments, begin, time.perf_counter())
+            self._recorder = EvaluationRecorder(place, self.llm, arguments, begin, time.perf_counter())
 
     def _made(self, checkpoint: Checkpoint, config: Config) -> LLM:
         """The engine. If answers are kept in a cache, its weights are loaded only when they are needed."""

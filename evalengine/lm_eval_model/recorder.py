@@ -47,7 +47,7 @@ LM_EVALS = ("tasks", "limit", "fewshot_seed", "fewshot_as_multiturn", "system_in
 
 
 @dataclass
-class Recorder:
+class EvaluationRecorder:
     """The records of one evaluation after another. A request that is asked a second time begins the next evaluation."""
 
     place: Place

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from evalengine.layers.experts import Choice, Combine, ExpertDown, ExpertGateUp, RouterLogits, SharedGate
+from evalengine.layers.experts import Combine, ExpertChoice, ExpertDown, ExpertGateUp, RouterLogits, SharedGate
 from evalengine.layers.linear import MergedLinear, OutputLinear
 from evalengine.layers.ops import Groups, Ops
 from evalengine.layers.rows import ActivationLayer
@@ -56,7 +56,7 @@ class DecoderMixture(nn.Module):
         assert block.mixture is not None
         self.ops, self.mixture = ops, block.mixture
         self.gate = RouterLogits(ops, self.mixture.router, spec.hidden_size)
-        self.choice = Choice(ops, self.mixture.router)
+        self.choice = ExpertChoice(ops, self.mixture.router)
         self.experts = Experts(spec, block, ops)
         if self.mixture.shared_size:
             self.shared_expert = SharedExpert(spec, block, ops)

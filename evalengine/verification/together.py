@@ -41,8 +41,8 @@ class Rehearsed(Verdict):
         pass
 
 
-class _Kept(Executor):
-    """Keeps the work that it is given."""
+class _Postponed(Executor):
+    """Does nothing yet: it holds the work that it is given."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Future[Any], Work]] = []
@@ -55,15 +55,15 @@ class _Kept(Executor):
 
 def compile_together(comparisons: Sequence[Callable[[Verdict], None]], device: torch.device) -> None:
     """Compiles all kernels that the comparisons call on this GPU. What fails here fails again where it counts."""
-    kept = _Kept()
-    with triton.AsyncCompileMode(kept, ignore_errors=True), torch.inference_mode(), torch.cuda.device(device):
+    postponed = _Postponed()
+    with triton.AsyncCompileMode(postponed, ignore_errors=True), torch.inference_mode(), torch.cuda.device(device):
         try:
             rehearse(comparisons, _compile)
-            side_by_side([work for _, work in kept.given])
+            side_by_side([work for _, work in postponed.given])
             with ThreadPoolExecutor(MOST) as pool:  # it only reads what is in the cache now
-                list(pool.map(_settle, *zip(*kept.given, strict=True)) if kept.given else ())
+                list(pool.map(_settle, *zip(*postponed.given, strict=True)) if postponed.given else ())
         finally:
-            for future, _ in kept.given:  # Triton waits for each of them
+            for future, _ in postponed.given:  # Triton waits for each of them
                 future.cancel()
 
 

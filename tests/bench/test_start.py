@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.bench import start
-from evalengine.bench.start import Command, Started, phases_of, table
+from evalengine.bench.start import Started, TimedCommand, phases_of, table
 from evalengine.cli.commands.bench import START, main
 from evalengine.errors import ConfigError
 
@@ -25,7 +25,7 @@ def test_phases_that_overlap_count_once_and_what_none_covers_is_said() -> None:
 
 def test_the_table_has_medians_of_the_first_and_of_the_later_commands() -> None:
     walls = ((True, 9.0), (False, 3.0), (False, 5.0), (False, 4.0))
-    commands = [Command(fresh, wall, "d", {"imports": wall / 2, "exit": 0.1}) for fresh, wall in walls]
+    commands = [TimedCommand(fresh, wall, "d", {"imports": wall / 2, "exit": 0.1}) for fresh, wall in walls]
     lines = table([Started("m", commands, [3.0, 2.0])])
     assert lines[0] == "| seconds | m, first | m, later |"
     assert "| imports | 4.50 | 2.00 |" in lines

@@ -246,12 +246,12 @@ import functools, os, signal, sys
 import lm_eval.tasks
 from evalengine.__main__ import main
 from evalengine.lm_eval_model import recorder
-fill, calls = recorder.Recorder._fill, []
+fill, calls = recorder.EvaluationRecorder._fill, []
 def killed(*given):
     calls.append(fill(*given))
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-recorder.Recorder._fill = killed
+recorder.EvaluationRecorder._fill = killed
 lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
 main(["lm_eval", *sys.argv[1:]])
 """

@@ -21,7 +21,7 @@ from evalengine.models.spec import ModelSpec
 from evalengine.models.widths import widths
 
 CPU_POOL_BYTES = 4 << 30  # a CPU's pool, unless one sequence or num_kv_blocks needs more
-BOOKKEEPING_BYTES = 400  # Python objects of one page: `Block` and its place in the free list
+BOOKKEEPING_BYTES = 400  # Python objects of one page: `CachedBlock` and its place in the free list
 SAMPLING_BYTES = 88  # measured for each logit of a row that is sampled with top-k and top-p
 CGROUP = Path("/sys/fs/cgroup")
 

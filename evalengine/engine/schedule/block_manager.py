@@ -22,11 +22,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from evalengine.engine.kv_layout import KVGroup
-from evalengine.engine.schedule.prefix_index import ROOT, Block, PrefixIndex
+from evalengine.engine.schedule.prefix_index import ROOT, CachedBlock, PrefixIndex
 from evalengine.engine.schedule.sequence import Sequence
 from evalengine.engine.schedule.snapshots import Snapshots
 
-PASSED = Block((), 0)  # stands in a sequence's list for the blocks that it gave back, or never had, before a window
+PASSED = CachedBlock(
+    (), 0
+)  # stands in a sequence's list for the blocks that it gave back, or never had, before a window
 WHOLE = (KVGroup(),)  # the groups of a model whose layers all see everything
 UNBOUNDED = 1 << 62
 
@@ -36,8 +38,10 @@ class Hit:
     """What the cache has of a sequence's prefix."""
 
     num_blocks: int  # full blocks of the prefix
-    shared: list[list[Block]]  # of each group: the last of these blocks, those that later queries see
-    copied: list[Block] = field(default_factory=list)  # of each group: the block after them whose first tokens agree
+    shared: list[list[CachedBlock]]  # of each group: the last of these blocks, those that later queries see
+    copied: list[CachedBlock] = field(
+        default_factory=list
+    )  # of each group: the block after them whose first tokens agree
     num_copied: int = 0  # how many of its tokens agree
 
 
@@ -63,7 +67,7 @@ class BlockManager:
         self.num_tables = sum(group.num_tables for group in self.groups)
         self.num_free_pages = num_blocks * self.num_tables
         self.spare = deque(range(self.num_free_pages))  # pages that belong to no block
-        self.free: OrderedDict[Block, None] = OrderedDict()  # blocks that nobody holds, oldest first
+        self.free: OrderedDict[CachedBlock, None] = OrderedDict()  # blocks that nobody holds, oldest first
         self.indexes = [PrefixIndex(block_size) for _ in self.groups]
         self._windows = any(group.window is not None for group in self.groups)
 
@@ -109,7 +113,7 @@ class BlockManager:
         """The hash of the sequence's tokens before a position that is a multiple of the block size."""
         return self._hash(seq, position // self.block_size - 1)
 
-    def _tables(self, blocks: list[list[Block]]) -> list[list[int]]:
+    def _tables(self, blocks: list[list[CachedBlock]]) -> list[list[int]]:
         """The block tables of each group's blocks; a page before a window may be any (here 0)."""
         tables = []
         for group, own in zip(self.groups, blocks, strict=True):
@@ -187,7 +191,7 @@ class BlockManager:
         limit = seq.first_wanted_position
         if not self.enable_prefix_caching:
             return Hit(0, [[] for _ in self.groups])
-        found: list[list[Block | None]] = [[] for _ in self.groups]
+        found: list[list[CachedBlock | None]] = [[] for _ in self.groups]
         runs = [0] * len(self.groups)  # how many blocks up to here each group has one after another
         usable = 0
         for index in range(limit // self.block_size):
@@ -224,7 +228,7 @@ class BlockManager:
             self._record(seq, start, end)
             self._mark(seq, start, end)
 
-    def _held(self, seq: Sequence, start: int, end: int) -> Iterable[tuple[int, int, Block]]:
+    def _held(self, seq: Sequence, start: int, end: int) -> Iterable[tuple[int, int, CachedBlock]]:
         """The blocks of tokens [start, end) that the sequence holds: their group, place in the sequence, and block."""
         for number, (passed, blocks) in enumerate(zip(seq.num_passed, seq.blocks, strict=True)):
             for index in range(max(start // self.block_size, passed), self.blocks_for(end)):
@@ -270,13 +274,13 @@ class BlockManager:
 
     # -- who holds what ----------------------------------------------------------------------------------------------
 
-    def _hold(self, block: Block) -> None:
+    def _hold(self, block: CachedBlock) -> None:
         if block.ref_count == 0:
             del self.free[block]
             self.num_free_pages -= len(block.pages)
         block.ref_count += 1
 
-    def _give_back(self, block: Block) -> None:
+    def _give_back(self, block: CachedBlock) -> None:
         assert block.ref_count > 0
         block.ref_count -= 1
         if block.ref_count == 0:
@@ -285,7 +289,7 @@ class BlockManager:
             if block.num_computed < len(block.token_ids):  # a failed step never wrote the KV: no sequence may find it
                 self.indexes[block.group].forget(block, keep=block.num_computed)
 
-    def _append(self, seq: Sequence) -> list[Block]:
+    def _append(self, seq: Sequence) -> list[CachedBlock]:
         """Adds a block of each group to the sequence: the pages that were freed least recently. What they held is
         forgotten."""
         added = []
@@ -296,7 +300,7 @@ class BlockManager:
                 assert oldest.ref_count == 0
                 self.indexes[oldest.group].forget(oldest)
                 self.spare.extend(oldest.pages)
-            block = Block(tuple(self.spare.popleft() for _ in range(group.num_tables)), number)
+            block = CachedBlock(tuple(self.spare.popleft() for _ in range(group.num_tables)), number)
             self.num_free_pages -= group.num_tables
             blocks.append(block)
             added.append(block)
@@ -309,7 +313,7 @@ class BlockManager:
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Asserts that reference counts, free pages and indexes agree with the live sequences; tests call it."""
-        held: defaultdict[Block, int] = defaultdict(int)
+        held: defaultdict[CachedBlock, int] = defaultdict(int)
         for seq in sequences:
             tables = iter(seq.block_tables)
             for group, passed, blocks in zip(self.groups, seq.num_passed, seq.blocks, strict=False):  # none: it waits

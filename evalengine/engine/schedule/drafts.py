@@ -33,7 +33,7 @@ ANSWERS = 16  # of a prompt: the newest are looked at
 LEARNING = 0.2  # weight of the newest step in what a kind of guesses gives
 
 
-class Answer:
+class TokenIndex:
     """A list of tokens that grows, and where each run of RUN tokens stood in it last."""
 
     def __init__(self, tokens: list[int], start: int) -> None:
@@ -81,16 +81,16 @@ class Drafter:
     always: bool = False
     known_only: bool = False
     gains: dict[str, Gain] = field(default_factory=lambda: {SIBLING: Gain(2.0), REPEAT: Gain(1.0)})
-    _learned: dict[bytes, list[Answer]] = field(default_factory=dict)  # by `_key` of the prompt: an earlier run's
-    _answers: OrderedDict[bytes, list[Answer]] = field(default_factory=OrderedDict)  # this run's
-    _own: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)  # of sequences that run
+    _learned: dict[bytes, list[TokenIndex]] = field(default_factory=dict)  # by `_key` of the prompt: an earlier run's
+    _answers: OrderedDict[bytes, list[TokenIndex]] = field(default_factory=OrderedDict)  # this run's
+    _own: dict[int, tuple[bytes, TokenIndex]] = field(default_factory=dict)  # of sequences that run
     _kinds: dict[int, str] = field(default_factory=dict)  # seq_id -> the kind of the guesses in flight
     _wait: int = 0  # steps until the next trial
     _patience: int = PATIENCE[0]
 
     def learn_answer(self, prompt_ids: SequenceOf[int], token_ids: SequenceOf[int]) -> None:
         """Notes what an earlier run answered to a prompt."""
-        self._learned.setdefault(_key(prompt_ids), []).append(Answer(list(token_ids), 0))
+        self._learned.setdefault(_key(prompt_ids), []).append(TokenIndex(list(token_ids), 0))
 
     def is_due(self, running: SequenceOf[Sequence]) -> bool:
         """Whether the next step is to be looked at for guesses, so that the tokens before it must be known."""
@@ -139,7 +139,7 @@ class Drafter:
             return REPEAT, []
         if seq.seq_id not in self._own:
             prompt = _key(seq.request.prompt_ids)
-            self._own[seq.seq_id] = prompt, Answer(seq.token_ids, seq.num_prompt_tokens)
+            self._own[seq.seq_id] = prompt, TokenIndex(seq.token_ids, seq.num_prompt_tokens)
             self._keep(*self._own[seq.seq_id])
         prompt, own = self._own[seq.seq_id]
         siblings = [answer for answer in reversed(self._answers.get(prompt, [])) if answer is not own]
@@ -160,7 +160,7 @@ class Drafter:
         """How many guesses are made at once: a wrong one costs a row of every product."""
         return min(LONGEST[kind], 1 + math.ceil(2 * self.gains[kind].tokens))
 
-    def _keep(self, prompt: bytes, answer: Answer) -> None:
+    def _keep(self, prompt: bytes, answer: TokenIndex) -> None:
         self._answers.setdefault(prompt, []).append(answer)
         self._answers.move_to_end(prompt)
         del self._answers[prompt][:-ANSWERS]

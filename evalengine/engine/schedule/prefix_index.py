@@ -14,7 +14,7 @@ CANDIDATES = 16  # blocks compared, the newest first: those of one bucket begin 
 
 
 @dataclass(eq=False)
-class Block:
+class CachedBlock:
     """The KV of a page's tokens for a group of layers, and the tokens."""
 
     pages: tuple[int, ...]  # one in each of the group's block tables
@@ -31,11 +31,11 @@ class PrefixIndex:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.by_hash: dict[bytes, Block] = {}
+        self.by_hash: dict[bytes, CachedBlock] = {}
         # (A prefix's hash, the first tokens after it) -> the blocks that begin so, for each length in `RUNS`.
-        self.continuing: defaultdict[tuple[bytes, tuple[int, ...]], dict[Block, None]] = defaultdict(dict)
+        self.continuing: defaultdict[tuple[bytes, tuple[int, ...]], dict[CachedBlock, None]] = defaultdict(dict)
 
-    def longest_run(self, parent: bytes, rest: list[int]) -> tuple[Block | None, int]:
+    def longest_run(self, parent: bytes, rest: list[int]) -> tuple[CachedBlock | None, int]:
         """The block after `parent` that has the longest computed run of `rest`'s first tokens, and the run's length."""
         best, length = None, 0
         for size in reversed(RUNS):
@@ -53,7 +53,7 @@ class PrefixIndex:
                 best, length = block, min(_common_run(block.token_ids, rest), block.num_computed)
         return best, length
 
-    def extend(self, block: Block, new: list[int]) -> None:
+    def extend(self, block: CachedBlock, new: list[int]) -> None:
         """Notes that the block will hold these further tokens, under their first ones."""
         num_recorded = len(block.token_ids)
         block.token_ids.extend(new)
@@ -61,12 +61,12 @@ class PrefixIndex:
             if num_recorded < size <= len(block.token_ids):
                 self.continuing[block.parent, tuple(block.token_ids[:size])][block] = None
 
-    def complete(self, block: Block, digest: bytes) -> None:
+    def complete(self, block: CachedBlock, digest: bytes) -> None:
         """Notes the hash of a block that is full."""
         block.hash = digest
         self.by_hash.setdefault(digest, block)
 
-    def forget(self, block: Block, keep: int = 0) -> None:
+    def forget(self, block: CachedBlock, keep: int = 0) -> None:
         """Drops all that is known of the block but its first `keep` tokens."""
         if block.hash is not None and self.by_hash.get(block.hash) is block:
             del self.by_hash[block.hash]

@@ -20,7 +20,7 @@ import numpy as np
 
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.request import FinishReason, GenerateRequest, RequestOutput
-from evalengine.engine.schedule.prefix_index import Block
+from evalengine.engine.schedule.prefix_index import CachedBlock
 from evalengine.layers.ops import GREEDY
 
 _ids = count()
@@ -40,7 +40,7 @@ class Sequence(ABC):
 
     token_ids: list[int]
     block_tables: list[list[int]] = field(default_factory=list)  # its pages in each of the layout's tables
-    blocks: list[list[Block]] = field(default_factory=list)  # the same, by the layout's groups
+    blocks: list[list[CachedBlock]] = field(default_factory=list)  # the same, by the layout's groups
     num_passed: list[int] = field(default_factory=list)  # of each group: the first blocks that it does not hold
     block_hashes: list[bytes] = field(default_factory=list)  # the full pages' hashes, as far as they were needed
     num_computed_tokens: int = 0

@@ -3,7 +3,7 @@
     T tokens of a step, Hq/Hkv heads, D head_dim of q and k, Dv that of v.
 
 A module's attention layers hand q, k, v and what their attention has beside them to whatever `attach` gave them: a
-`Recorder`, which only writes down how they attend, or the model's paged attention.
+`AttentionRecorder`, which only writes down how they attend, or the model's paged attention.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerAttention:
     """How one layer attends."""
 
     number: int | None
@@ -78,14 +78,14 @@ class Layer:
 
 
 @dataclass
-class Recorder:
+class AttentionRecorder:
     """Writes down how the layers of a module without weights attend. longest: the most tokens of a sequence.
 
     Raises `ConfigError` for attention that the engine does not compute.
     """
 
     longest: int
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[LayerAttention] = field(default_factory=list)
     _windows: dict[Any, int | None] = field(default_factory=dict)
 
     def __call__(
@@ -106,7 +106,7 @@ class Recorder:
         )
         sizes = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
         number = getattr(module, "layer_idx", None)
-        self.layers.append(Layer(number, *sizes, block))
+        self.layers.append(LayerAttention(number, *sizes, block))
         return q.new_empty(1, q.shape[2], q.shape[1], v.shape[-1])
 
     def _window(self, mask: Tensor | None, argument: Any) -> int | None:

@@ -18,7 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.models.describe import token_ids
 from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.hf_module import source
-from evalengine.models.hf_module.attention import Layer, Recorder, attach
+from evalengine.models.hf_module.attention import AttentionRecorder, LayerAttention, attach
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import LARGEST, spec_problems
@@ -72,9 +72,9 @@ def spec_of_module(raw: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def layers_of(module: PreTrainedModel, longest: int) -> list[Layer]:
+def layers_of(module: PreTrainedModel, longest: int) -> list[LayerAttention]:
     """How each layer of a module on the meta device attends."""
-    name, recorder = type(module).__name__, Recorder(longest)
+    name, recorder = type(module).__name__, AttentionRecorder(longest)
     attach(module, recorder)
     ids = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     try:
@@ -103,7 +103,7 @@ def base_of(module: PreTrainedModel) -> tuple[str, nn.Module]:
     raise ConfigError("it has no part that makes hidden states")
 
 
-def _layer_problems(layers: list[Layer], count: int) -> Iterator[str]:
+def _layer_problems(layers: list[LayerAttention], count: int) -> Iterator[str]:
     numbers = [layer.number for layer in layers]
     if numbers != list(range(count)):
         yield (
