@@ -77,7 +77,7 @@ class Batch:
 
     def attend(self, function: AttentionFunction = paged_attention) -> Tensor:
         """[T, Hq, D], by default by our kernels."""
-        return function(self.q, self.k_cache, self.v_cache, self.metadata, self.variant, None)
+        return function(self.q, (self.k_cache, self.v_cache), self.metadata, self.variant, None)
 
     def check(self, name: str, output: Tensor) -> None:
         """Raises WrongResult unless the first and last rows of the first and last sequence are close to float64's."""

@@ -38,7 +38,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels import attention_cascade
-from evalengine.kernels.attention_batch import RaggedBatch
+from evalengine.kernels.attention_batch import KVCache, RaggedBatch
 from evalengine.kernels.attention_decode import decode_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.attention_variant import AttentionVariant
@@ -146,14 +146,13 @@ def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) ->
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: KVCache,
     batch: RaggedBatch,
     variant: AttentionVariant,
     sinks: Tensor | None = None,
     schedule: AttentionSchedule | None = None,
 ) -> Tensor:
-    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], each row up to its own position.
+    """[T, Hq, D] against the pools -> [T, Hq, D], each row up to its own position.
 
     q's and the pools' last dimension is contiguous; all three have one dtype: bf16, fp16 or fp32. sinks: [Hq] of any
     float dtype if the variant has them. The block table's entries for pages that lie wholly before a sequence's
@@ -161,6 +160,7 @@ def paged_attention(
 
     Raises ValueError for a dtype or head_dim it does not cover.
     """
+    k_cache, v_cache = kv
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A step's layers differ in q and the pools alone: the first one lays the launches out, the others repeat them.
     key = (__name__, operand_key(q), operand_key(k_cache), operand_key(v_cache), operand_key(sinks), variant, schedule)

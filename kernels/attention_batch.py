@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+KVCache = tuple[Tensor, Tensor]  # the pools of keys and values, [B, block_size, Hkv, D] each
 TILE_DECODES = 16  # decodes of a tile at most
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from evalengine.engine.settings import Settings
-from evalengine.layers.attention import KVCache
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.models.spec import ModelSpec
 
 SPARE = (

@@ -8,13 +8,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from evalengine.errors import ConfigError
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.base import Layer, shard_rows
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Ops
+from evalengine.layers.ops import Heads, Ops
 from evalengine.layers.rows import RowNorm
-
-KVCache = tuple[Tensor, Tensor]  # k and v pools [B, block_size, Hkv, D]
 
 
 class NormRopeStore(Layer):
@@ -22,7 +21,7 @@ class NormRopeStore(Layer):
 
     def forward(
         self,
-        qkv: tuple[Tensor, Tensor, Tensor],
+        qkv: Heads,
         norms: tuple[RowNorm, RowNorm] | None,
         cos: Tensor,
         sin: Tensor,
@@ -33,8 +32,8 @@ class NormRopeStore(Layer):
 
         norms: over each head's q and k, if the model has them.
         """
-        q_weight, k_weight, norm = (norms[0].weight, norms[1].weight, norms[0].norm) if norms else (None,) * 3
-        return self.ops.qk_norm_rope_store(*qkv, q_weight, k_weight, norm, cos, sin, *kv_cache, slot_mapping)
+        head_norms = (norms[0].weight, norms[1].weight, norms[0].norm) if norms else None
+        return self.ops.qk_norm_rope_store(qkv, head_norms, cos, sin, kv_cache, slot_mapping)
 
 
 class PagedAttention(Layer):
@@ -56,8 +55,7 @@ class PagedAttention(Layer):
 
     def forward(self, q: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         """This rank's heads q [T, Hq, D], pools [B, block_size, Hkv, D] -> [T, Hq, D]."""
-        k_cache, v_cache = kv_cache
-        return self.ops.attention(q, k_cache, v_cache, metadata, self.variant, self.sinks)
+        return self.ops.attention(q, kv_cache, metadata, self.variant, self.sinks)
 
 
 class StoreKV(Layer):
@@ -65,7 +63,7 @@ class StoreKV(Layer):
 
     def forward(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
         """Returns k and v, [T, Hkv, D], as they came, so that a hook sees them."""
-        self.ops.store_kv(k, v, *kv_cache, slot_mapping)
+        self.ops.store_kv(k, v, kv_cache, slot_mapping)
         return k, v
 
 

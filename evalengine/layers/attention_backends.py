@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import fast_attention, flash_attention
 from evalengine.layers.kernel_support import capability_problems, head_dim_problems, kernel_problems
 from evalengine.layers.metadata import AttentionMetadata
 
-# q, the K and the V pool, the batch, the variant and its sinks (None without) -> the output
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionVariant, Tensor | None], Tensor]
+# q, the pools, the batch, the variant and its sinks (None without) -> the output
+AttentionFunction = Callable[[Tensor, KVCache, AttentionMetadata, AttentionVariant, Tensor | None], Tensor]
 BACKENDS = ("flash_attn", "triton", "sdpa")
 HOPPER = (9, 0)  # compute capability
 

@@ -31,12 +31,15 @@ from evalengine.kernels import (
     softcap,
     softmax_parts,
 )
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Groups, Ops, PreparedWeight
+from evalengine.layers.ops import Groups, HeadNorms, Heads, Ops, PreparedWeight
 from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Fp8Rows, Norm
+
+NO_NORM = Norm(eps=0.0)
 
 
 def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,39 +115,21 @@ class CudaOps(Ops):
         result = None if peers is None else peers.silu_and_mul(gate_up)
         return super().gather_silu_and_mul(gate_up) if result is None else result
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+    def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
+        kv_cache.store_kv(k, v, *kv, slot_mapping)
 
     def qk_norm_rope_store(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        norm: Norm | None,
-        cos: Tensor,
-        sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
+        self, heads: Heads, norms: HeadNorms | None, cos: Tensor, sin: Tensor, kv: KVCache, slot_mapping: Tensor
     ) -> Tensor:
-        norm = norm or Norm(eps=0.0)
+        q_weight, k_weight, norm = norms or (None, None, NO_NORM)
         assert norm.kind == "rms", "q and k have RMS norms"
         return qkv.qk_norm_rope_store(
-            q, k, v, q_weight, k_weight, norm.eps, cos, sin, k_cache, v_cache, slot_mapping,
+            *heads, q_weight, k_weight, norm.eps, cos, sin, *kv, slot_mapping,
             offset=norm.offset, cast_first=norm.cast_first,
         )  # fmt: skip
 
     def causal_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        silu: bool,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
 

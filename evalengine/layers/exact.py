@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evalengine.errors import EvalEngineError
 from evalengine.kernels import exact, exact_attention, exact_mixture, exact_recurrent, exact_rows
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
@@ -85,31 +86,18 @@ class ExactOps(Ops):
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         return exact_rows.activation(x, kind, gated=gated)
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        store_kv(k, v, k_cache, v_cache, slot_mapping)
+    def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
+        store_kv(k, v, *kv, slot_mapping)
 
     def attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        variant: AttentionVariant,
-        sinks: Tensor | None = None,
+        self, q: Tensor, kv: KVCache, metadata: AttentionMetadata, variant: AttentionVariant, sinks: Tensor | None
     ) -> Tensor:
         return exact_attention.paged_attention(
-            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, variant, sinks
+            q, *kv, metadata.block_table, metadata.query_lens, metadata.kv_lens, variant, sinks
         )
 
     def causal_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        silu: bool,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
         return exact_recurrent.causal_conv(
             x, weight, bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
 from evalengine.layers import fast_attention, fast_mixture
@@ -113,8 +114,8 @@ class FastOps(Ops):
         gate, up = x.chunk(2, dim=-1)
         return _ACTIVATIONS[kind](gate.contiguous()) * up
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        store_kv(k, v, k_cache, v_cache, slot_mapping)
+    def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
+        store_kv(k, v, *kv, slot_mapping)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return torch.log_softmax(logits, dim=-1)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.attention_window import Reached
 from evalengine.layers.metadata import AttentionMetadata
@@ -23,19 +24,14 @@ GROUP_SCORES = 1 << 24  # query rows times KV tokens at once; the limit bounds t
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    variant: AttentionVariant,
-    sinks: Tensor | None = None,
+    q: Tensor, kv: KVCache, metadata: AttentionMetadata, variant: AttentionVariant, sinks: Tensor | None = None
 ) -> Tensor:
-    """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools -> [T, Hq, D]; sinks [Hq]."""
+    """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; sinks [Hq]."""
     output = torch.empty_like(q)
     starts = [0]
     for length in metadata.query_lens:
         starts.append(starts[-1] + length)
-    lens, page = (metadata.query_lens, metadata.kv_lens), k_cache.shape[1]
+    lens, page = (metadata.query_lens, metadata.kv_lens), kv[0].shape[1]
     reached = Reached.of(metadata.block_table, *lens, page, variant.window)
     for group in _groups(metadata.query_lens, reached.kv_lens):
         q_lens, kv_lens, firsts = (
@@ -44,7 +40,7 @@ def paged_attention(
         steps = torch.arange(int(q_lens.max()))
         rows = torch.tensor([starts[s] for s in group])[:, None] + torch.minimum(steps, q_lens[:, None] - 1)
         real = steps < q_lens[:, None]
-        k, v = (_gather(cache, reached.block_table[group], firsts, kv_lens) for cache in (k_cache, v_cache))
+        k, v = (_gather(cache, reached.block_table[group], firsts, kv_lens) for cache in kv)
         out = _attend(q[rows.to(q.device)], k, v, q_lens, kv_lens, variant, sinks)
         real_places = real.flatten().nonzero().squeeze(1).to(q.device)
         output[rows[real].to(q.device)] = out.flatten(0, 1)[real_places]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 
@@ -73,20 +74,15 @@ def variant_problems(variant: AttentionVariant) -> list[str]:
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    variant: AttentionVariant,
-    sinks: Tensor | None = None,
+    q: Tensor, kv: KVCache, metadata: AttentionMetadata, variant: AttentionVariant, sinks: Tensor | None = None
 ) -> Tensor:
-    """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools -> [T, Hq, D]; float16 or bfloat16."""
+    """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; float16 or bfloat16."""
     n = metadata.num_decodes
     if n == len(metadata.query_lens):
-        return _decode(q, k_cache, v_cache, metadata, variant)
+        return _decode(q, kv, metadata, variant)
     if n == 0:
-        return _prefill(q, k_cache, v_cache, metadata, variant)
-    parts = (_decode(q[:n], k_cache, v_cache, metadata, variant), _prefill(q[n:], k_cache, v_cache, metadata, variant))
+        return _prefill(q, kv, metadata, variant)
+    parts = (_decode(q[:n], kv, metadata, variant), _prefill(q[n:], kv, metadata, variant))
     return torch.cat(parts)
 
 
@@ -96,15 +92,12 @@ def _arguments(variant: AttentionVariant) -> dict[str, Any]:
     return {"softmax_scale": variant.scale, "window_size": (before, 0), "softcap": variant.softcap or 0.0}
 
 
-def _decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, variant: AttentionVariant
-) -> Tensor:
+def _decode(q: Tensor, kv: KVCache, metadata: AttentionMetadata, variant: AttentionVariant) -> Tensor:
     """Attention of the first `num_decodes` sequences, which have a row each."""
     n = metadata.num_decodes
     output: Tensor = package().flash_attn_with_kvcache(
         q[:, None],
-        k_cache,
-        v_cache,
+        *kv,
         cache_seqlens=metadata.seqlens_k[:n],
         block_table=metadata.block_table[:n],
         causal=True,
@@ -113,14 +106,11 @@ def _decode(
     return output[:, 0]
 
 
-def _prefill(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, variant: AttentionVariant
-) -> Tensor:
+def _prefill(q: Tensor, kv: KVCache, metadata: AttentionMetadata, variant: AttentionVariant) -> Tensor:
     """Attention of the other sequences. The causal mask is aligned to the last token, so a chunk sees its prefix."""
     output: Tensor = package().flash_attn_varlen_func(
         q,
-        k_cache,
-        v_cache,
+        *kv,
         cu_seqlens_q=metadata.prefill_cu_seqlens_q,
         cu_seqlens_k=metadata.prefill_cu_seqlens_k,
         # The package reads 1 as "one row in every sequence", and here a sequence may have none.

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels import sampling
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
@@ -29,6 +30,8 @@ from evalengine.layers.variants import Activation, Fp8Rows, Norm
 
 GREEDY = -1  # as a column of `read_out`: the row's most probable token
 PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
+Heads = tuple[Tensor, Tensor, Tensor]  # q [T, Hq, D], k and v [T, Hkv, D]
+HeadNorms = tuple[Tensor, Tensor, Norm]  # the weights [D] of norms over each head of q and of k, and what they are
 Groups = Any  # the type of `group`'s result, likewise
 
 
@@ -152,18 +155,12 @@ class Ops(ABC):
         """[T, 2 I] -> [T, I] if gated, kind(first half) * second half; else [T, I] -> [T, I], kind(x)."""
 
     @abstractmethod
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        """Writes k and v [T, Hkv, D] into the [B, block_size, Hkv, D] pools, at the slots (-1: skipped)."""
+    def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
+        """Writes k and v [T, Hkv, D] into the pools, at the slots (-1: skipped)."""
 
     @abstractmethod
     def attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        variant: AttentionVariant,
-        sinks: Tensor | None = None,
+        self, q: Tensor, kv: KVCache, metadata: AttentionMetadata, variant: AttentionVariant, sinks: Tensor | None
     ) -> Tensor:
         """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; Hq // Hkv query heads share a KV head.
 
@@ -176,14 +173,7 @@ class Ops(ABC):
     # `layers.recurrent.States`; what a step's sequences leave there is written.
 
     def causal_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        silu: bool,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
         """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
         return plain_recurrent.causal_conv(x, weight, bias, state, metadata, silu=silu)
@@ -282,26 +272,15 @@ class Ops(ABC):
         return self.tp.gather_features(self.silu_and_mul(gate_up))
 
     def qk_norm_rope_store(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        norm: Norm | None,
-        cos: Tensor,
-        sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
+        self, heads: Heads, norms: HeadNorms | None, cos: Tensor, sin: Tensor, kv: KVCache, slot_mapping: Tensor
     ) -> Tensor:
-        """Returns q [T, Hq, D], normed over each head (if it has a weight [D]; RMS norms only) and rotated.
-        k [T, Hkv, D] is treated likewise and stored in the pools with v."""
-        if norm is not None and q_weight is not None:
-            q = self.norm(q, q_weight, None, norm)
-        if norm is not None and k_weight is not None:
-            k = self.norm(k, k_weight, None, norm)
-        self.store_kv(self.rope(k, cos, sin), v, k_cache, v_cache, slot_mapping)
+        """Returns q [T, Hq, D], normed over each head (if there are norms; RMS norms only) and rotated. k is treated
+        likewise and stored in the pools with v."""
+        q, k, v = heads
+        if norms is not None:
+            q_weight, k_weight, norm = norms
+            q, k = self.norm(q, q_weight, None, norm), self.norm(k, k_weight, None, norm)
+        self.store_kv(self.rope(k, cos, sin), v, kv, slot_mapping)
         return self.rope(q, cos, sin)
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:

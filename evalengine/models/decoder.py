@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
+from evalengine.kernels.attention_batch import KVCache
+from evalengine.layers.attention import NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
 from evalengine.layers.fast import FastOps

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
+from evalengine.kernels.attention_batch import KVCache
+from evalengine.layers.attention import NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.linear import MergedLinear, OutputLinear, WholeLinear
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops

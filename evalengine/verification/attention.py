@@ -78,7 +78,7 @@ def verify_attention(
         if shares and as_decodes:
             batch.shared = _shared_blocks([length for rows, length in sequences[:count] if rows == 1], page_size, table)
         # It runs twice, as two layers would: the second call repeats the launches of the first.
-        own = (q[: sum(batch.query_lens)], *caches, batch, variant, sinks, schedule)
+        own = (q[: sum(batch.query_lens)], (caches[0], caches[1]), batch, variant, sinks, schedule)
         return torch.stack([attention.paged_attention(*own) for _ in range(2)])
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}" + f", {variant}".removesuffix(", ")

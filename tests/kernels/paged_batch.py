@@ -65,7 +65,7 @@ class PagedBatch:
 
     def run(self, schedule: attention.AttentionSchedule | None = None) -> Tensor:
         return attention.paged_attention(
-            self.q, self.k_cache, self.v_cache, self.metadata, self.variant, self.sinks, schedule
+            self.q, (self.k_cache, self.v_cache), self.metadata, self.variant, self.sinks, schedule
         )
 
     def part(self, which: list[tuple[int, int, int]]) -> PagedBatch:

@@ -13,6 +13,7 @@ from torch import Tensor
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.mixture_variant import Router
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
@@ -79,12 +80,12 @@ class Float64Ops(Ops):
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         return reference.gated(x, kind) if gated else reference.activation(x, kind)
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        plain_store_kv(k, v, k_cache, v_cache, slot_mapping)
+    def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
+        plain_store_kv(k, v, *kv, slot_mapping)
 
-    def attention(self, q, k_cache, v_cache, metadata, variant, sinks=None) -> Tensor:  # type: ignore[no-untyped-def]
+    def attention(self, q, kv, metadata, variant, sinks=None) -> Tensor:  # type: ignore[no-untyped-def]
         batch = metadata.block_table, metadata.query_lens, metadata.kv_lens
-        return reference.paged_attention(q, k_cache, v_cache, *batch, variant, sinks)
+        return reference.paged_attention(q, *kv, *batch, variant, sinks)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return reference.log_softmax(logits)

@@ -47,7 +47,7 @@ def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest
             pages = [order.pop() for _ in range(-(-kv_len // block_size))]
             table[s, : len(pages)] = torch.tensor(pages)
             slots = torch.tensor([pages[i // block_size] * block_size + i % block_size for i in range(kv_len)])
-            FAST.store_kv(tokens[s][0], tokens[s][1], k_cache, v_cache, slots)
+            FAST.store_kv(tokens[s][0], tokens[s][1], (k_cache, v_cache), slots)
         metadata = AttentionMetadata(
             slot_mapping=torch.empty(0, dtype=torch.int64),
             cu_seqlens_q=torch.tensor([0] + [n for n, _ in lens]).cumsum(0).int(),
@@ -56,7 +56,7 @@ def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest
             query_lens=[n for n, _ in lens],
             kv_lens=[kv_len for _, kv_len in lens],
         )
-        outputs.append(FAST.attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17)))
+        outputs.append(FAST.attention(q, (k_cache, v_cache), metadata, AttentionVariant(0.17)))
     assert count_differing(outputs[0], outputs[1]) == 0, "a stale page reached the output"
     rows = q.split([n for n, _ in lens])
     expected = torch.cat([naive_attention(r, t[0], t[1], 0.17) for r, t in zip(rows, tokens, strict=True)])
@@ -84,7 +84,7 @@ def test_fast_attention_with_windows_softcaps_and_sinks(
     lens = [(1, 1), (1, 65), (1, 97), (3, 3), (2, 64), (65, 65), (17, 129), (31, 37)]
     for page in (5, 64):
         batch = PagedBatch.random(lens, 6, 2, 48, page, torch.float32, spread=1.5, **variant)
-        operands = batch.q.cpu(), batch.k_cache.cpu(), batch.v_cache.cpu()
+        operands = batch.q.cpu(), (batch.k_cache.cpu(), batch.v_cache.cpu())
         metadata = AttentionMetadata.build(batch.metadata.query_lens, batch.metadata.kv_lens, batch.pages, page, CPU)
         sinks = None if batch.sinks is None else batch.sinks.cpu()
         output = FAST.attention(*operands, metadata, batch.variant, sinks)

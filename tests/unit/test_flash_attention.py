@@ -82,7 +82,7 @@ def test_calls_keep_to_the_package_and_give_the_rows_in_order(
     name: str, block_size: int, double: FlashAttnDouble
 ) -> None:
     q, k_cache, v_cache, metadata = batch(BATCHES[name], block_size=block_size)
-    output = flash_attention.paged_attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17))
+    output = flash_attention.paged_attention(q, (k_cache, v_cache), metadata, AttentionVariant(0.17))
     assert_bitwise_equal(output, truth(q, k_cache, v_cache, metadata, 0.17).to(q.dtype))
     decodes = metadata.num_decodes
     expected = [("flash_attn_with_kvcache", (decodes, 1, *q.shape[1:]))] if decodes else []
@@ -99,7 +99,7 @@ def test_windows_and_softcaps_reach_the_package(variant: dict, double: FlashAttn
     form = AttentionVariant(0.17, **variant)
     tensors = q, k_cache, v_cache, metadata.block_table
     expected = reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, form).to(q.dtype)
-    assert_bitwise_equal(flash_attention.paged_attention(q, k_cache, v_cache, metadata, form), expected)
+    assert_bitwise_equal(flash_attention.paged_attention(q, (k_cache, v_cache), metadata, form), expected)
     assert count_differing(expected, truth(q, k_cache, v_cache, metadata, 0.17).to(q.dtype)) > 0
 
 
@@ -136,7 +136,7 @@ def test_the_package_computes_windows_and_softcaps(variant: dict, installed: Non
         lens = metadata.query_lens, metadata.kv_lens
         return reference.paged_attention(*tensors[:2], v, tensors[4], *lens, form)
 
-    output = flash_attention.paged_attention(q, k_cache, v_cache, metadata, form).cpu().double()
+    output = flash_attention.paged_attention(q, (k_cache, v_cache), metadata, form).cpu().double()
     bound = 1.1 * 2**-7 * float64(tensors[3], form) + 2**-9
     assert ((output - float64(tensors[2], form)).abs() <= bound).all()
     wrong = float64(tensors[2], AttentionVariant(64**-0.5, 50, variant.get("softcap")))
@@ -149,7 +149,7 @@ def test_q_may_be_a_view_of_qkv(dtype: torch.dtype, double: FlashAttnDouble) -> 
     view = torch.cat((q, q), dim=1)[:, : q.shape[1]]
     assert not view.is_contiguous()
     outputs = [
-        flash_attention.paged_attention(x, k_cache, v_cache, metadata, AttentionVariant(0.17)) for x in (q, view)
+        flash_attention.paged_attention(x, (k_cache, v_cache), metadata, AttentionVariant(0.17)) for x in (q, view)
     ]
     assert_bitwise_equal(outputs[1], outputs[0])
 
@@ -157,7 +157,7 @@ def test_q_may_be_a_view_of_qkv(dtype: torch.dtype, double: FlashAttnDouble) -> 
 def test_running_lengths_are_made_once_a_step(double: FlashAttnDouble) -> None:
     q, k_cache, v_cache, metadata = batch(CHUNKS)
     for _layer in range(3):
-        flash_attention.paged_attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17))
+        flash_attention.paged_attention(q, (k_cache, v_cache), metadata, AttentionVariant(0.17))
     assert len(double.calls) == 3 and all(call[2] is double.calls[0][2] for call in double.calls)
 
 
@@ -176,7 +176,7 @@ def test_the_double_refuses_what_the_package_refuses(
 ) -> None:
     q, k_cache, v_cache, metadata = batch(BATCHES[name], **changes)
     with pytest.raises(RuntimeError, match=words):
-        flash_attention.paged_attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17))
+        flash_attention.paged_attention(q, (k_cache, v_cache), metadata, AttentionVariant(0.17))
     # The same problem is found at start.
     dtype, head_dim, block_size = q.dtype, q.shape[-1], k_cache.shape[1]
     assert len(flash_attention.shape_problems(dtype, head_dim, block_size)) == 1
@@ -234,7 +234,7 @@ def test_the_package_is_within_rounding_of_float64(
     q, k_cache, v_cache, metadata = batch(BATCHES[name], heads=heads, head_dim=head_dim, device=CUDA)
     scale = head_dim**-0.5
     error = flash_attention.paged_attention(
-        q, k_cache, v_cache, metadata, AttentionVariant(scale)
+        q, (k_cache, v_cache), metadata, AttentionVariant(scale)
     ).cpu().double() - truth(q, k_cache, v_cache, metadata, scale)
     bound = 1.1 * 2**-7 * truth(q, k_cache, v_cache.abs(), metadata, scale)  # sum of weight * |v|
     assert (error.abs() <= bound).all(), (error.abs() / bound).max()

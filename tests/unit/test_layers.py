@@ -199,7 +199,7 @@ def test_inv_freq_bits_do_not_depend_on_the_instruction_set() -> None:
 def test_store_kv_rounds_to_the_pool_and_skips_slot_minus_one(dtype: torch.dtype) -> None:
     k, v = torch.randn(2, 3, 2, 4)
     k_cache, v_cache = torch.full((2, 2, 5, 2, 4), 9.0, dtype=dtype)
-    fast(dtype).store_kv(k, v, k_cache, v_cache, torch.tensor([7, -1, 0]))
+    fast(dtype).store_kv(k, v, (k_cache, v_cache), torch.tensor([7, -1, 0]))
     for new, cache in ((k, k_cache), (v, v_cache)):
         assert same_bytes(cache[1, 2], new[0].to(dtype)) and same_bytes(cache[0, 0], new[2].to(dtype))
         cache[1, 2] = cache[0, 0] = 9.0
@@ -220,9 +220,10 @@ def test_fused_forms_are_the_forms_they_are_made_of(level: str) -> None:
     expected = pools.clone()
     slots = torch.tensor([6, 0, -1, 3, 5])
     for q_weight in (head_weight, None):
-        rotated = ops.qk_norm_rope_store(q, k, v, q_weight, q_weight, Norm(1e-6), cos, sin, *pools, slots)
+        norms = None if q_weight is None else (q_weight, q_weight, Norm(1e-6))
+        rotated = ops.qk_norm_rope_store((q, k, v), norms, cos, sin, tuple(pools), slots)
         heads = [x if q_weight is None else ops.rms_norm(x, q_weight, 1e-6) for x in (q, k)]
-        ops.store_kv(ops.rope(heads[1], cos, sin), v, *expected, slots)
+        ops.store_kv(ops.rope(heads[1], cos, sin), v, tuple(expected), slots)
         assert same_bytes(rotated, ops.rope(heads[0], cos, sin)) and same_bytes(pools, expected)
         assert pools.any()
 

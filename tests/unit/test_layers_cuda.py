@@ -76,7 +76,7 @@ def test_rope_and_store_kv_are_plain_torchs(heads: int, head_dim: int, dtype: to
     slots = torch.tensor([6, -1, 0, 20, 13], device=DEVICE)
     pools = [torch.full((2, 3, 7, heads, head_dim), 9.0, dtype=dtype, device=DEVICE) for _ in range(2)]
     for ops, (k_cache, v_cache) in zip((ours, plain), pools, strict=True):
-        ops.store_kv(k, v, k_cache, v_cache, slots)
+        ops.store_kv(k, v, (k_cache, v_cache), slots)
     assert_bitwise_equal(*pools)
     assert (pools[0] != 9.0).any(-1).sum() == 4 * heads * 2
 
@@ -101,12 +101,12 @@ def test_qk_norm_rope_store_fused_gives_the_same_bytes(with_norms: bool, dtype: 
         part.unflatten(-1, (-1, head_dim))
         for part in qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
     )
-    weights = tuple(random(2, head_dim, dtype=dtype, seed=1)) if with_norms else (None, None)
+    norms = (*random(2, head_dim, dtype=dtype, seed=1), Norm(1e-6)) if with_norms else None
     cos, sin = random(2, 5, head_dim // 2, dtype=dtype, seed=2)
     slots = torch.tensor([6, -1, 0, 20, 13], device=DEVICE)
     rotated, pools = [], [torch.zeros(2, 3, 7, kv_heads, head_dim, dtype=dtype, device=DEVICE) for _ in range(2)]
     for ops, (k_cache, v_cache) in zip((ours, in_parts(ours)), pools, strict=True):
-        rotated.append(ops.qk_norm_rope_store(q, k, v, *weights, Norm(1e-6), cos, sin, k_cache, v_cache, slots))
+        rotated.append(ops.qk_norm_rope_store((q, k, v), norms, cos, sin, (k_cache, v_cache), slots))
     assert_bitwise_equal(*rotated)
     assert_bitwise_equal(*pools)
     assert pools[0].any()
@@ -162,7 +162,7 @@ def test_qk_norm_rope_store_of_other_norms_and_a_wide_table(norm: Norm, dtype: t
     slots = torch.tensor([6, -1, 0, 20, 13], device=DEVICE)
     rotated, pools = [], [torch.zeros(2, 3, 7, 2, 24, dtype=dtype, device=DEVICE) for _ in range(2)]
     for ops, (k_cache, v_cache) in zip((ours, in_parts(ours)), pools, strict=True):
-        rotated.append(ops.qk_norm_rope_store(q, k, v, *weights, norm, cos, sin, k_cache, v_cache, slots))
+        rotated.append(ops.qk_norm_rope_store((q, k, v), (*weights, norm), cos, sin, (k_cache, v_cache), slots))
     assert_bitwise_equal(*rotated)
     assert_bitwise_equal(*pools)
     assert pools[0].any()
@@ -215,7 +215,7 @@ def test_attention_by_triton_is_float64s_within_rounding(dtype: torch.dtype) -> 
     q = random(sum(n for n, _ in lens), 4, 16, dtype=dtype)
     k_cache, v_cache = random(2, 8, block_size, 2, 16, dtype=dtype, seed=1)
     metadata = AttentionMetadata.build([n for n, _ in lens], [n for _, n in lens], pages, block_size, DEVICE)
-    output = ours.attention(q, k_cache, v_cache, metadata, AttentionVariant(0.25)).cpu()
+    output = ours.attention(q, (k_cache, v_cache), metadata, AttentionVariant(0.25)).cpu()
     tensors = [x.cpu() for x in (q, k_cache, v_cache.abs(), v_cache)]
     truth, magnitude = (
         reference.paged_attention(

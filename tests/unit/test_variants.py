@@ -197,10 +197,10 @@ def test_q_and_k_take_the_norm(level: str, family: str) -> None:
     cos, sin = (table[:5] for table in tables)
     pools, expected = (torch.zeros(2, 2, 4, 3, 8, dtype=torch.bfloat16) for _ in range(2))
     slots = torch.tensor([6, 0, -1, 3, 5])
-    rotated = ops.qk_norm_rope_store(q, k, v, *weights, norm, cos, sin, *pools, slots)
+    rotated = ops.qk_norm_rope_store((q, k, v), (*weights, norm), cos, sin, pools, slots)
     heads = [ops.norm(x, weight, None, norm) for x, weight in zip((q, k), weights, strict=True)]
-    ops.store_kv(ops.rope(heads[1], cos, sin), v, *expected, slots)
+    ops.store_kv(ops.rope(heads[1], cos, sin), v, expected, slots)
     assert_bitwise_equal(rotated, ops.rope(heads[0], cos, sin))
     assert_bitwise_equal(pools, expected)
-    other = ops.qk_norm_rope_store(q, k, v, *weights, NORMS["Llama"], cos, sin, *pools, slots)
+    other = ops.qk_norm_rope_store((q, k, v), (*weights, NORMS["Llama"]), cos, sin, pools, slots)
     assert (level == "exact" and family == "OLMo 2") or count_differing(other, rotated) > 5

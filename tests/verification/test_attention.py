@@ -43,10 +43,10 @@ def test_attention_with_a_window_passes_and_is_compared_beyond_it(monkeypatch: p
     real, window = attention.paged_attention, 40
 
     def paged_attention(*args: Any) -> Tensor:
-        seen.extend(zip(args[3].query_lens, args[3].kv_lens, strict=True))
-        out = real(*args[:6], attention.REFERENCE)  # In the interpreter other schedules may differ.
-        if args[6].by_block_max > 0 and planted:
-            out[args[3].num_decodes - 1] += 1  # the decode that is longer than the window is the last one
+        seen.extend(zip(args[2].query_lens, args[2].kv_lens, strict=True))
+        out = real(*args[:5], attention.REFERENCE)  # In the interpreter other schedules may differ.
+        if args[5].by_block_max > 0 and planted:
+            out[args[2].num_decodes - 1] += 1  # the decode that is longer than the window is the last one
         return out
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
@@ -66,10 +66,10 @@ def test_a_decode_wrong_only_if_chunks_are_merged_or_only_if_not_is_dropped(
     real, reference = attention.paged_attention, attention.REFERENCE
 
     def paged_attention(*args: Any) -> Tensor:
-        batch, schedule = args[3], args[6]
+        batch, schedule = args[2], args[5]
         if schedule.by_block_max > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged:
             return real(*args) + 1
-        return real(*args[:6], reference)  # In the interpreter other schedules differ.
+        return real(*args[:5], reference)  # In the interpreter other schedules differ.
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
     verdict = check_attention()
@@ -92,7 +92,7 @@ def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch)
 
     def paged_attention(*args: Any) -> Tensor:
         out = real(*args)
-        return out if args[3].num_decodes else out + 2**-12  # args[3] is the batch.
+        return out if args[2].num_decodes else out + 2**-12  # args[2] is the batch.
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
     (failed,) = check_attention().failed

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from evalengine.errors import ConfigError
 from evalengine.invariant import CoverageAudit, set_batch_invariant_mode
-from evalengine.layers.attention import KVCache
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
@@ -49,14 +49,14 @@ class PagedLayers:
         share a pool of the larger one; columns of zeros change no other column."""
         assert self.metadata is not None and isinstance(module.layer_idx, int)
         with nullcontext() if self.audit is None else self.audit.paused():
-            k_cache, v_cache = self.kv_caches[module.layer_idx]
+            kv = self.kv_caches[module.layer_idx]
             variant, sinks = self._variants[module.layer_idx], arguments.get("s_aux")
-            size, dtype = k_cache.shape[-1], self.ops.activation_dtype
+            size, dtype = kv[0].shape[-1], self.ops.activation_dtype
             rows = [_rows(x, size) for x in (q, k, v)]
             metadata = self.metadata.of_layer(module.layer_idx)
-            self.ops.store_kv(rows[1], rows[2], k_cache, v_cache, metadata.slot_mapping)
+            self.ops.store_kv(rows[1], rows[2], kv, metadata.slot_mapping)
             sinks = None if sinks is None else sinks.to(self.ops.dtype)
-            out = self.ops.attention(rows[0].to(dtype), k_cache, v_cache, metadata, variant, sinks)
+            out = self.ops.attention(rows[0].to(dtype), kv, metadata, variant, sinks)
             return out[None, ..., : v.shape[-1]].to(v.dtype)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evalengine.errors import ConfigError
 from evalengine.invariant import CoverageAudit, UncoveredOpError
-from evalengine.layers.attention import KVCache
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
 from evalengine.models.file_values import one_line
 from evalengine.models.hf_module.model import TransformersForCausalLM
