@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from evalengine.errors import ConfigError
@@ -49,6 +50,13 @@ def _run(arguments: Namespace, command: Sequence[str]) -> int:
     return 1 if collected.failures else 0
 
 
+# Benchmarks of kernels that are timed in CUDA graphs, and their modules.
+_KERNELS = {
+    "experts": "expert_matmul", "attention": "attention", "cascade": "attention_cascade", "recurrent": "recurrent",
+    "rows": "rows",
+}  # fmt: skip
+
+
 def _lines(name: str, models: Sequence[str], collected: Measurements) -> Iterator[Line]:
     """One benchmark's lines, as they are measured."""
     import torch
@@ -60,26 +68,9 @@ def _lines(name: str, models: Sequence[str], collected: Measurements) -> Iterato
         from benchmarks import matmul
 
         return matmul.measure(device, collected.explanations)
-    if name == "experts":
-        from benchmarks import expert_matmul
-
-        return expert_matmul.measure(compare_graphs, device)
-    if name == "attention":
-        from benchmarks import attention
-
-        return attention.measure(compare_graphs, device)
-    if name == "cascade":
-        from benchmarks import attention_cascade
-
-        return attention_cascade.measure(compare_graphs, device)
-    if name == "recurrent":
-        from benchmarks import recurrent
-
-        return recurrent.measure(compare_graphs, device)
-    if name == "rows":
-        from benchmarks import rows
-
-        return rows.measure(compare_graphs, device)
+    if name in _KERNELS:
+        lines: Iterator[Line] = import_module(f"benchmarks.{_KERNELS[name]}").measure(compare_graphs, device)
+        return lines
     if name == "transformers":
         from benchmarks import transformers_model
 

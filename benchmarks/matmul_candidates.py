@@ -12,148 +12,68 @@ SMS = 132  # the SMs of an H200, which only guide the choice of candidates
 # (most rows, most columns; 0: any) -> the quickest of 50 to 200 schedules for such shapes on an H200
 _TRIED = {
     (16, 2560): """
-        pointer 16x8x64 w4 s8 g8
-        pointer 16x8x256 w2 s6 g8
-        pointer 16x8x512 w4 s3 g8
-        pointer 16x16x64 w4 s8 g8
-        pointer 16x16x512 w4 s3 g8
-        pointer 16x64x128 w4 s8 g8 swap
-        pointer 16x64x256 w4 s4 g8 swap
-        tma 16x64x128 w4 s8 g8 swap
-        tma 16x64x256 w4 s4 g8 swap
-        tma 16x64x256 w4 s5 g8 swap""",
+        pointer 16x8x64 w4 s8 g8 | pointer 16x8x256 w2 s6 g8 | pointer 16x8x512 w4 s3 g8 | pointer 16x16x64 w4 s8 g8 |
+        pointer 16x16x512 w4 s3 g8 | pointer 16x64x128 w4 s8 g8 swap | pointer 16x64x256 w4 s4 g8 swap |
+        tma 16x64x128 w4 s8 g8 swap | tma 16x64x256 w4 s4 g8 swap | tma 16x64x256 w4 s5 g8 swap""",
     (16, 6144): """
-        pointer 8x64x256 w4 s6 g8 swap
-        pointer 16x32x128 w4 s8 g8
-        pointer 16x64x64 w4 s7 g8 swap
-        pointer 16x64x128 w4 s5 g8 swap
-        pointer 16x64x128 w4 s8 g8 swap
-        pointer 16x64x256 w4 s4 g8 swap
-        tma 16x64x128 w4 s8 g8 swap
-        tma 16x64x256 w4 s4 g8 swap
-        tma 16x64x256 w4 s5 g8 swap""",
+        pointer 8x64x256 w4 s6 g8 swap | pointer 16x32x128 w4 s8 g8 | pointer 16x64x64 w4 s7 g8 swap |
+        pointer 16x64x128 w4 s5 g8 swap | pointer 16x64x128 w4 s8 g8 swap | pointer 16x64x256 w4 s4 g8 swap |
+        tma 16x64x128 w4 s8 g8 swap | tma 16x64x256 w4 s4 g8 swap | tma 16x64x256 w4 s5 g8 swap""",
     (16, 0): """
-        pointer 8x64x128 w4 s3 g8 swap
-        pointer 8x64x256 w4 s3 g8 swap
-        pointer 16x64x64 w4 s7 g8 swap
-        pointer 16x64x128 w4 s3 g8 swap
-        pointer 16x128x64 w4 s3 g8 swap
-        pointer 16x128x64 w4 s6 g8 swap
-        pointer 16x256x128 w8 s3 g8 swap
-        tma 16x64x128 w4 s3 g8 swap
-        tma 16x128x128 w4 s4 g8 swap""",
+        pointer 8x64x128 w4 s3 g8 swap | pointer 8x64x256 w4 s3 g8 swap | pointer 16x64x64 w4 s7 g8 swap |
+        pointer 16x64x128 w4 s3 g8 swap | pointer 16x128x64 w4 s3 g8 swap | pointer 16x128x64 w4 s6 g8 swap |
+        pointer 16x256x128 w8 s3 g8 swap | tma 16x64x128 w4 s3 g8 swap | tma 16x128x128 w4 s4 g8 swap""",
     (32, 2560): """
-        pointer 32x8x64 w4 s8 g8
-        pointer 32x8x256 w2 s5 g8
-        pointer 32x16x64 w4 s8 g8
-        pointer 32x16x128 w4 s5 g8
-        pointer 32x16x256 w4 s4 g8
-        pointer 32x64x128 w4 s5 g8 swap
-        tma 32x64x128 w4 s8 g8 swap
-        tma 32x64x256 w4 s4 g8 swap""",
+        pointer 32x8x64 w4 s8 g8 | pointer 32x8x256 w2 s5 g8 | pointer 32x16x64 w4 s8 g8 |
+        pointer 32x16x128 w4 s5 g8 | pointer 32x16x256 w4 s4 g8 | pointer 32x64x128 w4 s5 g8 swap |
+        tma 32x64x128 w4 s8 g8 swap | tma 32x64x256 w4 s4 g8 swap""",
     (32, 6144): """
-        pointer 32x32x256 w4 s4 g8
-        pointer 32x64x64 w4 s8 g8 swap
-        pointer 32x64x128 w4 s5 g8 swap
-        pointer 32x64x256 w4 s4 g8 swap
-        tma 32x64x128 w4 s5 g8 swap
-        tma 32x64x128 w4 s8 g8 swap
+        pointer 32x32x256 w4 s4 g8 | pointer 32x64x64 w4 s8 g8 swap | pointer 32x64x128 w4 s5 g8 swap |
+        pointer 32x64x256 w4 s4 g8 swap | tma 32x64x128 w4 s5 g8 swap | tma 32x64x128 w4 s8 g8 swap |
         tma 32x64x256 w4 s4 g8 swap""",
     (32, 0): """
-        pointer 32x64x64 w4 s5 g8 swap
-        pointer 32x256x128 w8 s3 g8 swap
-        tma 32x64x64 w4 s5 g8 swap
-        tma 32x64x128 w4 s2 g8 swap
-        tma 32x64x128 w4 s4 g8 swap
-        tma 32x128x64 w4 s3 g8 swap
-        tma 32x128x128 w4 s4 g8 swap persistent
-        tma 32x256x128 w8 s3 g8 swap""",
+        pointer 32x64x64 w4 s5 g8 swap | pointer 32x256x128 w8 s3 g8 swap | tma 32x64x64 w4 s5 g8 swap |
+        tma 32x64x128 w4 s2 g8 swap | tma 32x64x128 w4 s4 g8 swap | tma 32x128x64 w4 s3 g8 swap |
+        tma 32x128x128 w4 s4 g8 swap persistent | tma 32x256x128 w8 s3 g8 swap""",
     (64, 2560): """
-        pointer 32x16x256 w4 s6 g8
-        pointer 64x16x64 w4 s8 g8
-        pointer 64x16x128 w4 s5 g8
-        pointer 64x32x128 w4 s5 g8
-        tma 16x64x256 w4 s5 g8 swap
-        tma 32x64x128 w4 s8 g8 swap
-        tma 64x32x128 w4 s4 g8
-        tma 64x32x128 w4 s8 g8""",
+        pointer 32x16x256 w4 s6 g8 | pointer 64x16x64 w4 s8 g8 | pointer 64x16x128 w4 s5 g8 |
+        pointer 64x32x128 w4 s5 g8 | tma 16x64x256 w4 s5 g8 swap | tma 32x64x128 w4 s8 g8 swap |
+        tma 64x32x128 w4 s4 g8 | tma 64x32x128 w4 s8 g8""",
     (64, 6144): """
-        pointer 32x64x64 w4 s8 g8 swap
-        pointer 32x64x256 w4 s4 g8 swap
-        pointer 64x32x128 w4 s5 g8
-        pointer 64x32x128 w4 s8 g8
-        pointer 64x64x128 w4 s5 g8 swap
-        tma 32x64x128 w4 s8 g8 swap
-        tma 32x64x256 w4 s4 g8 swap
-        tma 64x64x128 w4 s5 g8 swap
-        tma 64x64x128 w4 s6 g8""",
+        pointer 32x64x64 w4 s8 g8 swap | pointer 32x64x256 w4 s4 g8 swap | pointer 64x32x128 w4 s5 g8 |
+        pointer 64x32x128 w4 s8 g8 | pointer 64x64x128 w4 s5 g8 swap | tma 32x64x128 w4 s8 g8 swap |
+        tma 32x64x256 w4 s4 g8 swap | tma 64x64x128 w4 s5 g8 swap | tma 64x64x128 w4 s6 g8""",
     (64, 0): """
-        pointer 64x64x128 w4 s4 g8 swap
-        pointer 64x128x64 w4 s4 g8 swap
-        tma 64x64x64 w4 s4 g8 swap
-        tma 64x64x128 w4 s3 g8 swap
-        tma 64x128x64 w4 s2 g8 swap
-        tma 64x128x64 w4 s4 g8
-        tma 64x128x128 w4 s2 g8
-        tma 64x128x128 w4 s4 g8 swap
-        tma 64x128x128 w4 s4 g8 swap persistent""",
+        pointer 64x64x128 w4 s4 g8 swap | pointer 64x128x64 w4 s4 g8 swap | tma 64x64x64 w4 s4 g8 swap |
+        tma 64x64x128 w4 s3 g8 swap | tma 64x128x64 w4 s2 g8 swap | tma 64x128x64 w4 s4 g8 | tma 64x128x128 w4 s2 g8 |
+        tma 64x128x128 w4 s4 g8 swap | tma 64x128x128 w4 s4 g8 swap persistent""",
     (128, 2560): """
-        pointer 64x16x128 w4 s5 g8
-        pointer 64x32x128 w4 s5 g8
-        tma 32x64x128 w4 s4 g8 swap
-        tma 32x64x128 w4 s8 g8 swap
-        tma 32x64x256 w4 s4 g8 swap
-        tma 64x16x128 w4 s5 g8
-        tma 64x16x256 w4 s5 g8
-        tma 64x32x128 w4 s5 g8
-        tma 64x64x128 w4 s6 g8 swap""",
+        pointer 64x16x128 w4 s5 g8 | pointer 64x32x128 w4 s5 g8 | tma 32x64x128 w4 s4 g8 swap |
+        tma 32x64x128 w4 s8 g8 swap | tma 32x64x256 w4 s4 g8 swap | tma 64x16x128 w4 s5 g8 | tma 64x16x256 w4 s5 g8 |
+        tma 64x32x128 w4 s5 g8 | tma 64x64x128 w4 s6 g8 swap""",
     (128, 6144): """
-        pointer 64x64x64 w4 s6 g8 swap
-        tma 32x64x128 w4 s4 g8 swap
-        tma 64x64x128 w4 s5 g8
-        tma 64x64x128 w4 s6 g8
-        tma 64x64x128 w4 s6 g8 swap
-        tma 64x128x64 w4 s8 g8
-        tma 64x128x64 w4 s8 g8 swap
+        pointer 64x64x64 w4 s6 g8 swap | tma 32x64x128 w4 s4 g8 swap | tma 64x64x128 w4 s5 g8 |
+        tma 64x64x128 w4 s6 g8 | tma 64x64x128 w4 s6 g8 swap | tma 64x128x64 w4 s8 g8 | tma 64x128x64 w4 s8 g8 swap |
         tma 128x64x64 w4 s8 g8""",
     (128, 0): """
-        tma 64x256x64 w4 s5 g8
-        tma 128x128x64 w4 s3 g8 swap
-        tma 128x128x64 w4 s5 g8 persistent
-        tma 128x128x64 w4 s6 g8
-        tma 128x128x64 w4 s6 g8 swap""",
+        tma 64x256x64 w4 s5 g8 | tma 128x128x64 w4 s3 g8 swap | tma 128x128x64 w4 s5 g8 persistent |
+        tma 128x128x64 w4 s6 g8 | tma 128x128x64 w4 s6 g8 swap""",
 }
 # The same for more than 128 rows, by the largest number of 128x128 tiles (0: any).
 _TRIED_MANY_ROWS = {
     64: """
-        pointer 64x64x128 w4 s5 g8 swap
-        tma 64x32x128 w4 s5 g8
-        tma 64x64x64 w4 s6 g8
-        tma 64x64x128 w4 s4 g8 swap
-        tma 64x64x128 w4 s6 g8
-        tma 64x128x64 w4 s8 g8
-        tma 64x128x128 w4 s4 g8
-        tma 128x32x128 w4 s5 g8
-        tma 128x64x64 w4 s8 g8""",
+        pointer 64x64x128 w4 s5 g8 swap | tma 64x32x128 w4 s5 g8 | tma 64x64x64 w4 s6 g8 |
+        tma 64x64x128 w4 s4 g8 swap | tma 64x64x128 w4 s6 g8 | tma 64x128x64 w4 s8 g8 | tma 64x128x128 w4 s4 g8 |
+        tma 128x32x128 w4 s5 g8 | tma 128x64x64 w4 s8 g8""",
     528: """
-        tma 64x64x64 w4 s4 g8 swap
-        tma 64x128x64 w4 s4 g8
-        tma 64x128x128 w4 s4 g8 persistent
-        tma 64x256x64 w4 s4 g8 persistent
-        tma 64x256x64 w4 s5 g8
-        tma 128x64x64 w4 s4 g8
-        tma 128x128x64 w4 s3 g8
-        tma 128x128x64 w4 s4 g8 swap
-        tma 128x128x64 w4 s6 g8 persistent
-        tma 128x128x64 w8 s4 g8 persistent
-        tma 128x256x64 w8 s4 g4 persistent subtiles2
-        tma 128x256x64 w8 s4 g8 persistent subtiles2
-        tma 256x128x64 w8 s4 g8 persistent subtiles2""",
+        tma 64x64x64 w4 s4 g8 swap | tma 64x128x64 w4 s4 g8 | tma 64x128x128 w4 s4 g8 persistent |
+        tma 64x256x64 w4 s4 g8 persistent | tma 64x256x64 w4 s5 g8 | tma 128x64x64 w4 s4 g8 |
+        tma 128x128x64 w4 s3 g8 | tma 128x128x64 w4 s4 g8 swap | tma 128x128x64 w4 s6 g8 persistent |
+        tma 128x128x64 w8 s4 g8 persistent | tma 128x256x64 w8 s4 g4 persistent subtiles2 |
+        tma 128x256x64 w8 s4 g8 persistent subtiles2 | tma 256x128x64 w8 s4 g8 persistent subtiles2""",
     0: """
-        tma 128x128x64 w4 s6 g8 persistent
-        tma 128x256x64 w8 s3 g8 persistent
-        tma 128x256x64 w8 s4 g4 persistent subtiles2
-        tma 128x256x64 w8 s4 g8 persistent subtiles2
+        tma 128x128x64 w4 s6 g8 persistent | tma 128x256x64 w8 s3 g8 persistent |
+        tma 128x256x64 w8 s4 g4 persistent subtiles2 | tma 128x256x64 w8 s4 g8 persistent subtiles2 |
         tma 128x256x64 w8 s4 g16 persistent subtiles2""",
 }
 
@@ -182,7 +102,7 @@ def _candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> lis
 
 
 def _parsed(lines: str) -> list[MatmulSchedule]:
-    return [MatmulSchedule.parse(line.strip()) for line in lines.strip().splitlines()]
+    return [MatmulSchedule.parse(line.strip()) for line in lines.split("|")]
 
 
 def _float32_candidates(m: int) -> list[MatmulSchedule]:

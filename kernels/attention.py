@@ -29,7 +29,7 @@ those before the lowest position that a tile's rows see: a stale page may hold N
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -38,7 +38,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels import attention_cascade
-from evalengine.kernels.attention_batch import KVCache, RaggedBatch
+from evalengine.kernels.attention_batch import AttentionSchedule, KVCache, RaggedBatch
 from evalengine.kernels.attention_decode import decode_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.attention_variant import AttentionVariant
@@ -51,29 +51,6 @@ BLOCK = 64  # KV positions of one online-softmax step
 PRECISION = "ieee"  # never TF32; bf16 and fp16 products are exact in any case
 LOG2_E = 1.4426950408889634
 SEARCH = 256  # sequences that a prefill program searches at once for the one its tile belongs to
-
-
-@dataclass(frozen=True)
-class AttentionSchedule:
-    """How attention's work is cut into programs. No choice here changes a bit."""
-
-    block_m: int  # query rows (token, head of the group) in a prefill tile
-    num_warps: int
-    num_stages: int
-    tma: bool = True  # prefill: KV blocks by tensor descriptor where page size and head_dim allow it
-    # Prefill of a plain variant by `attention_hopper`, where it covers the model; it ignores the fields above.
-    hopper: bool = False
-    decode_warps: int = 4
-    decode_stages: int = 2
-    # Both limits count decode's (KV head, chunk, sequence) programs, as if a window began with a chunk. On an H200
-    # working by blocks took 21 against 29 us for 8 programs, and 87 against 77 us for 512.
-    extra_stage_max: int = 256  # decode has one stage more with at most so many programs
-    by_block_max: int = 32  # decode works block by block with at most so many programs
-    # Rows of a tile, warps and stages of `attention_cascade`'s shared part; 0: every decode reads all of its tokens.
-    shared_rows: int = 0
-    shared_warps: int = 4
-    shared_stages: int = 2
-
 
 REFERENCE = AttentionSchedule(16, 4, num_stages=1, tma=False, decode_stages=1, extra_stage_max=0, by_block_max=0)
 # Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.

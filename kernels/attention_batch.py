@@ -1,4 +1,4 @@
-"""What attention reads of a step: a ragged batch over pages, and which blocks of it several decodes have in common."""
+"""What attention reads of a step, a ragged batch over pages and which blocks decodes share, and how its work is cut."""
 
 from __future__ import annotations
 
@@ -9,6 +9,28 @@ from torch import Tensor
 
 KVCache = tuple[Tensor, Tensor]  # the pools of keys and values, [B, block_size, Hkv, D] each
 TILE_DECODES = 16  # decodes of a tile at most
+
+
+@dataclass(frozen=True)
+class AttentionSchedule:
+    """How attention's work is cut into programs. No choice here changes a bit."""
+
+    block_m: int  # query rows (token, head of the group) in a prefill tile
+    num_warps: int
+    num_stages: int
+    tma: bool = True  # prefill: KV blocks by tensor descriptor where page size and head_dim allow it
+    # Prefill of a plain variant by `attention_hopper`, where it covers the model; it ignores the fields above.
+    hopper: bool = False
+    decode_warps: int = 4
+    decode_stages: int = 2
+    # Both limits count decode's (KV head, chunk, sequence) programs, as if a window began with a chunk. On an H200
+    # working by blocks took 21 against 29 us for 8 programs, and 87 against 77 us for 512.
+    extra_stage_max: int = 256  # decode has one stage more with at most so many programs
+    by_block_max: int = 32  # decode works block by block with at most so many programs
+    # Rows of a tile, warps and stages of `attention_cascade`'s shared part; 0: every decode reads all of its tokens.
+    shared_rows: int = 0
+    shared_warps: int = 4
+    shared_stages: int = 2
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels.attention_batch import TILE_DECODES, RaggedBatch, SharedBlocks
+from evalengine.kernels.attention_batch import TILE_DECODES, AttentionSchedule, RaggedBatch, SharedBlocks
 from evalengine.kernels.attention_decode import merge_chunks, store_result
 from evalengine.kernels.attention_parts import blocks, slots
 from evalengine.kernels.device_math import after_previous_kernel, is_last_to_arrive
@@ -133,21 +133,6 @@ def own_kernel(
             merge_chunks(o_at, sinks_ptr, head, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh, G, D, DP)
 
 
-class Schedule(Protocol):
-    """What this file reads of an `attention.AttentionSchedule`."""
-
-    @property
-    def shared_rows(self) -> int: ...
-    @property
-    def shared_warps(self) -> int: ...
-    @property
-    def shared_stages(self) -> int: ...
-    @property
-    def decode_warps(self) -> int: ...
-    @property
-    def decode_stages(self) -> int: ...
-
-
 class DecodeCall(Protocol):
     """What this file reads of an `attention.Call`."""
 
@@ -169,8 +154,8 @@ class DecodeCall(Protocol):
 
 
 def decode(
-    call: DecodeCall, shared: SharedBlocks, schedule: Schedule, chunk: int, block: int, precision: str, chunks: int,
-    state: tuple[Tensor, ...],
+    call: DecodeCall, shared: SharedBlocks, schedule: AttentionSchedule, chunk: int, block: int, precision: str,
+    chunks: int, state: tuple[Tensor, ...],
 ) -> Iterator[Launch | None]:  # fmt: skip
     """Launches both parts for the decodes of a batch.
 

@@ -27,12 +27,17 @@ _launches: dict[tuple, Replay] = {}
 
 
 @triton.jit
+def _place(WIDTH, BLOCK: tl.constexpr):
+    """The row and the columns of this program, BLOCK of WIDTH, and which of them there are."""
+    parts = tl.cdiv(WIDTH, BLOCK)
+    column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
+    return (tl.program_id(0) // parts).to(tl.int64), column, column < WIDTH
+
+
+@triton.jit
 def _combine_kernel(x_ptr, weights_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.constexpr):
     device_math.after_previous_kernel()
-    parts = tl.cdiv(H, BLOCK)
-    token = (tl.program_id(0) // parts).to(tl.int64)
-    column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
-    mask = column < H
+    token, column, mask = _place(H, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)
     for rank in tl.static_range(K):
         weight = tl.load(weights_ptr + token * K + rank)
@@ -44,10 +49,7 @@ def _combine_kernel(x_ptr, weights_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.c
 @triton.jit
 def _gate_kernel(x_ptr, logits_ptr, out_ptr, H, BLOCK: tl.constexpr):
     device_math.after_previous_kernel()
-    parts = tl.cdiv(H, BLOCK)
-    token = (tl.program_id(0) // parts).to(tl.int64)
-    column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
-    mask = column < H
+    token, column, mask = _place(H, BLOCK)
     dtype = out_ptr.dtype.element_ty
     logit = tl.broadcast_to(tl.load(logits_ptr + token).to(tl.float32), (BLOCK,))
     x = tl.load(x_ptr + token * H + column, mask, other=0.0).to(tl.float32)
@@ -64,10 +66,7 @@ def _clamped(x, low, high):
 @triton.jit
 def _swiglu_kernel(x_ptr, out_ptr, row_stride, WIDTH, BLOCK: tl.constexpr):
     device_math.after_previous_kernel()
-    parts = tl.cdiv(WIDTH, BLOCK)
-    row = (tl.program_id(0) // parts).to(tl.int64)
-    column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
-    mask = column < WIDTH
+    row, column, mask = _place(WIDTH, BLOCK)
     dtype = out_ptr.dtype.element_ty
     gate = _clamped(tl.load(x_ptr + row * row_stride + column, mask, other=0.0).to(tl.float32), float("-inf"), 7.0)
     up = _clamped(tl.load(x_ptr + row * row_stride + WIDTH + column, mask, other=0.0).to(tl.float32), -7.0, 7.0)

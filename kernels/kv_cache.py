@@ -23,24 +23,10 @@ def slot_offset(slot, page_stride, slot_stride, PAGE: tl.constexpr):
 
 @triton.jit
 def _store_kv_kernel(
-    k_ptr,
-    v_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    slot_ptr,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    page_stride,
-    slot_stride,
-    head_stride,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    page_stride, slot_stride, head_stride, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     parts: tl.constexpr = (HEADS + ROWS - 1) // ROWS
     token = (tl.program_id(0) // parts).to(tl.int64)
     slot = tl.load(slot_ptr + token)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.rms_norm import add, norm_rows
+from evalengine.kernels.rms_norm import load_rows, norm_rows
 
 
 @triton.jit
@@ -30,37 +30,15 @@ def normalize(x, mask, weight, bias, n, eps, DTYPE: tl.constexpr, BIAS: tl.const
 
 @triton.jit
 def _layer_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    sum_ptr,
-    rows,
-    x_stride,
-    x_inner_stride,
-    residual_stride,
-    residual_inner_stride,
-    eps,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    INNER: tl.constexpr,  # rows within one outer stride: the number of heads, or 1
-    ROWS: tl.constexpr,
-    ADD: tl.constexpr,
-    BIAS: tl.constexpr,
-):
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride,
+    residual_inner_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
+    ADD: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
     device_math.after_previous_kernel()
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    mask = (row < rows)[:, None] & (column < H)[None, :]
-    x_row = row // INNER * x_stride + row % INNER * x_inner_stride
-    x = tl.load(x_ptr + x_row[:, None] + column[None, :], mask, 0.0)
-    out = row[:, None] * H + column[None, :]
-    if ADD:
-        residual_row = row // INNER * residual_stride + row % INNER * residual_inner_stride
-        residual = tl.load(residual_ptr + residual_row[:, None] + column[None, :], mask, 0.0)
-        x = add(x, residual)
-        tl.store(sum_ptr + out, x, mask)
+    x, out, column, mask = load_rows(
+        x_ptr, residual_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride, residual_inner_stride,
+        H, BLOCK, INNER, ROWS, ADD,
+    )  # fmt: skip
     weight = tl.load(weight_ptr + column, column < H, 0.0)[None, :]
     bias = tl.load(bias_ptr + column, column < H, 0.0)[None, :]
     tl.store(out_ptr + out, normalize(x.to(tl.float32), mask, weight, bias, H, eps, x.dtype, BIAS), mask)

@@ -66,14 +66,9 @@ def _pointer_kernel(
 
 
 def by_pointers(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    c: Tensor,
-    b_strides: tuple[int, ...],
-    s: MatmulSchedule,
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, b_strides: tuple[int, ...], s: MatmulSchedule,
     round_product: bool,
-) -> Launch | None:
+) -> Launch | None:  # fmt: skip
     """c [(B,) M, N] = a [(B,) M, K] times b, whose strides over (B, K, N) are `b_strides`, + bias."""
     *batch, m, n = c.shape
     k = a.shape[-1]

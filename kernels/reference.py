@@ -133,15 +133,9 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    query_lens: list[int],
-    kv_lens: list[int],
-    variant: AttentionVariant,
-    sinks: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, query_lens: list[int], kv_lens: list[int],
+    variant: AttentionVariant, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """[T, Hq, D] against [B, block, Hkv, D] pools, sinks [Hq] -> [T, Hq, D], causal, one sequence after another."""
     group = q.shape[1] // k_cache.shape[2]
     outputs = [torch.empty(0, *q.shape[1:], dtype=torch.float64)]

@@ -56,27 +56,15 @@ def normalize(
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
-    sum_ptr,
-    rows,
-    x_stride,
-    x_inner_stride,
-    residual_stride,
-    residual_inner_stride,
-    eps,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    INNER: tl.constexpr,  # rows within one outer stride: the number of heads, or 1
-    ROWS: tl.constexpr,
-    ADD: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CAST_FIRST: tl.constexpr,
-):
-    device_math.after_previous_kernel()
+def load_rows(
+    x_ptr, residual_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride, residual_inner_stride,
+    H: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """This program's ROWS rows of x, if ADD of x's sum with the residual, which is stored: the tile [ROWS, BLOCK], its
+    offsets in a contiguous output, its columns, and which elements there are.
+
+    INNER: rows within one outer stride: the number of heads, or 1.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < H)[None, :]
@@ -88,6 +76,20 @@ def _rms_norm_kernel(
         residual = tl.load(residual_ptr + residual_row[:, None] + column[None, :], mask, 0.0)
         x = add(x, residual)
         tl.store(sum_ptr + out, x, mask)
+    return x, out, column, mask
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride,
+    residual_inner_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
+    ADD: tl.constexpr, OFFSET: tl.constexpr, CAST_FIRST: tl.constexpr,
+):  # fmt: skip
+    device_math.after_previous_kernel()
+    x, out, column, mask = load_rows(
+        x_ptr, residual_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride, residual_inner_stride,
+        H, BLOCK, INNER, ROWS, ADD,
+    )  # fmt: skip
     weight = tl.load(weight_ptr + column, column < H, 0.0)
     tl.store(out_ptr + out, normalize(x.to(tl.float32), weight[None, :], H, eps, x.dtype, 1, OFFSET, CAST_FIRST), mask)
 
@@ -181,14 +183,9 @@ def _launch(
 
 
 def rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    *,
-    offset: float = 0.0,
-    cast_first: bool = True,
+    x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, cast_first: bool = True,
     _schedule: tuple[int, int] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """x [..., H] of any leading strides, weight [H] of x's dtype -> contiguous [..., H].
 
     The weight counts with `offset` added to it; `cast_first` says whether the normed row is rounded before it is
@@ -200,14 +197,8 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    *,
-    offset: float = 0.0,
-    cast_first: bool = True,
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, cast_first: bool = True,
     _schedule: tuple[int, int] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x, residual [..., H] -> (rms_norm of their sum, the sum), the sum rounded to the dtype and normed as rounded."""
     return _launch(x, residual, weight, eps, offset, cast_first, _schedule)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -48,3 +51,11 @@ def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndar
     actual_text, expected_text = (f"{x[where].item()!r} ({raw[first].tobytes()[::-1].hex()})" for x, raw in pairs)
     total = f"{what}: {different} of {len(left)}" if what else f"{different} of {len(left)}"
     raise AssertionError(f"{total} elements differ; first at {where}: {actual_text} against {expected_text}")
+
+
+def with_one_character_changed(text: str, count: int) -> Iterator[str]:
+    """The text with another character at one place, for so many places."""
+    draw = random.Random(0)
+    for place in draw.sample(range(len(text)), count):
+        new = draw.choice([c for c in 'aZ0}"-,x9' if c != text[place]])
+        yield text[:place] + new + text[place + 1 :]

@@ -49,7 +49,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import ExitStack
-from types import TracebackType
 
 import torch
 from torch.library import Library
@@ -149,8 +148,6 @@ class set_batch_invariant_mode:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _install(self._previous, self._keep_weights)
         _weights.limit = self._previous_limit

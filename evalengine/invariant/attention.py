@@ -24,16 +24,9 @@ _op = aten.scaled_dot_product_attention.default
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     """The device's kernel: torch's arguments, q [..., L, D], k and v [..., S, D]."""
     covered = _covered(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if covered is None:
@@ -46,16 +39,9 @@ def attend(
 
 
 def attend_with_gradients(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     """The kernel above autograd. Operands that no kernel covers take the math path here, which has its gradients."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if transformed() or _covered(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa) is None:

@@ -44,7 +44,7 @@ def _fast_ops(dtype: torch.dtype, device: torch.device, attention_backend: str) 
     from evalengine.layers.kernel_support import kernel_problems
 
     if attention_backend == "auto":
-        attention_backend = possible_backends(device, dtype, head_dim=None, block_size=1)[0]
+        attention_backend = possible_backends(device, dtype, head_dim=None, block_size=1, variants=())[0]
     if kernel_problems(device):
         from evalengine.layers.fast import FastOps
 

@@ -18,6 +18,7 @@ from evalengine.layers.metadata import AttentionMetadata
 
 # q, the pools, the batch, the variant and its sinks (None without) -> the output
 AttentionFunction = Callable[[Tensor, KVCache, AttentionMetadata, AttentionVariant, Tensor | None], Tensor]
+Variants = Sequence[AttentionVariant]
 BACKENDS = ("flash_attn", "triton", "sdpa")
 HOPPER = (9, 0)  # compute capability
 
@@ -40,11 +41,7 @@ def variant_problems(backend: str, variant: AttentionVariant) -> list[str]:
 
 
 def possible_backends(
-    device: torch.device,
-    dtype: torch.dtype | None,
-    head_dim: int | None,
-    block_size: int | None,
-    variants: Sequence[AttentionVariant] = (),
+    device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None, variants: Variants
 ) -> list[str]:
     """The backends that can serve the variants of attention that a model has, the fastest first (`sdpa` always can).
     None: not known; for block_size, free to suit the backend."""
@@ -69,7 +66,7 @@ def backend_problems(
     dtype: torch.dtype | None,
     head_dim: int | None,
     block_size: int | None,
-    variants: Sequence[AttentionVariant] = (),
+    variants: Variants = (),
 ) -> list[str]:
     """A sentence with a cure for each reason that keeps a backend from serving; arguments: `possible_backends`."""
     if backend == "sdpa":

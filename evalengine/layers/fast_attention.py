@@ -76,13 +76,7 @@ def _gather(cache: Tensor, block_table: Tensor, firsts: Tensor, kv_lens: Tensor)
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_lens: Tensor,
-    kv_lens: Tensor,
-    variant: AttentionVariant,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, q_lens: Tensor, kv_lens: Tensor, variant: AttentionVariant, sinks: Tensor | None
 ) -> Tensor:
     """q [S, Q, Hq, D], k and v [S, Hkv, L, D] -> [S, Q, Hq, D]. Row i sees tokens up to kv_len - query_len + i."""
     rows, heads, tokens = q.shape[1], q.shape[2], k.shape[2]
@@ -112,13 +106,7 @@ def _visible(begin: int, end: int, tokens: int, q_lens: Tensor, kv_lens: Tensor,
 
 
 def _attend_in_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_lens: Tensor,
-    kv_lens: Tensor,
-    variant: AttentionVariant,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, q_lens: Tensor, kv_lens: Tensor, variant: AttentionVariant, sinks: Tensor | None
 ) -> Tensor:
     """`_attend` with a softcap or sinks, which SDPA has not: scores and weights in float32, some rows at once."""
     rows, heads, tokens = q.shape[1], q.shape[2], k.shape[2]

@@ -55,3 +55,6 @@ class Norm:
     def is_plain(self) -> bool:
         """Whether it is Llama's, which has fused kernels."""
         return self.kind == "rms" and self.cast_first
+
+
+LAYER_NORM = Norm(eps=0.0, kind="layer", cast_first=False, bias=True)  # a family's, before its eps is known

@@ -24,29 +24,14 @@ from evalengine.engine.request import Request, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.decoder import weight_counts
-from evalengine.models.spec import Block, ModelSpec, RopeSpec
+from evalengine.models.spec import Block
 from tests.bench.workload_lines import a_row, write_rows
+from tests.unit.test_spec_problems import SPEC
 
-TINY = ModelSpec(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=100,
-    hidden_size=8,
-    intermediate_size=16,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    rms_norm_eps=1e-6,
-    rope=RopeSpec(theta=1e4),
-    max_position_embeddings=64,
-    tie_word_embeddings=False,
-    attention_bias=False,
-    attention_output_bias=False,
-    qk_norm=True,
-    dtype=torch.bfloat16,
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+TINY = replace(
+    SPEC, architecture="Qwen3ForCausalLM", vocab_size=100, hidden_size=8, intermediate_size=16, num_heads=2,
+    num_kv_heads=1, head_dim=4, max_position_embeddings=64, qk_norm=True, dtype=torch.bfloat16,
+)  # fmt: skip
 
 
 def test_work_counts_a_shared_prefix_once() -> None:

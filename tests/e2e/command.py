@@ -10,14 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evalengine.__main__ import main
+from evalengine.harness.journal import Journal, JournalEntry
 from evalengine.records.digest import leaf_hash
 from evalengine.records.schema import RecordKey, RequestRecord, read_records
 
@@ -77,6 +80,33 @@ def call(*arguments: str) -> Outcome:
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def after_entries(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+    """Has `act` called once journals have got so many entries more."""
+    append, written = Journal.append, 0
+
+    def counted(self: Journal, entry: JournalEntry) -> None:
+        nonlocal written
+        append(self, entry)
+        written += 1
+        if written == number:
+            act()
+
+    monkeypatch.setattr(Journal, "append", counted)
+
+
+def interrupt() -> None:
+    """What Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def proved(run: Run, item: int, folder: Path) -> Path:
+    """The receipt of a run's item."""
+    file = folder / "receipt.json"
+    done = call("prove", str(run.folder), "--item", str(item), "-o", str(file))
+    assert done.code == 0, done.err
+    return file
 
 
 def over(usual: Sequence[str], *own: str) -> list[str]:

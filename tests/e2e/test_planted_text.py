@@ -25,7 +25,7 @@ from evalengine.records.evidence import FILES, SHA256, bind
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import SealedFormat
 from evalengine.report.read.baseline import FORMAT as BASELINE
-from tests.e2e.command import Outcome, Run, call
+from tests.e2e.command import Outcome, Run, call, proved
 from tests.run_double import generated, write_run
 
 FORGED = "verdict: AGREES"
@@ -78,10 +78,7 @@ def plant_file(file: Path, form: SealedFormat, words: Callable[[Path], list[str]
 
 @pytest.fixture(scope="module")
 def receipt(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("receipt") / "receipt.json"
-    done = call("prove", str(reference.folder), "--item", "1", "-o", str(file))
-    assert done.code == 0, done.err
-    return file
+    return proved(reference, 1, tmp_path_factory.mktemp("receipt"))
 
 
 def test_a_forged_receipt_prints_no_verdict_of_its_own(receipt: Path, tmp_path: Path) -> None:

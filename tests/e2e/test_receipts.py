@@ -21,7 +21,7 @@ from evalengine import version
 from evalengine.engine.llm import LLM
 from evalengine.receipts.receipt import FORMAT, Receipt, read_receipt
 from evalengine.records.digest import leaf_hash
-from tests.e2e.command import Outcome, Run, call, over, runs
+from tests.e2e.command import Outcome, Run, call, over, proved, runs
 
 MODEL = "asset:tinymath"
 SETTINGS = ("limit=5", "engine.device=cpu", "progress=false", "resume=never", "task.generation.max_gen_toks=6")
@@ -50,10 +50,7 @@ def greedy(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def receipt(greedy: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("receipt") / "receipt.json"
-    done = call("prove", str(greedy.folder), "--item", "3", "-o", str(file))
-    assert done.code == 0, done.err
-    return file
+    return proved(greedy, 3, tmp_path_factory.mktemp("receipt"))
 
 
 @pytest.fixture(scope="module")

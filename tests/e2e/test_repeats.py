@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from evalengine.harness.journal import Journal
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
 from evalengine.records.schema import RecordKey
 from evalengine.report.read.load import load_run_data
-from tests.e2e.command import Run, call, finished, over, runs
+from tests.e2e.command import Run, after_entries, call, finished, interrupt, over, runs
 
 HOT = ("progress=false", "task.generation.temperature=3", "task.generation.max_gen_toks=5", "seed=3")
 
@@ -85,21 +84,12 @@ def test_metrics_samples_and_page(tmp_path: Path) -> None:
 def test_an_interrupted_run_keeps_the_samples_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("limit=2", "task.repeats=3", "engine.max_num_seqs=2")
     whole = sampled(tmp_path / "whole", *settings)
-    append, written = Journal.append, 0
-
-    def stop_after_four(self: Journal, entry: Any) -> None:
-        nonlocal written
-        append(self, entry)
-        written += 1
-        if written == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Journal, "append", stop_after_four)
-    assert call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *HOT, *settings).code != 0
+    with monkeypatch.context() as patch:
+        after_entries(patch, 4, interrupt)
+        assert call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *HOT, *settings).code != 0
     (cut,) = runs(tmp_path / "cut")
     kept_keys = [json.loads(line)["key"] for line in (cut.folder / "journal.jsonl").read_text().splitlines()]
     assert len(kept_keys) == 4 and len({key[3] for key in kept_keys}) > 1
-    monkeypatch.setattr(Journal, "append", append)
     done = call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *over(HOT, *settings, "progress=true"))
     assert done.code == 0 and "4 of them kept from the interrupted run" in done.out, done.err
     kept_words = f"4 of {len(whole.records)} requests are kept from the interrupted run"

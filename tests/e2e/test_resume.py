@@ -11,12 +11,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evalengine.harness.journal import Journal
-from tests.e2e.command import LIMIT, ROOT, SHORT, Outcome, Run, call, check_output, finish, finished, over, runs, start
+from tests.e2e.command import (
+    LIMIT,
+    ROOT,
+    SHORT,
+    Outcome,
+    Run,
+    after_entries,
+    call,
+    check_output,
+    finish,
+    finished,
+    over,
+    runs,
+    start,
+)
 
 # Two requests run at a time, so that they finish one after another and a kill finds some done and some not.
 SETTINGS = (f"limit={LIMIT}", SHORT, "engine.device=cpu", "engine.max_num_seqs=2", "progress=false")
@@ -168,19 +181,10 @@ def test_interrupt(
     number: signal.Signals, word: str, short_reference: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either signal finishes the step that runs, keeps what is finished, and says that the same command resumes."""
-    append, lines = Journal.append, 0
-
-    def interrupted(*arguments: Any) -> None:
-        nonlocal lines
-        append(*arguments)
-        lines += 1
-        if lines == 2:
-            os.kill(os.getpid(), number)
-
     before = signal.signal(number, signal.default_int_handler)  # as the command's process has one for both
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, "append", interrupted)
+            after_entries(patch, 2, lambda: os.kill(os.getpid(), number))
             done = resume(tmp_path)
         assert signal.getsignal(number) is signal.default_int_handler, "the signal has its own meaning again"
     finally:

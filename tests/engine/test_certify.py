@@ -27,6 +27,7 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.schedule.block_manager import BlockManager, Hit
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.fast import FastOps
 from evalengine.models.spec import Block
@@ -111,8 +112,8 @@ def test_a_linear_layer_that_depends_on_the_batch_is_caught(
 def test_stale_pages_that_are_read_are_caught(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
     real = ExactOps.attention
 
-    def attention(self: ExactOps, q: Tensor, k_cache: Tensor, v_cache: Tensor, *arguments: Any) -> Tensor:
-        return real(self, q, k_cache, v_cache, *arguments) + 0 * v_cache[-1, -1, 0, 0].float()
+    def attention(self: ExactOps, q: Tensor, kv: KVCache, *arguments: Any) -> Tensor:
+        return real(self, q, kv, *arguments) + 0 * kv[1][-1, -1, 0, 0].float()
 
     monkeypatch.setattr(ExactOps, "attention", attention)
     assert prove("order").verdict == "IDENTICAL"

@@ -5,8 +5,6 @@ The prompts cross windows, pages and chunks; the pool starts as NaN, so that not
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from evalengine import LLM, SamplingParams
@@ -16,7 +14,7 @@ from evalengine.explain.record import _named
 from evalengine.layers.hooks import op_hook
 from tests.engine.test_schedule_invariance import Schedule, differing, one_by_one, run
 from tests.parity.families import CASES, VOCAB, make
-from tests.parity.random_models import without_tokenizer
+from tests.parity.random_models import ModelFolders, without_tokenizer
 
 # All axes at once: batch, order, chunks, pages, prefix cache, threads; then a pool so tight that some are preempted.
 SCHEDULES = [
@@ -47,16 +45,13 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {}
+def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
+    return ModelFolders(make, tmp_path_factory)
 
 
 @pytest.fixture
-def checkpoint(name: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    if name not in folders:
-        folders[name] = tmp_path_factory.mktemp(name)
-        make(name, folders[name])
-    return without_tokenizer(folders[name])
+def checkpoint(name: str, folders: ModelFolders) -> Checkpoint:
+    return without_tokenizer(folders(name))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from evalengine.models.spec import Block, ModelSpec
 from tests.engine.test_families import requests
 from tests.engine.test_schedule_invariance import differing
 from tests.parity.families import VOCAB, WINDOW, make
-from tests.parity.random_models import without_tokenizer
+from tests.parity.random_models import ModelFolders, without_tokenizer
 
 # Windows alone and beside layers that see everything, in one block table and in six.
 WINDOWED = ["mistral-window", "gemma2", "gemma3", "olmo3", "qwen2-window"]
@@ -33,16 +33,8 @@ GENERATED = 90
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    made: dict[str, Checkpoint] = {}
-
-    def checkpoint(name: str) -> Checkpoint:
-        if name not in made:
-            folder: Path = tmp_path_factory.mktemp(name)
-            make(name, folder)
-            made[name] = without_tokenizer(folder)
-        return made[name]
-
-    return checkpoint
+    folders = ModelFolders(make, tmp_path_factory)
+    return cache(lambda name: without_tokenizer(folders(name)))
 
 
 def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +68,14 @@ def run(checkpoint: Checkpoint, batch: list[Request], **settings: Any) -> dict[i
         return outputs(llm, batch)
 
 
+def run_keeping_everything(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, batch: list[Request], **settings: Any
+) -> dict[int, RequestOutput]:
+    with monkeypatch.context() as patch:
+        keep_everything(patch)
+        return run(checkpoint, batch, **settings)
+
+
 def outputs(llm: LLM, batch: list[Request]) -> dict[int, RequestOutput]:
     """The outputs of the batch, after which no page may be held."""
     found = {output.request_id: output for output in llm.run(batch)}
@@ -105,9 +105,7 @@ def test_pages_before_a_window_are_not_needed(
     # `fast` promises no bytes, so there the schedules are equal; `exact` may take any.
     wide = {"block_size": SIZE, "max_num_batched_tokens": 11, "max_num_seqs": 5, "num_kv_blocks": 200}
     batch = [*requests(), *growing()]
-    with monkeypatch.context() as patch:
-        keep_everything(patch)
-        expected = run(checkpoints(name), batch, **mode, **wide)
+    expected = run_keeping_everything(monkeypatch, checkpoints(name), batch, **mode, **wide)
     with LLM(checkpoints(name), max_model_len=128, num_threads=1, **mode, **wide) as llm:
         llm.runner.fill_pool(float("nan"))
         poisoned = poison_what_is_given_back(llm, monkeypatch)
@@ -130,9 +128,7 @@ def test_a_hit_ends_where_every_layer_has_what_it_sees(
     greedy = SamplingParams(max_tokens=20, ignore_eos=True)
     batch: list[Request] = [GenerateRequest(i, [*common[: 61 - i], 5 + i, 7], greedy) for i in range(4)]
     batch += [ScoreRequest(10 + i, common[:50], [9, 8 + i, 7]) for i in range(3)]
-    with monkeypatch.context() as patch:
-        keep_everything(patch)
-        expected = run(checkpoints(name), batch, enable_prefix_caching=False, **settings)
+    expected = run_keeping_everything(monkeypatch, checkpoints(name), batch, enable_prefix_caching=False, **settings)
     with LLM(checkpoints(name), max_model_len=128, num_threads=1, **settings) as llm:
         for _ in range(2):  # the second time over what the first has left
             llm.stats.num_cached_tokens = llm.scheduler.num_cached_tokens = 0
@@ -147,9 +143,7 @@ def test_a_long_generation_is_bounded_by_its_windows(
     """It runs in a pool that has room for all its tokens in full layers alone, and in no page less."""
     checkpoint = checkpoints(name)
     settings: dict[str, Any] = {"block_size": SIZE, "max_num_batched_tokens": STEP, "num_kv_blocks": 200}
-    with monkeypatch.context() as patch:
-        keep_everything(patch)
-        expected = run(checkpoint, long_generation(), **settings)
+    expected = run_keeping_everything(monkeypatch, checkpoint, long_generation(), **settings)
     with LLM(checkpoint, max_model_len=128, num_threads=1, **settings) as llm:
         layout = llm.kv_layout
         least = layout.blocks_for(30 + GENERATED - 1, SIZE, STEP)

@@ -31,7 +31,7 @@ from tests.engine.test_schedule_invariance import differing, one_by_one, run
 from tests.parity.families import make as make_family
 from tests.parity.families import random_model
 from tests.parity.modules import make
-from tests.parity.random_models import without_tokenizer
+from tests.parity.random_models import ModelFolders, without_tokenizer
 
 CPU = torch.device("cpu")
 MODE = {"batch_invariant": True, "max_model_len": 96, "device": "cpu"}
@@ -40,16 +40,13 @@ ON_SCHEDULES = ["gpt2", "phi", "cohere", "mixtral", "qwen3_moe", "deepseek_v3", 
 
 
 @pytest.fixture(scope="module")
-def folders() -> dict[str, Path]:
-    return {}
+def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
+    return ModelFolders(make, tmp_path_factory)
 
 
 @pytest.fixture
-def folder(name: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if name not in folders:
-        folders[name] = tmp_path_factory.mktemp(name)
-        make(name, folders[name])
-    return folders[name]
+def folder(name: str, folders: ModelFolders) -> Path:
+    return folders(name)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ A request's reference is itself alone, in one chunk, without a prefix cache. Eve
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -70,16 +70,8 @@ def run(
     """The outputs of the requests by id, run under the schedule; the pool's pages must all be free at the end."""
     order = list(requests)
     random.Random(schedule.order).shuffle(order)
-    with LLM(
-        checkpoint,
-        block_size=schedule.block_size,
-        num_kv_blocks=schedule.num_kv_blocks,
-        max_num_seqs=schedule.max_num_seqs,
-        max_num_batched_tokens=schedule.max_num_batched_tokens,
-        enable_prefix_caching=schedule.enable_prefix_caching,
-        num_threads=schedule.num_threads,
-        **mode,
-    ) as llm:
+    engine = {name: value for name, value in asdict(schedule).items() if name not in ("order", "nan_pool")}
+    with LLM(checkpoint, **engine, **mode) as llm:
         llm.runner.fill_pool(float("nan") if schedule.nan_pool else 0.0)
         outputs = {o.request_id: o for o in llm.run(order)}
         llm.block_manager.check([])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import attention, reference
+from evalengine.kernels.attention_batch import AttentionSchedule
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 
@@ -63,7 +64,7 @@ class PagedBatch:
                 caches[:, torch.tensor(table, device=DEVICE)[behind // page] if kv else behind, behind % page] = stale
         return cls(lens, q, caches[0], caches[1], metadata, pages, form, sinks)
 
-    def run(self, schedule: attention.AttentionSchedule | None = None) -> Tensor:
+    def run(self, schedule: AttentionSchedule | None = None) -> Tensor:
         return attention.paged_attention(
             self.q, (self.k_cache, self.v_cache), self.metadata, self.variant, self.sinks, schedule
         )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import attention, attention_cascade
-from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE, AttentionSchedule
-from evalengine.kernels.attention_batch import SharedBlocks
+from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE
+from evalengine.kernels.attention_batch import AttentionSchedule, SharedBlocks
 from evalengine.layers import shared_blocks
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal, count_differing

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from evalengine.kernels import attention
-from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE, AttentionSchedule
+from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE
+from evalengine.kernels.attention_batch import AttentionSchedule
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import DEVICE, PagedBatch
 from tests.kernels.test_attention import MIXED, assert_close

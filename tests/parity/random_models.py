@@ -6,8 +6,10 @@ Weights have heavy tails (Student's t with 4 degrees of freedom), at trained mod
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
@@ -19,6 +21,20 @@ from tests.engine.tied_folder import sizes
 VOCAB = 1500
 OUTLIERS = [7, 200, 311]  # channels of the residual stream a thousand times the median, as Qwen2.5 has a few
 CONSTANT = [28, 30, 60, 62]  # a head's channels that RoPE hardly turns, where Qwen2 has large key biases
+
+
+class ModelFolders:
+    """The folders of models, each made when it is asked for first."""
+
+    def __init__(self, make: Callable[[str, Path], object], paths: pytest.TempPathFactory) -> None:
+        self._make, self._paths = make, paths
+        self._made: dict[str, Path] = {}
+
+    def __call__(self, name: str) -> Path:
+        if name not in self._made:
+            self._made[name] = self._paths.mktemp(name)
+            self._make(name, self._made[name])
+        return self._made[name]
 
 
 def heavy(generator: torch.Generator, shape: torch.Size, std: float) -> Tensor:

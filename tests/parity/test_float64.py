@@ -14,7 +14,6 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
 from evalengine.kernels.attention_batch import KVCache
-from evalengine.kernels.mixture_variant import Router
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
 from evalengine.layers.ops import Ops
@@ -34,21 +33,20 @@ class Float64Ops(Ops):
     """Computes every op in float64 with torch's own functions; its results count as the truth."""
 
     name = "float64"
+    linear = lm_head = staticmethod(reference.linear)
+    rms_norm, softcap = staticmethod(reference.rms_norm), staticmethod(reference.softcap)
+    rope, silu_and_mul = staticmethod(reference.apply_rope), staticmethod(reference.silu_and_mul)
+    log_softmax, route = staticmethod(reference.log_softmax), staticmethod(reference.route)
+    expert_linear, combine = staticmethod(reference.expert_linear), staticmethod(reference.combine)
+    gate = staticmethod(reference.gate)
 
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> Tensor:
         return weight.detach()
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return reference.linear(x, weight, bias)
-
-    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return reference.linear(x, weight)
+    prepare_experts = prepare_weight
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return table[ids]
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return reference.rms_norm(x, weight, eps)
 
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
         if norm.kind == "layer":
@@ -61,21 +59,12 @@ class Float64Ops(Ops):
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
 
-    def softcap(self, logits: Tensor, cap: float) -> Tensor:
-        return reference.softcap(logits, cap)
-
     def rope_table(
         self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Computes angles in float32, as every implementation of the models does, and cos and sin in float64."""
         angles = (torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq).double()
         return angles.cos() * scaling, angles.sin() * scaling
-
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return reference.apply_rope(x, cos, sin)
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return reference.silu_and_mul(gate_up)
 
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         return reference.gated(x, kind) if gated else reference.activation(x, kind)
@@ -86,24 +75,6 @@ class Float64Ops(Ops):
     def attention(self, q, kv, metadata, variant, sinks=None) -> Tensor:  # type: ignore[no-untyped-def]
         batch = metadata.block_table, metadata.query_lens, metadata.kv_lens
         return reference.paged_attention(q, *kv, *batch, variant, sinks)
-
-    def log_softmax(self, logits: Tensor) -> Tensor:
-        return reference.log_softmax(logits)
-
-    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
-        return reference.route(logits, choice_bias, router)
-
-    def prepare_experts(self, weight: Tensor) -> Tensor:
-        return weight.detach()
-
-    def expert_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor) -> Tensor:
-        return reference.expert_linear(x, weight, bias, groups)
-
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
-        return reference.combine(x, weights)
-
-    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
-        return reference.gate(x, logits)
 
 
 def logprobs_of(checkpoint: Checkpoint, ops: Ops, ids: list[int]) -> Tensor:

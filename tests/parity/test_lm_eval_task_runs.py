@@ -9,12 +9,10 @@ import json
 import os
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from evalengine.harness.journal import Journal
-from tests.e2e.command import Run, call, finished, runs
+from tests.e2e.command import Run, after_entries, call, finished, interrupt, runs
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 DATA = os.environ.get("EVALENGINE_DATA")
@@ -54,17 +52,8 @@ def test_an_unfinished_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, mo
     data = write_rows(tmp_path / "data")
     reference = finished(tmp_path / "whole", *SETTINGS, data, "engine.max_num_seqs=2")
     settings = (f"output_dir={tmp_path / 'unfinished'}", "engine.device=cpu", "progress=false", *SETTINGS, data)
-    append, lines = Journal.append, 0
-
-    def interrupted(self: Journal, entry: Any) -> None:
-        nonlocal lines
-        append(self, entry)
-        lines += 1
-        if lines == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:  # A process of its own would index lm-eval's tasks for ten seconds again.
-        patch.setattr(Journal, "append", interrupted)
+        after_entries(patch, 2, interrupt)
         assert call(*settings, "engine.max_num_seqs=2").code == 130
     (broken,) = runs(tmp_path / "unfinished")
     kept = (broken.folder / "journal.jsonl").read_bytes().count(b"\n")

@@ -24,24 +24,10 @@ class FlashAttnDouble:
         self.calls: list[tuple[str, tuple[int, ...], Tensor]] = []
 
     def flash_attn_varlen_func(
-        self,
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=False,
-        window_size=(-1, -1),
-        softcap=0.0,
-        alibi_slopes=None,
-        deterministic=False,
-        return_attn_probs=False,
-        block_table=None,
-    ):
+        self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+        causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+        return_attn_probs=False, block_table=None,
+    ):  # fmt: skip
         self.calls.append(("flash_attn_varlen_func", tuple(q.shape), cu_seqlens_k))
         requires(q.ndim == 3, "q must have shape (total_q, num_heads, head_size)")
         seqs = block_table.shape[0]
@@ -60,27 +46,11 @@ class FlashAttnDouble:
         return self._attend(q, k, v, block_table, query_lens.tolist(), kv_lens.tolist(), variant)
 
     def flash_attn_with_kvcache(
-        self,
-        q,
-        k_cache,
-        v_cache,
-        k=None,
-        v=None,
-        rotary_cos=None,
-        rotary_sin=None,
-        cache_seqlens=None,
-        cache_batch_idx=None,
-        cache_leftpad=None,
-        block_table=None,
-        softmax_scale=None,
-        causal=False,
-        window_size=(-1, -1),
-        softcap=0.0,
-        rotary_interleaved=True,
-        alibi_slopes=None,
-        num_splits=0,
+        self, q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+        cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
+        window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
         return_softmax_lse=False,
-    ):
+    ):  # fmt: skip
         self.calls.append(("flash_attn_with_kvcache", tuple(q.shape), cache_seqlens))
         requires(q.ndim == 4, "q must have shape (batch_size, seqlen, num_heads, head_size)")
         seqs, rows = q.shape[:2]

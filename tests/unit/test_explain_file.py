@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from evalengine.errors import ConfigError
 from evalengine.explain.align import explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.records.sealed import content_sha256
+from tests.bitwise import with_one_character_changed
 from tests.unit.traces import OPS, computation, moved, trace
 
 
@@ -65,10 +65,8 @@ def test_the_command_reads_two_files(tmp_path: Path, file: Path, capsys: pytest.
 
 def test_every_edit_is_found(file: Path) -> None:
     whole = file.read_text(encoding="utf-8")
-    draw = random.Random(0)
-    for place in draw.sample(range(len(whole)), 300):
-        new = draw.choice([c for c in 'aZ0}"-,x9' if c != whole[place]])
-        file.write_text(whole[:place] + new + whole[place + 1 :], encoding="utf-8")
+    for changed in with_one_character_changed(whole, 300):
+        file.write_text(changed, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"a\.json"):
             read_trace(file)
     file.write_text(whole, encoding="utf-8")

@@ -16,15 +16,21 @@ from evalengine.harness.outcome import scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.schema import ids_sha256
+from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
 
 
-def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
-    rows = tmp_path / "test.jsonl"
-    rows.write_text('{"page": ""}\n{"page": "two words"}\n')
-    config = TaskConfig(cls="wikitext:WikiText", version=2.0, dataset=DatasetConfig(path=str(rows)), split="test")
-    task = load_task("wikitext", config)
+def loaded(folder: Path, name: str, cls: str, version: float, rows: str) -> Task:
+    file = folder / "test.jsonl"
+    file.write_text(rows)
+    task = load_task(name, TaskConfig(cls=cls, version=version, dataset=DatasetConfig(path=str(file)), split="test"))
     task.load()
+    return task
+
+
+def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
+    rows = '{"page": ""}\n{"page": "two words"}\n'
+    task = loaded(tmp_path, "wikitext", "wikitext:WikiText", 2.0, rows)
     instances = task.instances(None)
     key = ("wikitext", 1, 0, 0)
     answer = JournalEntry(key, ids_sha256([0]), [5, 6], np.array([-1, -2], dtype=np.float32), "length", "", False)
@@ -35,11 +41,7 @@ def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tmp_path / "test.jsonl"
-    rows.write_text('{"question": "1 + 1?", "answer": "2"}\n')
-    config = TaskConfig(cls="gsm8k:GSM8K", version=3.0, dataset=DatasetConfig(path=str(rows)), split="test")
-    task = load_task("mine", config)
-    task.load()
+    task = loaded(tmp_path, "mine", "gsm8k:GSM8K", 3.0, '{"question": "1 + 1?", "answer": "2"}\n')
     instances = task.instances(None)
     key = ("mine", 0, 0, 0)
     answer = JournalEntry(key, ids_sha256([0]), [5], np.array([-1], dtype=np.float32), "length", "2", None)

@@ -13,25 +13,11 @@ from evalengine.models.spec import ModelSpec, RopeSpec
 from evalengine.models.spec_checks import spec_problems
 
 SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    rope=RopeSpec(theta=10000.0),
-    max_position_embeddings=512,
-    tie_word_embeddings=False,
-    attention_bias=False,
-    attention_output_bias=False,
-    qk_norm=False,
-    dtype=torch.float32,
-    bos_token_id=1,
-    eos_token_ids=(2, 3),
-)
+    architecture="LlamaForCausalLM", vocab_size=128, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, rope=RopeSpec(theta=10000.0), max_position_embeddings=512,
+    tie_word_embeddings=False, attention_bias=False, attention_output_bias=False, qk_norm=False, dtype=torch.float32,
+    bos_token_id=1, eos_token_ids=(2, 3),
+)  # fmt: skip
 LLAMA3 = RopeSpec(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
 SIZES = [f.name for f in fields(ModelSpec) if f.type == "int"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from evalengine.layers.variants import Norm
+from evalengine.layers.variants import LAYER_NORM
 from evalengine.models.describe import activation_of, describe
 from evalengine.models.gguf_form import GGUFForm, named
 from evalengine.models.registry import Family
@@ -13,20 +14,11 @@ from evalengine.models.weight_names import WeightNames
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    block = Block(
-        parallel="two norms" if config.use_parallel_residual else None,
-        activation=activation_of(config),
-        gated=False,
-        mlp_bias=True,
-    )
-    return describe(
-        family,
-        config,
-        biases=(config.attention_bias, config.attention_bias),
-        eps="layer_norm_eps",
-        blocks=(block,),
-        norm=Norm(eps=0.0, kind="layer", cast_first=False, bias=True),
-    )
+    block = Block(activation=activation_of(config), gated=False, mlp_bias=True)
+    if config.use_parallel_residual:
+        block = replace(block, parallel="two norms")
+    biases = config.attention_bias, config.attention_bias
+    return describe(family, config, biases=biases, eps="layer_norm_eps", blocks=(block,), norm=LAYER_NORM)
 
 
 GPT_NEOX = Family(
@@ -35,11 +27,7 @@ GPT_NEOX = Family(
     _spec,
     frozenset(
         {
-            "hidden_act",
-            "layer_norm_eps",
-            "use_parallel_residual",
-            "partial_rotary_factor",
-            "rotary_pct",
+            *("hidden_act", "layer_norm_eps", "use_parallel_residual", "partial_rotary_factor", "rotary_pct"),
             "rotary_emb_base",
         }
     ),

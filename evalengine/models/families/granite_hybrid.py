@@ -26,16 +26,12 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     if config.num_local_experts:
         raise ConfigError(f"num_local_experts={config.num_local_experts}: experts beside Mamba-2 are not supported yet")
     rope = rope_of(config) if config.position_embedding_type == "rope" else NO_ROPE
+    least, most = config.time_step_limit
     scan = Mamba2(
-        num_heads=config.mamba_n_heads,
-        head_dim=config.mamba_d_head,
-        num_groups=config.mamba_n_groups,
-        state_dim=config.mamba_d_state,
-        taps=config.mamba_d_conv,
-        conv_bias=config.mamba_conv_bias,
-        bias=config.mamba_proj_bias,
-        dt_limits=(float(config.time_step_limit[0]), float(config.time_step_limit[1])),
-    )
+        num_heads=config.mamba_n_heads, head_dim=config.mamba_d_head, num_groups=config.mamba_n_groups,
+        state_dim=config.mamba_d_state, taps=config.mamba_d_conv, conv_bias=config.mamba_conv_bias,
+        bias=config.mamba_proj_bias, dt_limits=(float(least), float(most)),
+    )  # fmt: skip
 
     def block(kind: str) -> Block:
         return Block(

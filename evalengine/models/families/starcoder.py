@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.layers.variants import Norm
+from evalengine.layers.variants import LAYER_NORM
 from evalengine.models.describe import activation_of, describe, window
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata
 from evalengine.models.registry import Family
@@ -19,14 +19,8 @@ def _spec(family: Family, config: Any) -> ModelSpec:
         gated=False,
         mlp_bias=config.use_bias,
     )
-    return describe(
-        family,
-        config,
-        biases=(config.use_bias, config.use_bias),
-        eps="norm_epsilon",
-        blocks=(block,),
-        norm=Norm(eps=0.0, kind="layer", cast_first=False, bias=True),
-    )
+    biases = config.use_bias, config.use_bias
+    return describe(family, config, biases=biases, eps="norm_epsilon", blocks=(block,), norm=LAYER_NORM)
 
 
 def _gguf(metadata: Metadata, config: Config) -> None:
