@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
-from evalengine.layers.attention import KVCache
 from evalengine.layers.base import Layer, MergedRows, load_part
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
