@@ -27,7 +27,7 @@ from evalengine.util.waiting import said_if_long
 PREFIX = "lm_eval/"
 CLS = "lm_eval_task:LmEvalTask"
 NEEDED = "0.4.13"
-OWN = ("cls", "cluster", "items", "fewshot_file")  # settings in a task's file that lm-eval has no name for
+OWN = ("cls", "cluster", "items", "fewshot_file", "judge")  # settings in a task's file that lm-eval has no name for
 _APART = r"\s'\"\[\],"  # characters between the words of a YAML file
 _NAMES = re.compile(r"^[\s-]*[\"']?(?:task|group|tag)[\"']?:[ \t]*[\"']?([^\s\"'#\[]+)", re.MULTILINE)
 

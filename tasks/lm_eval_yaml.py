@@ -215,7 +215,7 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
     kind = content.get("output_type") or "generate_until"
     if kind not in OUTPUT_TYPES:
         yield f"output_type: {kind} (there are {', '.join(OUTPUT_TYPES)})"
-    elif content.get("metric_list") is not None:
+    elif content.get("metric_list") is not None and not (content["metric_list"] == [] and content.get("judge")):
         yield from metric_problems(content["metric_list"], kind)
     if content.get("filter_list") is not None:
         yield from filter_problems(content["filter_list"])

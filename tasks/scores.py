@@ -52,6 +52,8 @@ def read_metrics(metric_list: Any, output_type: str, own: Mapping[str, Metric] |
     defaults = DEFAULTS[output_type]
     if metric_list is None:
         return Scores({name: defaults[name] for name in UNNAMED[output_type]}, ExactMatch())
+    if metric_list == [] and output_type == "generate_until":  # a judge alone scores the answers
+        return Scores({}, ExactMatch())
     if problems := list(metric_problems(metric_list, output_type)):
         raise ValueError("\n".join(problems))
     metrics, match = {}, ExactMatch()

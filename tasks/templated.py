@@ -63,6 +63,9 @@ class Templated(Task):
         self._fields: dict[str, Field] = {
             key: self._read(partial(Field, key, source)) for key, source in sources.items() if source is not None
         }
+        by_judge = template.metric_list == []  # alone: it needs no target
+        if by_judge:
+            self._fields.setdefault("doc_to_target", Field("doc_to_target", ""))
         kind = template.output_type or "generate_until"
         self._pipelines: list[Pipeline] = self._read(lambda: pipelines(template.filter_list)) or [AS_IT_IS]
         self._scores: Scores | None = None
@@ -80,7 +83,7 @@ class Templated(Task):
             takes_fewshot=kind != "loglikelihood_rolling",
         )
         super().__init__(name, config, **arguments)
-        self._repeated = Repeated.of(config) if kind == "generate_until" else None
+        self._repeated = Repeated.of(config) if kind == "generate_until" and not by_judge else None
         if self._repeated is not None:
             own = type(self).metrics
             vars(self)["metrics"] = {**self.metrics, **(self._repeated.metrics_of(own) or self._repeated.metrics)}
@@ -101,6 +104,8 @@ class Templated(Task):
                 problems.append("template.fewshot_config.samples: must be a list of rows")
         if self.output_type not in OUTPUT_TYPES:
             problems.append(f"template.output_type={self.output_type}: must be one of {', '.join(OUTPUT_TYPES)}")
+        if template.metric_list == [] and self.config.judge.scale is None:
+            problems.append("template.metric_list: names no metric, and no judge scores the answers")
         needed = {"doc_to_target", *(["doc_to_choice"] if self.output_type == "multiple_choice" else [])}
         needed |= set() if self.output_type == "loglikelihood_rolling" else {"doc_to_text"}
         if template.lm_eval_file is not None:  # `_wrong` holds what could not be read from that file

@@ -47,11 +47,11 @@ class Field:
         self.setting = setting
         self.source = source
         self._template: Template | None = None
-        self._names: frozenset[str] = frozenset()  # the columns that the template reads
+        self.names: frozenset[str] = frozenset()  # the columns that the template reads
         self._last: tuple[list[str], str] | None = None  # these columns of the last row, and the text made of them
         if isinstance(source, str):
             try:
-                self._template, self._names = _compiled(source)
+                self._template, self.names = _compiled(source)
             except TemplateError as error:
                 line = getattr(error, "lineno", None)
                 where = f" (line {line})" if line else ""
@@ -66,8 +66,8 @@ class Field:
         """The template's text for a row. Raises ValueError with the template's own error."""
         assert self._template is not None
         # Texts alone are compared: 1 equals 1.0 and true, which are written otherwise.
-        read = [value for name in self._names if type(value := row.get(name)) is str]
-        comparable = len(read) == len(self._names)
+        read = [value for name in self.names if type(value := row.get(name)) is str]
+        comparable = len(read) == len(self.names)
         if comparable and self._last is not None and read == self._last[0]:  # descriptions mostly are all alike
             return self._last[1]
         try:

@@ -161,6 +161,24 @@ class LmEvalConfig:
     name: str | None = None
 
 
+@dataclass(frozen=True)
+class JudgeConfig:
+    """A model that scores a task's answers (docs/judge.md); `judge.model=` stands for `task.judge.model=`."""
+
+    model: str | None = None  # a name of conf/model/, a folder, a Hub id or a .gguf file; self: the run's own
+    revision: str | None = None  # Hub revision (a commit)
+    template: str | None = None  # Jinja2 over the row's columns, `response` and `target`; pairs: `response_a`, `_b`
+    scale: Any = None  # labels, the worst first; {label: value}; yes_no; pairs, or {label: first | second | tie}
+    extract: str | None = None  # reads the label out of a text that the judge writes; null: the likeliest label
+    generation: GenerationConfig = field(default_factory=GenerationConfig)  # of such a text
+    against: str | None = None  # pairs: the column of the other answer, or the folder of a run whose answers it has
+    labels: str | None = None  # the column of given labels, with which the verdicts are compared
+    labelled: str | None = None  # the column of the texts that were given them; null: the run's own answers
+    apply_chat_template: bool | None = None  # null: as the run's
+    system_instruction: str | None = None
+    max_model_len: kinds.Size | None = None  # tokens; null: the judge's own limit
+
+
 ITEM_MARK = "#"  # stands between the name of a set of items and an item's, in the names of clusters
 
 
@@ -191,6 +209,7 @@ class TaskConfig:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)  # for tasks that a file describes
     lm_eval: LmEvalConfig = field(default_factory=LmEvalConfig)  # for tasks that lm-eval itself runs
+    judge: JudgeConfig = field(default_factory=JudgeConfig)  # a model that scores the answers
 
 
 class Aggregate(TypedDict, total=False):

@@ -28,7 +28,7 @@ MEANT = {"n": "\n", "r": "\r", "t": "\t"}
 
 def is_text(name: str) -> bool:
     """Whether a setting's value is such a text, or holds some."""
-    return not {*name.split(".")}.isdisjoint(TEXTS)
+    return name.endswith("judge.template") or not {*name.split(".")}.isdisjoint(TEXTS)
 
 
 def read_texts(node: Any, typed: Set[str], problems: list[str], where: str = "") -> Any:

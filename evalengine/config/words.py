@@ -49,9 +49,11 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
 
 
 def _in_full(text: str) -> str:
-    """The override with `cache=FOLDER` written as `cache.path=FOLDER`, and with quotes around a value that holds the
-    end of a line, as a shell's $'...' gives it: the grammar has no other place for one."""
+    """The override with `cache=FOLDER` written as `cache.path=FOLDER` and `judge.` as `task.judge.`, and with quotes
+    around a value that holds the end of a line, as a shell's $'...' gives it: the grammar has no other place for one.
+    """
     text = re.sub(r"^(\+*)cache=(?!\{)", r"\1cache.path=", text)
+    text = re.sub(r"^(\+*)judge\.", r"\1task.judge.", text)
     name, _, value = text.partition("=")
     return f"{name}={quoted(value)}" if "\n" in value and value[0] not in "'\"[{" else text
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, first_of
+from evalengine.harness.judge_run import judged
 from evalengine.harness.permission import execution_problems
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.rehearsal import rehearse
@@ -80,6 +81,8 @@ def _problems(config: Config) -> list[str]:
              "enable_thinking": config.enable_thinking, "chat_template_args": config.chat_template_args,
              "log_to": config.log_to}  # fmt: skip
     problems = [f"{name}: of no use with model.api; leave it out" for name, value in named.items() if value is not None]
+    if judged(config):
+        problems.append("judge: scores the answers of a model that runs here; leave it out with model.api")
     url = config.model.api or ""
     if not url.startswith(("http://", "https://")):
         problems.append(f"model.api={url}: must be an address as https://HOST/v1")

@@ -18,9 +18,9 @@ from evalengine.endpoint.http import Client
 from evalengine.endpoint.noise import noise, noise_lines
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.errors import EvalEngineError, first_of
+from evalengine.harness.described import invocation
 from evalengine.harness.groups import group_results
 from evalengine.harness.outcome import scorer
-from evalengine.harness.runner import invocation
 from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG

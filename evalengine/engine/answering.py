@@ -67,6 +67,8 @@ class Answering(Protocol):
 
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]: ...
 
+    def close(self) -> None: ...
+
 
 def gpu_architecture(device: torch.device) -> str | None:
     """The architecture of the GPU, as `sm_90`; None for a CPU."""

@@ -23,10 +23,10 @@ from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import ComputationRecorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
+from evalengine.harness.described import engine_settings
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
-from evalengine.harness.runner import engine_settings
 from evalengine.harness.same_run import config_again, plan_again
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256

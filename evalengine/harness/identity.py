@@ -29,8 +29,9 @@ class Facts:
     datasets: dict[str, dict[str, Any]]  # task -> Task.fingerprint
 
 
-def run_facts(config: Config, plan: Plan, llm: Answering) -> Facts:
-    """The run's facts. Hashing files and rows takes seconds, so that this is called once a run."""
+def run_facts(config: Config, plan: Plan, llm: Answering, judge: Mapping[str, Any] | None = None) -> Facts:
+    """The run's facts. Hashing files and rows takes seconds, so that this is called once a run. judge: what the
+    verdicts of its judge depend on; None for a run without one."""
     datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
     extra = {
         **engine_identity(config, llm),
@@ -39,6 +40,8 @@ def run_facts(config: Config, plan: Plan, llm: Answering) -> Facts:
     }
     if definitions := {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}:
         extra["definitions"] = definitions
+    if judge is not None:
+        extra["judge"] = judge
     return Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 

@@ -7,13 +7,14 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.journal import JournalEntry
+from evalengine.harness.judging import NOT_JUDGED, Judgement, Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
@@ -23,6 +24,8 @@ from evalengine.records.schema import RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.judge import FILTER as JUDGE
+from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
 
 Answers = Mapping[RecordKey, JournalEntry]
@@ -68,9 +71,13 @@ def records(
 
 
 def scorer(
-    plan: Plan, answers: Answers, thoughts: Thoughts = NONE, verdicts: Verdicts = NOT_RUN
+    plan: Plan,
+    answers: Answers,
+    thoughts: Thoughts = NONE,
+    verdicts: Verdicts = NOT_RUN,
+    judgements: Judgements = NOT_JUDGED,
 ) -> Callable[[TaskPlan], TaskResult]:
-    """A function that gives a task's metrics and samples, in lm-eval's terms."""
+    """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter."""
     by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
     thought, verdict = {}, {}
     for item in plan.requests:
@@ -79,7 +86,7 @@ def scorer(
             thought[item.instance] = thoughts[item.key]
         if item.key in verdicts:
             verdict[item.instance] = verdicts[item.key]
-    return lambda task_plan: _task_result(task_plan, by_instance, thought, verdict)
+    return lambda own: _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}))
 
 
 def _response(instance: Instance, entries: list[JournalEntry], verdict: ProgramVerdict | None) -> Response:
@@ -98,11 +105,15 @@ def _task_result(
     entries: Mapping[Instance, list[JournalEntry]],
     thought: Mapping[Instance, Thought],
     verdict: Mapping[Instance, ProgramVerdict],
+    judged: Mapping[int, Judgement],
 ) -> TaskResult:
     task = plan.task
     per_doc: list[dict[MetricKey, MetricValue]] = []
     hashes: list[SampleHashes] = []
-    samples: dict[str, list[Sample]] = {name: [] for name in task.filters}
+    filters = (*task.filters, JUDGE) if judged else task.filters
+    if judged and not task.metrics:  # nothing but the judge scores it
+        filters = (JUDGE,)
+    samples: dict[str, list[Sample]] = {name: [] for name in filters}
     for place, instances in enumerate(plan.instances):
         doc_id = instances[0].doc_id if instances else place  # a run in steps has some of the documents only
         doc = task.docs[doc_id]
@@ -117,24 +128,33 @@ def _task_result(
             ) from error
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         thinking = [thought[instance] for instance in instances if instance in thought]
-        for name, filtered in task.filtered(doc, answers).items():
+        results: dict[str, list[Any]] = task.filtered(doc, answers)
+        judgement = judged.get(doc_id)
+        if judgement is not None:
+            results = {**results, JUDGE: judgement.verdicts}
+            per_doc[-1].update({(metric, JUDGE): value for metric, value in judgement.metrics.items()})
+        for name in samples:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
-            samples[name].append(
-                _sample(task, doc_id, instances, answers, name, filtered, values, hashes[-1], thinking)
-            )
+            sample = _sample(task, doc_id, instances, answers, name, results[name], values, hashes[-1], thinking)
+            if judgement is not None and name == JUDGE:
+                sample = replace(sample, judge=judgement.shown)
+            samples[name].append(sample)
     return TaskResult(
         name=task.name,
         alias=task.config.alias,
         version=task.version if task.version is not None else "N/A",
         num_fewshot=task.num_fewshot,
         metrics=summarize(task, per_doc),
-        higher_is_better=task.higher_is_better(),
+        higher_is_better={
+            **task.higher_is_better(),
+            **{name: metric.higher_is_better for name, metric in OF_JUDGES.items() if (name, JUDGE) in per_doc[0]},
+        },
         config=asdict(task.config),
         original=len(task.docs),
         effective=len(plan.instances),
-        task_hash=task_hash(hashes, len(task.filters)),
+        task_hash=task_hash(hashes, len(samples)),
         thinking_truncated=_truncated(plan, thought),
-        samples=[sample for name in task.filters for sample in samples[name]],
+        samples=[sample for own in samples.values() for sample in own],
     )
 
 

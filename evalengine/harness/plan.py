@@ -20,6 +20,7 @@ from evalengine.engine.text.encode import special_tokens
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering_problems
+from evalengine.harness.judge_run import judging_problems
 from evalengine.harness.permission import execution_problems
 from evalengine.harness.rehearsal import rehearse
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
@@ -82,7 +83,8 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     problems.extend(problems_of_rows)
     spec = checkpoint.spec if checkpoint else None
     problems.extend(answering_problems(config, spec))
-    problems.extend(execution_problems(config, loaded_tasks) if scores else [])
+    if scores:
+        problems.extend([*execution_problems(config, loaded_tasks), *judging_problems(config, loaded_tasks)])
     if spec is not None:
         problems.extend(budget_problems(config, loaded_tasks, spec))
     if checkpoint is not None and checkpoint.tokenizer is None:

@@ -13,19 +13,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import transformers
-
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection, to_yaml
 from evalengine.engine.answering import Answering
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
+from evalengine.harness.described import engine_facts, invocation, model_info, run_context
 from evalengine.harness.execute import keep
 from evalengine.harness.extended import continued
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
+from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.kept import open_answer_cache
 from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
@@ -33,30 +32,24 @@ from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_loa
 from evalengine.harness.steps import Decided, answered
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
-from evalengine.models.decoder import num_parameters
-from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results, write_samples
+from evalengine.records.lm_eval import TaskResult, remove_results, write_results, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import (
     MANIFEST,
-    RunContext,
     RunOutcome,
     build_manifest,
-    code_version,
-    identity_sha256,
 )
 from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
+from evalengine.records.manifest_parts import RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.libraries import deciding
 from evalengine.util.phases import phase
 from evalengine.util.relaxed_gc import relaxed_gc
-from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
 
@@ -85,6 +78,8 @@ class _ResolvedRun:
     cached: CachedEngine | None
     folder: RunFolder
     kept: Set[RecordKey] = frozenset()  # what a finished run with shorter answers had whole
+    judge: Judge | None = None
+    lent: bool = False  # whether the engine is somebody else's, and stays open
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,8 @@ class _Answers:
     ran: set[RecordKey]  # the requests that the journal lacked
     results: Sequence[TaskResult]
     programs: Mapping[str, Any] | None
-    stats: EngineStats
+    judge: Mapping[str, Any] | None
+    engine: Mapping[str, Any]  # `engine_facts`
     executed: float  # seconds of the monotonic clock, when the last answer was there
     scored: datetime
 
@@ -124,12 +120,14 @@ def run(
         KeyboardInterrupt: with the run's folder as its argument, once there is one.
     """
     started, begin = time.time(), time.perf_counter()
+    lent = llm is not None
     checkpoint, tasks = prepare(config, None if llm is None else llm.checkpoint)
     with ExitStack() as opened:
         llm = opened.enter_context(answering(config, checkpoint, llm))
         before = replace(llm.stats)
         plan = plan_and_load(config, tasks, llm)
-        facts = run_facts(config, plan, llm)
+        judge = find_judge(config, llm)
+        facts = run_facts(config, plan, llm, None if judge is None else judge.identity)
         plan, resume, whole = continued(config, plan, facts.identity, llm)
         cached = opened.enter_context(open_answer_cache(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
@@ -142,7 +140,8 @@ def run(
             else:
                 folder.write_text(CONFIG, to_yaml(config))
                 keep(plan, llm, folder, whole)
-                this = _ResolvedRun(config, command, started, begin, loaded, plan, llm, facts, cached, folder, {*whole})
+                known = config, command, started, begin, loaded, plan, llm, facts, cached, folder, {*whole}
+                this = _ResolvedRun(*known, judge, lent)
                 digest = _answer(this, decided, before)
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
@@ -155,7 +154,12 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
     """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
     config, llm = run.config, run.llm
     plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided, run.kept)
-    executed, stats = time.perf_counter(), llm.stats.since(before)
+    executed, engine = time.perf_counter(), engine_facts(llm, llm.stats.since(before))
+    judgements, facts = NOT_JUDGED, None
+    if run.judge is not None:
+        if not run.lent and not run.judge.shares:
+            llm.close()  # its memory is the judge's
+        judgements, facts = run.judge.judge(plan, answers, run.folder.path, lambda config: _judged(config, run))
     with phase("records"):
         thought = thoughts(plan, answers, llm.tokenizer)
         judged = verdicts(plan, answers, config, selection(config))
@@ -167,8 +171,15 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
 
         with ForkedTask(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
             scored = datetime.now()
-            results = _score(plan, scorer(plan, answers, thought, judged), run.folder, scored)
-            return _write(run, _Answers(plan, rows, ran, results, programs, stats, executed, scored), written)
+            results = _score(plan, scorer(plan, answers, thought, judged, judgements), run.folder, scored)
+            done = _Answers(plan, rows, ran, results, programs, facts, engine, executed, scored)
+            return _write(run, done, written)
+
+
+def _judged(config: Config, whose: _ResolvedRun) -> Path:
+    """The run of a judge, by the engine of the run that it judges if both are one model."""
+    assert whose.judge is not None
+    return run(config, llm=whose.llm if whose.judge.shares else None).folder
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:
@@ -199,9 +210,10 @@ def _write(run: _ResolvedRun, answers: _Answers, written: ForkedTask[None]) -> s
     timings = RunTimings(run.loaded - run.begin, answers.executed - run.loaded, now - run.begin)
     context = run_context(config, llm, run.facts.identity, run.facts.datasets, run.started, run.command)
     outcome = RunOutcome(
-        *(found, _counts(answers, cached), timings, engine_facts(llm, answers.stats), answers.programs),
+        *(found, _counts(answers, cached), timings, answers.engine, answers.programs),
         cache=None if cached is None else asdict(cached.counts),
         cluster=llm.facts().cluster,
+        judge=answers.judge,
     )
     write_results(
         *(folder, answers.results, model_info(config, llm, run.facts.identity)),
@@ -241,52 +253,6 @@ def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> None:
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
 
 
-def run_context(
-    config: Config,
-    llm: Answering,
-    identity: Mapping[str, Any],
-    datasets: Mapping[str, Any],
-    started: float,
-    command: Sequence[str] | None = None,
-) -> RunContext:
-    """What the manifest says of a run besides what it came to."""
-    model = Model(
-        name=config.model.name,
-        source=llm.checkpoint.source,
-        revision=llm.checkpoint.revision,
-        format=llm.checkpoint.format,
-        architecture=llm.spec.described,
-        num_parameters=num_parameters(llm.spec),
-        weights_sha256=identity["weights"],
-        eos_token_ids=list(llm.spec.eos_token_ids),
-        prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
-        processors=llm.spec.processors.in_force(),
-    )
-    tokenizer = {**identity["tokenizer"], "vocab_size": llm.spec.vocab_size}
-    run_id, device = identity_sha256(identity)[:8], str(llm.settings.device)
-    return RunContext(run_id, identity, model, tokenizer, datasets, device, started, command)
-
-
-def engine_facts(llm: Answering, stats: EngineStats) -> dict[str, Any]:
-    """The manifest's `engine`: its settings, its verdict on its kernels, and what it counted for the run."""
-    return {**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(stats)}
-
-
-def engine_settings(llm: Answering) -> dict[str, Any]:
-    """The engine's settings as they were resolved, as plain JSON values."""
-    resolved = {
-        "numerics": llm.settings.numerics,
-        "dtype": dtype_name(llm.settings.dtype),
-        "device": str(llm.settings.device),
-        "attention_backend": llm.settings.attention_backend,
-        "max_model_len": llm.settings.max_model_len,
-        "block_size": llm.settings.block_size,
-        "num_kv_blocks": llm.num_kv_blocks,
-        "num_threads": llm.settings.num_threads,
-    }
-    return {**asdict(llm.config), **resolved}
-
-
 def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
     """The manifest's counts. The cache may have answered some of the requests that the journal lacked."""
     plan, rows = answers.plan, answers.rows
@@ -304,42 +270,4 @@ def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
         special_token_documents=plan.special_documents,
         prompt_tokens=sum(len(row.prompt_ids) for row in done_now),
         output_tokens=sum(len(row.output_ids) for row in done_now),
-    )
-
-
-def model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> ModelInfo:
-    """The model as lm-eval's results describe it."""
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None, "prepare() refuses a model without one"
-    return ModelInfo(
-        name=config.model.name,
-        path=llm.checkpoint.source,
-        dtype=str(llm.settings.dtype),
-        revision=llm.checkpoint.revision,
-        sha=identity["weights"],
-        num_parameters=num_parameters(llm.spec),
-        max_length=llm.settings.max_model_len,
-        device=str(llm.settings.device),
-        eot_token_id=tokenizer.eos_token_id,
-        pad_token=(tokenizer.pad_token, tokenizer.pad_token_id),
-        eos_token=(tokenizer.eos_token, tokenizer.eos_token_id),
-        bos_token=(tokenizer.bos_token, tokenizer.bos_token_id),
-        chat_template=tokenizer.chat_template if config.apply_chat_template else None,
-    )
-
-
-def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
-    """How the run was asked for, as lm-eval's results say it."""
-    return Invocation(
-        limit=config.limit,
-        seed=config.seed,
-        fewshot_seed=config.fewshot_seed,
-        started=started,
-        total_seconds=timings.total_seconds,
-        evalengine_version=__version__,
-        transformers_version=transformers.__version__,
-        git_hash=code_version().commit,
-        system_instruction=config.system_instruction,
-        fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,
-        model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant},
     )

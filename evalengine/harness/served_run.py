@@ -24,6 +24,7 @@ from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
+from evalengine.harness.described import engine_facts, invocation, model_info, run_context
 from evalengine.harness.execute import journal_entry
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
@@ -31,7 +32,6 @@ from evalengine.harness.outcome import SampleHashes, hash_string, records, task_
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import requests_sha256
-from evalengine.harness.runner import engine_facts, invocation, model_info, run_context
 from evalengine.harness.thinking import thoughts
 from evalengine.records.digest import digests
 from evalengine.records.evidence import ASKED, CONFIG, bind

@@ -23,10 +23,10 @@ from evalengine.cache.engine import Counts
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError
+from evalengine.harness.described import engine_facts, run_context
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.requests import requests_sha256
-from evalengine.harness.runner import engine_facts, run_context
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import DEFAULT_MAX_GEN_TOKS, ModelArguments
 from evalengine.lm_eval_model.place import Place

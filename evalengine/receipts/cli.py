@@ -4,13 +4,16 @@ sample of a run's, is computed again and compared bit by bit."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
 from evalengine.util.command import Namespace
+
+if TYPE_CHECKING:
+    from evalengine.report.read.run import Run
 
 
 def prove(arguments: Namespace) -> int:
@@ -87,18 +90,35 @@ def _asked(settings: Mapping[str, Any] | None) -> str:
 
 
 def _check_run(arguments: Namespace) -> int:
-    from evalengine.receipts.of_run import differing
+    """Of a run whose answers a judge scored, the verdicts are checked, too."""
     from evalengine.report.read.load import load_run
 
     run = load_run(arguments.source)
-    checked, differences = differing(run, arguments.sample, arguments.seed, arguments.places)
+    if code := _items_differ(run, arguments, arguments.places):
+        return code
+    if (judge := run.manifest.judge) is not None:
+        from evalengine.config.words import word
+
+        verdicts = load_run(run.source / judge.run)
+        if verdicts.digest != judge.digest:
+            return _differs(f"{verdicts.name} has the digest {verdicts.digest}, and {run.name} names {judge.digest}")
+        if code := _items_differ(verdicts, arguments, [word("data_dir", str(verdicts.source.parent))]):
+            return code
+    say("verdict: AGREES")
+    return 0
+
+
+def _items_differ(run: Run, arguments: Namespace, places: Sequence[str]) -> int:
+    """The exit code; says which items differ, or how many agree."""
+    from evalengine.receipts.of_run import differing
+
+    checked, differences = differing(run, arguments.sample, arguments.seed, places)
     for line in differences:
         say(line)
     if differences:
         return _differs(f"{len(differences)} of {checked} items of {run.name}, drawn by seed {arguments.seed}, differ")
     say(f"{checked} of {len(run.items)} items of {run.name}, drawn by seed {arguments.seed}: every bit agrees")
     say(f"digest: {run.digest}")
-    say("verdict: AGREES")
     return 0
 
 

@@ -45,6 +45,7 @@ class Sample:
     thinking_truncated: int | None = None  # how many responses reached the length limit while they thought
     outcomes: Sequence[str] | None = None  # how the program in each response ended; None where none was run
     length_limited: int | None = None  # responses that a length limit ended; None where records say it
+    judge: Mapping[str, Any] | None = None  # a judge's prompts and the items of its run; None under other filters
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         **({} if sample.thinking is None else {THINKING_TRUNCATED: sample.thinking_truncated}),
         **({} if sample.outcomes is None else {"outcomes": list(sample.outcomes)}),
         **({} if sample.length_limited is None else {LENGTH_LIMITED: sample.length_limited}),
+        **({} if sample.judge is None else {"judge": dict(sample.judge)}),
         **sample.metrics,
     }
 

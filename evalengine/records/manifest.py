@@ -18,6 +18,7 @@ from evalengine.config.schema import (
     OUTPUT_FIELDS,
     SCHEDULE_FIELDS,
     Config,
+    JudgeConfig,
     TemplateConfig,
     template_date,
 )
@@ -64,6 +65,11 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
                 del task[name]
         if task["template"] == asdict(TemplateConfig()):  # none: the identity of runs from before there were templates
             del task["template"]
+        if task["judge"] == asdict(JudgeConfig()):
+            del task["judge"]
+        else:  # which model it is, and whose answers these are compared with, stands in the run's `judge` by content
+            for name in ("model", "revision", "against"):
+                del task["judge"][name]
         if not task["lm_eval"]["name"] or task["lm_eval"]["name"].endswith(YAML_SUFFIXES):
             del task["lm_eval"]  # what is in a file stands in `definitions`
     asked = settings.pop("sequential")
@@ -129,7 +135,7 @@ class RunOutcome:
     engine: its resolved settings, its verdict on its kernels, and what it counted. programs: how those that the model
     wrote were run and ended; None where no task runs any. cache: what it did for the run (`cache.engine.Counts`), if
     there was one. cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine
-    computed nothing then.
+    computed nothing then. judge: the run of the judge that scored the answers, and what its verdicts come to.
     """
 
     digests: Digests
@@ -139,6 +145,7 @@ class RunOutcome:
     programs: Mapping[str, Any] | None = None
     cache: Mapping[str, Any] | None = None
     cluster: Mapping[str, Any] = field(default_factory=dict)
+    judge: Mapping[str, Any] | None = None
 
 
 def build_manifest(run: RunContext, outcome: RunOutcome) -> Manifest:
@@ -164,6 +171,7 @@ def build_manifest(run: RunContext, outcome: RunOutcome) -> Manifest:
         "timings": asdict(outcome.timings),
         **({} if outcome.programs is None else {"programs": dict(outcome.programs)}),
         **({} if outcome.cache is None else {"cache": dict(outcome.cache)}),
+        **({} if outcome.judge is None else {"judge": dict(outcome.judge)}),
         **asdict(replace(machine, libraries={**machine.libraries, **run.libraries})),
         **outcome.cluster,
     }

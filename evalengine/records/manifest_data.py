@@ -14,6 +14,7 @@ from evalengine.records.manifest_parts import (
     Dataset,
     EngineSetup,
     Hardware,
+    Judged,
     Model,
     Programs,
     RunCounts,
@@ -42,6 +43,7 @@ class Manifest:
     timings: RunTimings = field(init=False)
     programs: Programs | None = field(init=False)  # None where no task runs what the model wrote
     cache: CacheUse | None = field(init=False)  # None where the run had no cache of answers
+    judge: Judged | None = field(init=False)  # None where no judge scored the answers
     cluster: Cluster | None = field(init=False)  # None where one engine answered
     code: Code = field(init=False)
     hardware: Hardware = field(init=False)  # with replicas, the first one's

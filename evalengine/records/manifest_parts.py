@@ -144,6 +144,35 @@ class CacheUse:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How often a judge's verdicts and given labels fell together."""
+
+    labels: list[str]  # the worst first
+    ordered: bool  # whether some labels are nearer to each other than others
+    table: list[list[int]]  # documents by given label (row) and verdict (column)
+
+
+@dataclass(frozen=True)
+class JudgedTask:
+    """What a judge said of one task's answers."""
+
+    verdicts: int
+    flipped: int | None  # pairs whose verdict hung on which answer stood first; None where answers were graded
+    unread: int | None  # texts without a label; None where the likeliest label was the verdict
+    agreement: Agreement | None  # None without given labels
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The run of the judge that scored a run's answers."""
+
+    run: str  # its folder, from that of the judged run
+    digest: str
+    model: str
+    tasks: dict[str, JudgedTask]
+
+
+@dataclass(frozen=True)
 class ClusterMember:
     """One engine of a run on a cluster."""
 

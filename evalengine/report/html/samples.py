@@ -191,8 +191,17 @@ def _texts(data: RunData, task: str, doc: int, cut: Truncator) -> list[Any]:
         cut.other(str(rows[0].get("target", ""))),
         [_filter(data, task, doc, row, cut) for row in rows],
         list(_requests(data, task, doc, cut)),
-        [[str(k), cut.other(_plain(v))] for k, v in (rows[0].get("doc") or {}).items()],
+        [[str(k), cut.other(_plain(v))] for k, v in [*(rows[0].get("doc") or {}).items(), *_judge(rows)]],
     ]
+
+
+def _judge(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What a judge was asked about the sample, and which items of its run the verdicts are."""
+    for judge in (row["judge"] for row in rows if isinstance(row.get("judge"), Mapping)):
+        prompts, items = (judge.get(name) or [] for name in ("prompts", "items"))
+        for number, prompt in enumerate(prompts, 1):
+            yield f"judge's prompt{f' {number}' if len(prompts) > 1 else ''}", str(prompt)
+        yield f"judge's items in {judge.get('run')}", ", ".join(map(str, items))
 
 
 def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Truncator) -> list[Any]:

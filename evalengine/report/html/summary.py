@@ -20,6 +20,7 @@ from evalengine.report.numbers import counted, outcome_words
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
+from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_of, metric_interval
 
 TILES = 4  # metrics shown large
@@ -132,6 +133,7 @@ def _warnings(data: RunData) -> Iterator[Markup]:
     facts = data.results.get("endpoint")
     if isinstance(facts, Mapping) and fits(facts.get("in_words"), list[str]):
         said += facts["in_words"]
+    said += [f"{line[:1].upper()}{line[1:]}." for line in judge_lines(manifest)]
     if manifest.code.dirty:
         said.append(f"The code had uncommitted changes (commit {str(manifest.code.commit)[:12]}).")
     if resumed := manifest.counts.resumed_requests:

@@ -10,8 +10,8 @@ CONFIDENCE = 0.95
 Bounds = tuple[float, float]
 
 
-def wilson(successes: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's score interval of a share: `successes` of `count` > 0.
+def wilson(successes: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's score interval of a share: `successes` of `count` > 0, which may be a sum of parts.
 
     With p = k / n and z the normal quantile: (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
     (Wilson 1927, Journal of the American Statistical Association 22; recommended for any n by Brown, Cai & DasGupta

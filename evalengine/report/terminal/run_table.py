@@ -15,6 +15,7 @@ from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import arrow, outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
+from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.mean_interval import wilson
 from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.tables import print_lines
@@ -124,6 +125,7 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
         )
     for task, outcomes in manifest.programs.outcomes.items() if manifest.programs else ():
         yield f"{task}: {sum(outcomes.values())} generated programs, {outcome_words(outcomes)}"
+    yield from judge_lines(manifest)
     if special := counts.special_token_documents:
         yield (
             f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "

@@ -1,0 +1,164 @@
+"""A run's answers, scored by a model: the verdicts are a run of their own, in the folder `judge/` of the run.
+
+That run has a journal, a digest and receipts as any run has, so that it resumes, reads the cache of answers, and is
+checked later. Its rows are the answers, written before it starts; the run whose answers they are takes its scores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evalengine.config.schema import Config, JudgeConfig, to_yaml
+from evalengine.engine.answering import Answering
+from evalengine.engine.deferred import DeferredLLM
+from evalengine.engine.load.loader import resolve_checkpoint
+from evalengine.harness.identity import engine_identity
+from evalengine.harness.journal import JournalEntry
+from evalengine.harness.judge_run import judge_config, judged, references_of, sample_rows
+from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.records.evidence import CONFIG, open_run
+from evalengine.records.folder import DIGEST, IDENTITY, write_text_file
+from evalengine.records.schema import RecordKey
+from evalengine.tasks.judge import read_scale
+
+FOLDER = "judge"  # within the folder of the run whose answers are judged
+Ask = Callable[[Config], Path]  # makes a judge's run; returns its folder
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the judge said of one document's answers."""
+
+    metrics: Mapping[str, float]
+    verdicts: list[str]
+    shown: Mapping[str, Any]  # the judge's prompts, and the items of its run that are its verdicts
+
+
+Judgements = Mapping[str, Mapping[int, Judgement]]  # task -> document -> judgement
+NOT_JUDGED: Judgements = {}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The judge of a run."""
+
+    config: Config  # that of its own run, less the place of its rows
+    asked: Mapping[str, JudgeConfig]  # by task, as the run's settings have it
+    limit: int | None  # of documents
+    shares: bool  # whether the run's own engine judges
+    identity: dict[str, Any]  # what a verdict depends on besides prompts and settings: the model, by content
+
+    def judge(
+        self, plan: Plan, answers: Mapping[RecordKey, JournalEntry], folder: Path, ask: Ask
+    ) -> tuple[Judgements, dict[str, Any]]:
+        """(the verdicts on a run's answers, the manifest's facts about them). folder: the run's.
+
+        Raises what a run raises; the same command then goes on from here.
+        """
+        place = folder / FOLDER
+        config = replace(self.config, output_dir=str(place), data_dir=str(place))
+        rows = {item.task.name: self._rows(item, answers) for item in plan.tasks if item.task.name in self.asked}
+        changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", own)]
+        found = (None if changed else _finished(place, config)) or ask(config)
+        manifest = open_run(found, page=False)
+        judgements = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
+        facts = {name: _facts(self.asked[name], rows[name], judgements[name]) for name in rows}
+        run = {"run": f"{FOLDER}/{found.name}", "digest": manifest.digest, "model": config.model.name}
+        return judgements, {**run, "tasks": facts}
+
+    def _rows(self, plan: TaskPlan, answers: Mapping[RecordKey, JournalEntry]) -> list[dict[str, Any]]:
+        """A row for each document, in order."""
+        task, judge = plan.task, self.asked[plan.task.name]
+        references, rows = references_of(task, judge, self.limit), []
+        for number, instances in enumerate(plan.instances):
+            doc = task.docs[number]
+            keys = [(one.task, one.doc_id, one.index, one.repeat) for one in instances]
+            label = doc.get(judge.labels) if judge.labels else None
+            rows.append({
+                "doc": doc,
+                "target": str(task.target(doc)),
+                "responses": [answers[key].text for key in keys],
+                "reference": references[number],
+                "label": None if label is None else str(label),
+                "labelled": doc.get(judge.labelled) if judge.labelled and label is not None else None,
+            })  # fmt: skip
+        return rows
+
+
+def find_judge(config: Config, llm: Answering) -> Judge | None:
+    """The judge of a run, if it has one; `judge_run.judging_problems` found nothing wrong with it. Hashes its weights.
+
+    llm: the run's engine.
+    """
+    asked = judged(config)
+    if not asked:
+        return None
+    own = judge_config(config)
+    shares = own.model == config.model and own.engine == config.engine
+    engine: Answering = llm
+    if not shares:
+        mode: Any = {"batch_invariant": own.batch_invariant, "numerics": own.numerics}
+        engine = DeferredLLM(resolve_checkpoint(own.model), **mode, engine=own.engine)
+    runs = {name: Path(one.against) for name, one in asked.items() if one.against and Path(one.against).is_dir()}
+    identity = {
+        **engine_identity(own, engine),
+        **{name: getattr(own, name) for name in ("apply_chat_template", "system_instruction")},
+        **({"against": {name: open_run(folder, page=False).digest for name, folder in runs.items()}} if runs else {}),
+    }
+    return Judge(own, asked, config.limit, shares, identity)
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> bool:
+    """Writes a judge's rows; whether they were not there already."""
+    text = "".join(json.dumps(row, ensure_ascii=True, default=str) + "\n" for row in rows)
+    if file.is_file() and file.read_bytes() == text.encode():
+        return False
+    write_text_file(file, text)
+    return True
+
+
+def _finished(place: Path, config: Config) -> Path | None:
+    """The judge's run of these very settings that was finished before the run whose answers it judges was killed."""
+    for folder in (file.parent for file in sorted(place.glob(f"*/{DIGEST}"))):
+        if not (folder / IDENTITY).exists() and (folder / CONFIG).read_text(encoding="utf-8") == to_yaml(config):
+            return folder
+    return None
+
+
+def _judgements(folder: Path, task: str, run: str) -> dict[int, Judgement]:
+    """The verdicts in a judge's run. run: what the samples of the judged run call it."""
+    found = {}
+    for doc, row in sample_rows(folder, task).items():
+        arguments = row["arguments"].values()
+        shown = {
+            "run": run,
+            "items": [f"{task}/{doc}/{number}" for number, _ in enumerate(arguments)],
+            "prompts": [*dict.fromkeys(one["arg_0"] for one in arguments)],
+        }
+        metrics = {name: row[name] for name in row["metrics"]}
+        found[doc] = Judgement(metrics, [str(label) for label in row["filtered_resps"]], shown)
+    return found
+
+
+def _facts(judge: JudgeConfig, rows: list[dict[str, Any]], found: Mapping[int, Judgement]) -> dict[str, Any]:
+    """What the manifest says of one task's verdicts, as plain JSON values: how many there are, and how often they and
+    the given labels fell together."""
+    counts = {"verdicts": sum(len(row["responses"]) for row in rows)}
+    for metric in ("flipped", "unread"):
+        if metric in found[0].metrics:
+            shares = [found[number].metrics[metric] * len(row["responses"]) for number, row in enumerate(rows)]
+            counts[metric] = round(sum(shares))
+    if judge.labels is None:
+        return counts
+    scale = read_scale(judge.scale)
+    labels = scale.categories
+    table = [[0] * len(labels) for _ in labels]
+    for number, row in enumerate(rows):
+        verdict = found[number].verdicts[-1 if row["labelled"] is not None else 0]
+        if row["label"] is not None and verdict in labels:
+            table[labels.index(row["label"])][labels.index(verdict)] += 1
+    return {**counts, "agreement": {"labels": labels, "ordered": scale.ordered, "table": table}}
