@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
+
+from evalengine.errors import ConfigError
 
 
 def _bytes_of(x: Tensor | np.ndarray) -> tuple[np.ndarray, tuple[int, ...], str]:
@@ -53,9 +58,11 @@ def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndar
     raise AssertionError(f"{total} elements differ; first at {where}: {actual_text} against {expected_text}")
 
 
-def with_one_character_changed(text: str, count: int) -> Iterator[str]:
-    """The text with another character at one place, for so many places."""
-    draw = random.Random(0)
-    for place in draw.sample(range(len(text)), count):
-        new = draw.choice([c for c in 'aZ0}"-,x9' if c != text[place]])
-        yield text[:place] + new + text[place + 1 :]
+def check_that_edits_are_found(file: Path, count: int, read: Callable[[Path], object]) -> None:
+    """Another character at any of so many places makes `read` raise `ConfigError` with the file's name."""
+    whole, draw = file.read_text(encoding="utf-8"), random.Random(0)
+    for place in draw.sample(range(len(whole)), count):
+        new = draw.choice([c for c in 'aZ0}"-,x9' if c != whole[place]])
+        file.write_text(whole[:place] + new + whole[place + 1 :], encoding="utf-8")
+        with pytest.raises(ConfigError, match=re.escape(file.name)):
+            read(file)

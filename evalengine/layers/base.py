@@ -27,7 +27,7 @@ class Layer(nn.Module):
         self.ops = ops
 
     def quantized(self, x: Tensor) -> Tensor:
-        """A product's input, as the checkpoint asks for."""
+        """A product's input, as the checkpoint's `input_rule` asks for."""
         return x if self.input_rule is None else self.ops.fp8_rows(x, self.input_rule)
 
     def new_parameter(self, *shape: int) -> nn.Parameter:

@@ -140,15 +140,7 @@ class CudaOps(Ops):
         return mamba2.mamba2(*x, state, *_sequences(metadata), variant)
 
     def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        weight: Tensor,
-        eps: float,
-        group: int,
-        *,
-        gate_first: bool,
-        rounded_once: bool = False,
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
     ) -> Tensor:
         return gated_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
 

@@ -110,15 +110,7 @@ class ExactOps(Ops):
         return exact_recurrent.mamba2(*x, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        weight: Tensor,
-        eps: float,
-        group: int,
-        *,
-        gate_first: bool,
-        rounded_once: bool = False,
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
     ) -> Tensor:
         return exact_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
 

@@ -45,7 +45,7 @@ class MergedLinear(MergedRows):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, n]."""
-        y = self.ops.linear(self.quantized(x), self.prepared, self.bias)
+        y = self.ops.linear(x if self.input_rule is None else self.quantized(x), self.prepared, self.bias)
         if self.unquantized is None:
             return y
         return torch.where(self.unquantized, self.ops.linear(x, self.prepared, self.bias), y)
@@ -108,10 +108,11 @@ class OutputLinear(Layer):
         """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""
         tp = self.ops.tp
         if not self.by_rows:
-            part = self.ops.linear(self.quantized(x), self.prepared, self.bias)
+            part = self.ops.linear(x if self.input_rule is None else self.quantized(x), self.prepared, self.bias)
             return part if self.part else tp.sum(part)
         whole = x if x.shape[1] == self.shape[1] else tp.gather_features(x)
-        part = self.ops.linear(self.quantized(whole), self.prepared, self.bias)
+        whole = whole if self.input_rule is None else self.quantized(whole)
+        part = self.ops.linear(whole, self.prepared, self.bias)
         return part if self.part or (self.ops.fuses_gathers and not self.whole) else tp.gather_features(part)
 
 
@@ -137,10 +138,11 @@ class QKVLinear(MergedLinear):
         if gate:
             sizes["gate_proj"] = sizes["q_proj"]
         super().__init__(ops, in_features, sizes, bias, parts={"k_proj": kv_parts, "v_proj": kv_parts})
+        self._widths = [self.local_rows(shard) for shard in sizes]
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, N] -> q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D], as views."""
-        q, k, v, *_ = qkv.split([self.local_rows(shard) for shard in self.sizes], dim=-1)
+        q, k, v, *_ = qkv.split(self._widths, dim=-1)
         heads = (-1, self.head_dim)
         return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
 

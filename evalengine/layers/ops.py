@@ -187,15 +187,7 @@ class Ops(ABC):
         return plain_recurrent.mamba2(x, state, metadata, variant)
 
     def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        weight: Tensor,
-        eps: float,
-        group: int,
-        *,
-        gate_first: bool,
-        rounded_once: bool = False,
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
     ) -> Tensor:
         """[T, W] twice, weight [W] or [group] -> [T, W]: RMS norms of groups, gated by SiLU before or after.
 

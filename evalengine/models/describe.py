@@ -12,6 +12,7 @@ import torch
 
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.recurrent_variant import Mamba2
 from evalengine.layers.variants import Activation
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.registry import Family
@@ -142,6 +143,16 @@ def grouped_router(config: Any) -> Router:
         scaling=float(config.routed_scaling_factor),
         rounded=False,
     )
+
+
+def mamba2_of(config: Any) -> Mamba2:
+    """Mamba-2 by the names that Granite 4 and Falcon H1 share."""
+    least, most = config.time_step_limit
+    return Mamba2(
+        num_heads=config.mamba_n_heads, head_dim=config.mamba_d_head, num_groups=config.mamba_n_groups,
+        state_dim=config.mamba_d_state, taps=config.mamba_d_conv, conv_bias=config.mamba_conv_bias,
+        bias=config.mamba_proj_bias, dt_limits=(float(least), float(most)),
+    )  # fmt: skip
 
 
 def first_dense(config: Any, block: Block) -> tuple[Block, ...]:

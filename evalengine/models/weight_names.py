@@ -23,6 +23,13 @@ _OF_HEADS = frozenset(f"self_attn.{name}" for name in ("q_proj", "k_proj", "q_no
 # Tensors that hold one projection, or two, of all experts, [E, ...]: as transformers 5 has them in memory.
 _FUSED = re.compile(r"mlp\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?")
 
+# A Mamba-2 layer's parts, where a family calls the layer `mamba`, and its tensors that end in neither weight nor bias.
+MAMBA = {
+    **{f"mamba.{part}": f"mixer.{part}" for part in ("in_proj", "A_log", "dt_bias", "D", "norm", "out_proj")},
+    "mamba.conv1d": "mixer.conv",
+}
+MAMBA_BARE = (".A_log", ".dt_bias", ".D")
+
 
 @dataclass(frozen=True)
 class WeightNames:

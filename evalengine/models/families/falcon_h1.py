@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.kernels.recurrent_variant import Mamba2
-from evalengine.models.describe import describe
+from evalengine.models.describe import describe, mamba2_of
 from evalengine.models.file_values import is_number, shown
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec, Multipliers
-from evalengine.models.weight_names import WeightNames
+from evalengine.models.weight_names import MAMBA, MAMBA_BARE, WeightNames
 
 _READS = frozenset(
     {
@@ -29,15 +29,8 @@ def _spec(family: Family, config: Any) -> ModelSpec:
             "projectors_bias, mamba_proj_bias: supported are biases of both of Mamba-2's projections or of neither"
         )
     after = config.mamba_norm_before_gate
-    scan = Mamba2(
-        num_heads=config.mamba_n_heads,
-        head_dim=config.mamba_d_head,
-        num_groups=config.mamba_n_groups,
-        state_dim=config.mamba_d_state,
-        taps=config.mamba_d_conv,
-        conv_bias=config.mamba_conv_bias,
-        bias=config.mamba_proj_bias,
-        dt_limits=(float(config.time_step_limit[0]), float(config.time_step_limit[1])),
+    scan = replace(
+        mamba2_of(config),
         gated=("after norm" if after else "before norm") if config.mamba_rms_norm else "alone",
         norm_rounded_once=True,
     )
@@ -84,15 +77,9 @@ FALCON_H1 = Family(
             "feed_forward.gate_proj": "mlp.gate_proj",
             "feed_forward.up_proj": "mlp.up_proj",
             "feed_forward.down_proj": "mlp.down_proj",
-            "mamba.in_proj": "mixer.in_proj",
-            "mamba.conv1d": "mixer.conv",
-            "mamba.A_log": "mixer.A_log",
-            "mamba.dt_bias": "mixer.dt_bias",
-            "mamba.D": "mixer.D",
-            "mamba.norm": "mixer.norm",
-            "mamba.out_proj": "mixer.out_proj",
+            **MAMBA,
         },
         buffers=(".mup_vector",),
-        bare=(".A_log", ".dt_bias", ".D"),
+        bare=MAMBA_BARE,
     ),
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.kernels.recurrent_variant import Mamba2
-from evalengine.models.describe import by_layer, describe, rope_of
+from evalengine.models.describe import by_layer, describe, mamba2_of, rope_of
 from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
-from evalengine.models.weight_names import WeightNames
+from evalengine.models.weight_names import MAMBA, MAMBA_BARE, WeightNames
 
 _READS = frozenset(
     {
@@ -26,12 +25,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     if config.num_local_experts:
         raise ConfigError(f"num_local_experts={config.num_local_experts}: experts beside Mamba-2 are not supported yet")
     rope = rope_of(config) if config.position_embedding_type == "rope" else NO_ROPE
-    least, most = config.time_step_limit
-    scan = Mamba2(
-        num_heads=config.mamba_n_heads, head_dim=config.mamba_d_head, num_groups=config.mamba_n_groups,
-        state_dim=config.mamba_d_state, taps=config.mamba_d_conv, conv_bias=config.mamba_conv_bias,
-        bias=config.mamba_proj_bias, dt_limits=(float(least), float(most)),
-    )  # fmt: skip
+    scan = mamba2_of(config)
 
     def block(kind: str) -> Block:
         return Block(
@@ -60,17 +54,11 @@ GRANITE_HYBRID = Family(
     _READS,
     WeightNames(
         parts={
-            "mamba.in_proj": "mixer.in_proj",
-            "mamba.conv1d": "mixer.conv",
-            "mamba.A_log": "mixer.A_log",
-            "mamba.dt_bias": "mixer.dt_bias",
-            "mamba.D": "mixer.D",
-            "mamba.norm": "mixer.norm",
-            "mamba.out_proj": "mixer.out_proj",
+            **MAMBA,
             "shared_mlp.input_linear": "mlp.gate_up_proj",
             "shared_mlp.output_linear": "mlp.down_proj",
         },
-        bare=(".A_log", ".dt_bias", ".D"),
+        bare=MAMBA_BARE,
         gate_up="mlp.gate_up_proj",
     ),
 )
