@@ -154,7 +154,7 @@ def test_dummy_weights_are_the_same_everywhere(folder: Path) -> None:
 # config.json's content -> what the refusal says
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "recurrent": ({"model_type": "jamba"}, "layers of linear_attention are not supported"),
-    "linear": ({"model_type": "olmo_hybrid"}, "layers of linear_attention are not supported"),
+    "linear": ({"model_type": "minimax"}, "layers of linear_attention are not supported"),
     "stateful": ({"model_type": "rwkv"}, "it keeps a recurrent state, which is not supported"),
     "chunks": ({"model_type": "llama4_text"}, "layers of chunked_attention are not supported"),
     "own attention": ({"model_type": "bloom"}, "does not go through transformers' AttentionInterface"),

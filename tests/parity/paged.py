@@ -13,19 +13,23 @@ from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.recurrent import LayerCache, States, layer_cache
 from evalengine.models.decoder import DecoderForCausalLM
 
-MOST_SEQUENCES = 16  # that the pools of states have slots for
-
 
 class PagedRunner:
     """Runs ragged steps of several sequences; pages come in shuffled order, and the pool starts as NaN."""
 
     def __init__(
-        self, model: DecoderForCausalLM, block_size: int = 16, num_blocks: int = 64, fill: float = float("nan")
+        self,
+        model: DecoderForCausalLM,
+        block_size: int = 16,
+        num_blocks: int = 64,
+        fill: float = float("nan"),
+        most_sequences: int = 16,
     ):
+        """most_sequences: that the pools of states have slots for."""
         spec, ops = model.spec, model.ops
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self.model, self.block_size = model, block_size
-        pools = state_pools(spec, ops, MOST_SEQUENCES)
+        self.model, self.block_size, self.most_sequences = model, block_size, most_sequences
+        pools = state_pools(spec, ops, most_sequences)
         self.caches: list[LayerCache] = []
         for layer in range(spec.num_layers):
             k, v = (torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
@@ -55,10 +59,14 @@ class PagedRunner:
         query_lens = [len(tokens) for tokens in batch.values()]
         pages_of = [self.pages[name] for name in batch]
         metadata = AttentionMetadata.build(query_lens, kv_lens, pages_of, self.block_size, device)
-        slots = [MOST_SEQUENCES - 1 - list(self.pages).index(name) for name in batch]
+        slots = [self.slot_of(name) for name in batch]
         on_device = torch.tensor(slots, dtype=torch.int32, device=device)
         metadata = dataclasses.replace(metadata, state_slots=on_device, slots=slots)
         ids = torch.tensor([token for tokens in batch.values() for token in tokens])
         hidden = self.model(ids.to(device), torch.tensor(positions, device=device), self.caches, metadata)
         logits = self.model.compute_logits(hidden).cpu().split(metadata.query_lens)
         return dict(zip(batch, logits, strict=True))
+
+    def slot_of(self, name: str) -> int:
+        """A sequence's place in the pools of states."""
+        return self.most_sequences - 1 - list(self.pages).index(name)
