@@ -27,7 +27,8 @@ def _report(
                            "task")] = None,
     eval_results: Annotated[str | None, Option(metavar="FILE", help="a run as YAML for a model's .eval_results/ on the "
                             "Hub, which shows it on the dataset's leaderboard")] = None,
-    every_eval: Annotated[str | None, Option(metavar="FILE", help="a run as Every Eval Ever's record (JSON)")] = None,
+    every_eval: Annotated[str | None, Option(metavar="FOLDER", help="a run as Every Eval Ever's records: all "
+                          "results, and each sample; laid in it as in its datastore")] = None,
     log_to: Annotated[str | None, Option(metavar="TRACKER", help="log each run to wandb or mlflow, as log_to= "
                                          "does")] = None,
 ) -> Namespace:  # fmt: skip

@@ -87,18 +87,21 @@ def _file_option(arguments: Namespace) -> str | None:
 
 def _named_file(name: str, option: str, path: Path) -> int:
     """Writes what the option says of a run to the file that it names."""
+    from evalengine.report.export.every_eval import write_every_eval
     from evalengine.report.export.files import write_model_index, write_samples
     from evalengine.report.export.inspect_log import write_inspect_logs
-    from evalengine.report.export.shared import write_every_eval, write_hub_results
-    from evalengine.report.read.load import load_run
+    from evalengine.report.export.shared import write_hub_results
+    from evalengine.report.read.load import load_run, load_run_data
 
-    _check(path)
     what = FILES[option]
-    if option == "inspect_log":
+    if option != "every_eval":
+        _check(path)
+    if option == "every_eval":  # a folder is named
+        path, count = write_every_eval(load_run_data(name), path)
+    elif option == "inspect_log":
         count = write_inspect_logs(name, path)
     else:
-        writers = {"model_index": write_model_index, "samples": write_samples, "eval_results": write_hub_results,
-                   "every_eval": write_every_eval}  # fmt: skip
+        writers = {"model_index": write_model_index, "samples": write_samples, "eval_results": write_hub_results}
         count = writers[option](load_run(name), path)
     say(f"{path}: {count:,} {what}{'' if count == 1 else 's'}")
     return 0

@@ -77,14 +77,11 @@ def _samples(data: RunData, task: str) -> Iterator[dict[str, Any]]:
     """A sample for each document and repeat."""
     for document, rows in data.samples[task].items():
         first = rows[0]
-        arguments = [*first["arguments"].values()]
-        prompt = str(arguments[0].get("arg_0", "")) if arguments else ""
-        several = {} if len(arguments) < 2 else {"choices": [str(one.get("arg_1", "")) for one in arguments]}
-        repeats = first["resps"][0] if first["resps"] else [""]
+        prompt, choices = asked_of(first)
+        several = {"choices": choices} if choices else {}
         scores = {_named(metric, row["filter"]): _score(data, task, document, row, metric)
                   for row in rows for metric in row["metrics"]}  # fmt: skip
-        for epoch, response in enumerate(repeats, 1):
-            text, reason = _answered(data, task, document, epoch - 1, response)
+        for epoch, (text, reason) in enumerate(said_of(data, task, document, first), 1):
             message = {"role": "assistant", "content": text, "source": "generate"}
             output = {"model": data.run.name, "completion": text,
                       "choices": [{"message": message, "stop_reason": reason}]}  # fmt: skip
@@ -92,6 +89,19 @@ def _samples(data: RunData, task: str) -> Iterator[dict[str, Any]]:
                    "messages": [{"role": "user", "content": prompt}, message], "output": output,
                    "scores": {name: score for name, score in scores.items() if score is not None},
                    "metadata": {"doc_hash": first["doc_hash"], "prompt_hash": first["prompt_hash"]}}  # fmt: skip
+
+
+def asked_of(row: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """(a sample's prompt, the choices if there are several)."""
+    arguments = [*row["arguments"].values()]
+    prompt = str(arguments[0].get("arg_0", "")) if arguments else ""
+    return prompt, [] if len(arguments) < 2 else [str(one.get("arg_1", "")) for one in arguments]
+
+
+def said_of(data: RunData, task: str, document: int, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(text, inspect_ai's reason for its end) of each of a sample's repeats."""
+    repeats = row["resps"][0] if row["resps"] else [""]
+    return [_answered(data, task, document, repeat, response) for repeat, response in enumerate(repeats)]
 
 
 def _answered(data: RunData, task: str, document: int, repeat: int, response: Any) -> tuple[str, str]:
