@@ -94,6 +94,22 @@ def _harness(settings: Settings = None, rounds: Rounds = 3, output: Output = REF
     return Namespace(settings=settings or [], rounds=rounds, output=output)
 
 
+def _served(
+    settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="of the "
+                        "model and the engine: model=tinymath engine.max_num_seqs=256")] = None,
+    requests: Annotated[int, Option(metavar="N", parser=count, help="how many")] = 512,
+    clients: Annotated[int, Option(metavar="N", parser=count, help="connections, each of which asks one request after "
+                       "another")] = 256,
+    tokens: Annotated[int, Option(metavar="N", parser=count, help="the most that an answer has")] = 64,
+    logprobs: Annotated[bool, Option("--logprobs", help="ask for logprobs, and compare them, too")] = False,
+    name: Annotated[str | None, Option(metavar="NAME", help="of the files: served-NAME-<cpu>")] = None,
+    rounds: Rounds = 3, output: Output = REFERENCE,
+) -> Namespace:  # fmt: skip
+    """Has the server answer many clients over the loopback's sockets, beside the engine that answers the same requests
+    at once, and compares every answer. Linux."""
+    return Namespace(**{**locals(), "settings": settings or []})
+
+
 def _statistics(
     draws: Annotated[int, Option(metavar="N", help="of each simulated figure; figures without draws are counted over "
                      "all outcomes")] = DRAWS,
@@ -136,6 +152,7 @@ Commands of their own, which `all` does not include (each has its --help):
   host        the host's share of whole runs of the engine (python -m evalengine bench throughput), on a CPU
   cache       a run of which every answer is in the cache
   harness     a whole run beside its engine alone
+  served      the server's throughput and answers beside its engine's
   statistics  how often the statistics of gate and compare are wrong
   push_gather what the ranks of a tensor-parallel layer exchange, over several GPUs
   matmul --tune|--shapes   makes the table of matmul schedules, or times some
@@ -157,6 +174,10 @@ Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
 Writes harness-<gpu>.json and .md to the folder (harness-<cpu> without a GPU).
 
 Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
+    "served": Benchmark("benchmarks served", _served, "benchmarks.served:main", """\
+Writes served-<gpu>.json and .md to the folder (served-<cpu> without a GPU).
+
+Exit codes: 0 measured, 1 a process failed or an answer is not the engine's, 2 bad usage."""),
     "push_gather": Benchmark("benchmarks push_gather", _push_gather, "benchmarks.push_gather:main", """\
 Writes push-gather-<ranks>-<gpu>.json and .md to the folder.
 

@@ -29,14 +29,18 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class EngineFailure:
-    """The step that a request was part of failed."""
+    """The step that a request was part of failed, or the engine's thread ended before its answer."""
 
     request_id: int
-    error: Exception
+    error: BaseException
 
 
 Event = RequestOutput | NewTokens | EngineFailure
-Listener = Callable[[Event], None]  # called in the engine's thread: it must be quick, and raise nothing
+Listener = Callable[[Event], None]  # called in the engine's thread, or in that of a `submit` that comes too late
+
+
+class EngineEnded(Exception):
+    """The engine's thread has ended: no request is answered any more."""
 
 
 class _Halted(Exception):
@@ -58,6 +62,8 @@ class EngineThread:
         self._told: dict[int, int] = {}  # request whose tokens are told as they come -> how many have been
         self._dropped: set[int] = set()
         self._stopping = self._halting = False
+        self._ended: BaseException | None = None  # why the thread has ended
+        self._failing = False  # a run has failed, and none has given an output since
         self._ids = count()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -67,8 +73,13 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are answered."""
-        return self._thread.is_alive()
+        """Whether the thread takes requests."""
+        return self._thread.is_alive() and self._ended is None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are answered, as far as is known: the last run of the engine has not failed."""
+        return self.alive and not self._failing
 
     @property
     def num_open(self) -> int:
@@ -80,16 +91,21 @@ class EngineThread:
         return [next(self._ids) for _ in range(number)]
 
     def submit(self, requests: Sequence[Request], listen: Listener, tokens: bool = False) -> None:
-        """Adds requests, whose ids are those of `new_ids`. Each gives one output or failure, unless it is dropped.
+        """Adds requests, whose ids are those of `new_ids`. Each gives one output or failure, unless it is dropped: a
+        failure at once where the thread has ended.
 
         tokens: whether the tokens of generations are told as they come, too.
         """
         with self._changed:
-            self._queue.extend(requests)
-            self._listeners.update((request.request_id, listen) for request in requests)
-            if tokens:
-                self._told.update((request.request_id, 0) for request in requests)
-            self._changed.notify_all()
+            ended = self._ended
+            if ended is None:
+                self._queue.extend(requests)
+                self._listeners.update((request.request_id, listen) for request in requests)
+                if tokens:
+                    self._told.update((request.request_id, 0) for request in requests)
+                self._changed.notify_all()
+        for request in requests if ended is not None else ():
+            _tell_one(listen, EngineFailure(request.request_id, ended or EngineEnded()))
 
     def drop(self, request_ids: Collection[int]) -> None:
         """Forgets requests: nothing more is told of them, and those that run give back their pages after the step."""
@@ -110,6 +126,21 @@ class EngineThread:
     # -- the engine's thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Answers until it is stopped. However it ends, nobody waits for it any longer: who still does, and who comes
+        later, is told."""
+        ended: BaseException = EngineEnded("the engine was stopped")
+        try:
+            self._answer()
+        except BaseException as error:
+            logger.critical("the engine's thread has ended; no request is answered any more", exc_info=True)
+            ended = error
+        finally:
+            with self._changed:
+                self._ended = ended
+                self._queue.clear()
+            self._fail(ended)
+
+    def _answer(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._stopping)
@@ -117,12 +148,14 @@ class EngineThread:
                     return
             try:
                 for output in self.engine.run(self._arrived(), self._tell, self._arrived):
+                    self._failing = False
                     if listen := self._finished(output.request_id):
-                        listen(output)
+                        _tell_one(listen, output)
             except _Halted:
                 return
             except Exception as error:
                 logger.exception("the engine failed; the requests that ran with it are lost")
+                self._failing = True
                 self._fail(error)
 
     def _arrived(self) -> list[Request]:
@@ -151,7 +184,7 @@ class EngineThread:
             if listen is None or told is None or told == len(seq.logprobs):
                 return
             self._told[request_id] = len(seq.logprobs)
-        listen(NewTokens(request_id, seq.output_ids[told:], seq.logprobs[told:], seq.top[told:]))
+        _tell_one(listen, NewTokens(request_id, seq.output_ids[told:], seq.logprobs[told:], seq.top[told:]))
 
     def _finished(self, request_id: int) -> Listener | None:
         with self._changed:
@@ -161,10 +194,19 @@ class EngineThread:
         self._told.pop(request_id, None)
         return self._listeners.pop(request_id, None)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """Tells of the failure who waits for more than what is queued."""
         with self._changed:
             lost = {*self._listeners} - {request.request_id for request in self._queue}
             listeners = [(request_id, self._forget(request_id)) for request_id in lost]
         for request_id, listen in listeners:
             if listen is not None:
-                listen(EngineFailure(request_id, error))
+                _tell_one(listen, EngineFailure(request_id, error))
+
+
+def _tell_one(listen: Listener, event: Event) -> None:
+    """Calls a listener. One that raises has lost its event, and nobody else's."""
+    try:
+        listen(event)
+    except Exception:
+        logger.exception("a listener of the engine failed")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from evalengine.engine.request import GenerateRequest, RequestOutput
+from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.schedule.sequence import Top
-from evalengine.engine.thread import EngineFailure, EngineThread, Event, NewTokens
+from evalengine.engine.thread import EngineEnded, EngineFailure, EngineThread, Event, NewTokens
 from evalengine.serve.answers import Scored, Writer, plain, usage
 from evalengine.serve.asks import Ask, Choice
 from evalengine.serve.errors import ApiError
@@ -24,13 +26,38 @@ class ClientGone(Exception):
     """The client closed its connection before its answer was there."""
 
 
+class Mailbox:
+    """Carries what the engine's thread tells into an event loop, which is woken once for all that a step has told: to
+    wake it takes a system call, for which the engine's thread would wait at each of them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._lock = loop, threading.Lock()
+        self._told: list[tuple[asyncio.Queue[Event], Event]] = []
+
+    def put(self, to: asyncio.Queue[Event], event: Event) -> None:
+        """Called in any thread."""
+        with self._lock:
+            is_first = not self._told  # else the loop has been woken already, and has yet to empty the box
+            self._told.append((to, event))
+        if is_first:
+            with suppress(RuntimeError):  # the loop is closed: the server ended without waiting
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            told, self._told = self._told, []
+        for to, event in told:
+            to.put_nowait(event)
+
+
 class Submission:
     """One request's engine requests. `close` drops those that still run."""
 
-    def __init__(self, ask: Ask, engine: EngineThread) -> None:
+    def __init__(self, ask: Ask, engine: EngineThread, mailbox: Mailbox | None = None) -> None:
+        """mailbox: of the event loop that runs, shared by its requests; None: one of its own."""
         self.ask, self._engine = ask, engine
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+        self._mailbox = mailbox or Mailbox(asyncio.get_running_loop())
         self._open: set[int] = set()
         self.scores: dict[int, RequestOutput] = {}  # prompt -> the logprobs of its tokens
         self.outputs: dict[int, RequestOutput] = {}  # choice -> its generation
@@ -66,22 +93,21 @@ class Submission:
 
     async def _event(self) -> Event:
         event = await self._events.get()
+        if isinstance(event, NewTokens):
+            return event
+        self._open.discard(event.request_id)
         if isinstance(event, EngineFailure):
+            if isinstance(event.error, EngineEnded):
+                raise ApiError(503, "the server is being shut down")
             raise ApiError(500, "the engine failed over a step that this request was part of; the server's log has why")
-        if isinstance(event, RequestOutput):
-            self._open.discard(event.request_id)
-            if event.error is not None:
-                raise ApiError(500, f"the model gives no finite answer: {event.error}")
+        if event.error is not None:
+            raise ApiError(500, f"the model gives no finite answer: {event.error}")
         return event
 
-    def _submit(self, requests: Sequence[Any], tokens: bool = False) -> None:
-        self._open |= {request.request_id for request in requests}
-        self._engine.submit(requests, self._listen, tokens and any(isinstance(r, GenerateRequest) for r in requests))
-
-    def _listen(self, event: Event) -> None:
-        """Called in the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed: the server ended without waiting
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+    def _submit(self, requests: Sequence[Request], tokens: bool = False) -> None:
+        if requests:
+            self._open |= {request.request_id for request in requests}
+            self._engine.submit(requests, partial(self._mailbox.put, self._events), tokens)
 
     @property
     def unfinished(self) -> bool:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from evalengine.config.arguments import is_unicode
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
-from evalengine.serve.answering import ClientGone, Submission, as_json, streamed, unless_gone
+from evalengine.serve.answering import ClientGone, Mailbox, Submission, as_json, streamed, unless_gone
 from evalengine.serve.answers import CREATED, Writer, usage
 from evalengine.serve.asks import Ask, chat_ask, completion_ask
 from evalengine.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
@@ -48,6 +48,7 @@ class Server:
     ) -> None:
         self.model, self.engine, self.settings, self.recorder = model, engine, settings, recorder
         self.writer, self.metrics = Writer(model), Metrics(engine)
+        self._mailbox: Mailbox | None = None  # of the event loop, once it runs
         self._key = None if api_key is None else api_key.encode()
         self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         posts: dict[str, Answer] = {
@@ -62,10 +63,10 @@ class Server:
             "/health": self.health,
             "/metrics": self.prometheus,
         }
-        for path, answer in posts.items():
-            self.app.add_api_route(path, self._answered(path, answer, True), methods=["POST"], response_model=None)
+        for path, answer in posts.items():  # plain routes: FastAPI's own read a function's parameters at each request
+            self.app.add_route(path, self._answered(path, answer, True), ["POST"])
         for path, answer in gets.items():
-            self.app.add_api_route(path, self._answered(path, answer, False), methods=["GET"], response_model=None)
+            self.app.add_route(path, self._answered(path, answer, False), ["GET"])
         self.app.add_exception_handler(HTTPException, _not_a_path)
         self.app.add_exception_handler(404, _not_a_path)
 
@@ -146,7 +147,9 @@ class Server:
                            "rate_limit_exceeded")  # fmt: skip
         if not self.engine.alive:
             raise ApiError(503, "the server is being shut down")
-        submission = Submission(ask, self.engine)
+        if self._mailbox is None:
+            self._mailbox = Mailbox(asyncio.get_running_loop())
+        submission = Submission(ask, self.engine, self._mailbox)
         headers = {} if self.recorder is None else self.recorder.headers(ask)
         if ask.stream:
             return EventStream(self._events(submission), submission, self, headers)
@@ -205,8 +208,8 @@ class Server:
         return _json(self.model.tokenizer_info())
 
     async def health(self, request: Request, _: Any) -> Response:
-        if not self.engine.alive:
-            raise ApiError(503, "the engine does not run")
+        if not self.engine.healthy:
+            raise ApiError(503, "the engine does not run, or its last step failed; the server's log has why")
         return _json({"status": "ok"})
 
     async def prometheus(self, request: Request, _: Any) -> Response:

@@ -52,7 +52,9 @@ class Ask:
     def id(self) -> str:
         """The answer's id: the request's hash, the same for a stream."""
         asked = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in NOT_OF_THE_ID}
-        sampled = None if self.params is None else asdict(self.params)
+        sampled = None if self.params is None else vars(self.params)  # `asdict` copies each field: a tenth of a request
+        if sampled is not None and sampled["processors"] is not None:
+            sampled = {**sampled, "processors": asdict(sampled["processors"])}
         digest = hashlib.sha256(canonical({**asked, "params": sampled}).encode()).hexdigest()
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{digest[:24]}"
 

@@ -16,7 +16,9 @@ from evalengine.util.command import Namespace
 from evalengine.util.endings import SIGNALS, hear
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-IDLE_SECONDS = 15  # that a connection may stay open without a request
+# That a connection may stay open without a request: longer than clients keep theirs (httpx 5 s, aiohttp 15), for one
+# that the server closes as its client asks the next question looks like a lost answer.
+IDLE_SECONDS = 75
 BACKLOG = 2048  # connections that the system holds for us while we are busy
 
 
@@ -56,7 +58,7 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
             if llm.settings.numerics == "fast":
                 warn("numerics=fast: bits depend on what else is asked; batch_invariant=true has equal bytes")
             where = f"[{settings.host}]" if ":" in settings.host else settings.host
-            _listen(Server(model, engine, settings, api_key, recorder).app, bound, lambda: say(
+            _listen(Server(model, engine, settings, api_key, recorder).app, bound, settings.client_seconds, lambda: say(
                 f"{model.name} at http://{where}:{bound.getsockname()[1]}/v1, {model.fingerprint}, "
                 f"{llm.settings.numerics} on {llm.settings.device}"
             ))  # fmt: skip
@@ -91,8 +93,10 @@ def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
         yield bound
 
 
-def _listen(app: Any, bound: socket.socket, ready: Any) -> None:
+def _listen(app: Any, bound: socket.socket, client_seconds: int, ready: Any) -> None:
     """Answers until a signal comes, and what has been asked by then."""
+    import asyncio
+
     import uvicorn
 
     class _Server(uvicorn.Server):
@@ -118,6 +122,18 @@ def _listen(app: Any, bound: socket.socket, ready: Any) -> None:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            patience = asyncio.ensure_future(self._lose_patience())
+            await super().shutdown(sockets)
+            patience.cancel()
+
+        async def _lose_patience(self) -> None:
+            """Once all is answered, a client that takes nothing of its answer keeps no server from ending."""
+            while self.server_state.tasks:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(client_seconds)
+            self.force_exit = True
 
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=IDLE_SECONDS,
                             server_header=False, date_header=False)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`benchmarks harness` and `benchmarks cache` time real processes, and say what failed in them."""
+"""`benchmarks harness`, `cache` and `served` time real processes, and say what failed in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.served import other_answers
+from benchmarks.served_sides import Answer
 from benchmarks.whole_run import timed, without_places
 from benchmarks.words import OWN
 from evalengine.errors import EvalEngineError
@@ -22,6 +24,23 @@ def test_a_run_is_timed_beside_its_engine(tmp_path: Path, capsys: pytest.Capture
     # The run and its engine alone are two processes at two times, so whatever else the machine does may slow either.
     assert taken["whole_s"] > 0 and taken["alone_s"] > taken["start_s"] + taken["steps_s"] > 0
     assert taken["page_bytes"] > 10_000
+
+
+def test_a_server_is_timed_beside_its_engine(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="needs fastapi: pip install 'evalengine[serve]'")
+    words = ["engine.device=cpu", "--requests", "7", "--clients", "3", "--tokens", "4", "--logprobs", "--rounds", "1"]
+    assert OWN["served"]([*words, "--output", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("served-*.json")
+    (taken,) = json.loads(file.read_text())["rounds"]
+    assert taken["output_tokens"] == 28 and taken["other_answers"] == 0 and taken["ratio"] > 0
+
+
+def test_answers_of_a_server_that_are_not_the_engines_are_counted() -> None:
+    answers: list[Answer] = [["a", [5], [-0.5], "length"], ["b", [6], [-0.25], "stop"]]
+    assert other_answers(answers, answers) == 0
+    assert other_answers(answers, [[*answer[:2], None, answer[3]] for answer in answers]) == 0
+    assert other_answers(answers, answers[::-1]) == 2
+    assert other_answers(answers, [["a", [5], [-0.5000001], "length"], answers[1]]) == 1
 
 
 def test_a_process_that_fails_is_an_error_with_its_reason() -> None:

@@ -18,6 +18,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.engine.thread import EngineThread
 from evalengine.serve.app import Server
+from evalengine.serve.cli import IDLE_SECONDS
 from evalengine.serve.model import ServedModel
 from evalengine.serve.settings import ServeSettings
 
@@ -79,7 +80,8 @@ def serving(app: Any, send_buffer: int | None = None) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         if send_buffer is not None:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
+        server = uvicorn.Server(uvicorn.Config(app, **quiet, timeout_keep_alive=IDLE_SECONDS))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         while not server.started:

@@ -8,7 +8,9 @@ import tests.serve.needs  # noqa: F401  # first
 
 import json
 import socket
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from evalengine import LLM
 from evalengine.serve.settings import ServeSettings
-from tests.e2e.command import ROOT, call
+from tests.e2e.command import ROOT, call, finish, start
 from tests.serve.running import QUESTION, Running, running, wait_until
 
 LONG = {"prompt": QUESTION, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
@@ -174,8 +176,43 @@ def test_a_failing_engine_is_said_and_lives_on(served: Running, monkeypatch: pyt
     with monkeypatch.context() as broken:
         broken.setattr(runner, "launch", lambda schedule: (_ for _ in ()).throw(RuntimeError("lost at /secret/path")))
         failed = served.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        assert served.client.get("/health").status_code == 503
     assert failed.status_code == 500 and "/secret" not in failed.text
     assert served.completion(prompt="a", max_tokens=2)["choices"]
+    assert served.client.get("/health").status_code == 200
+
+
+def test_an_engine_that_has_ended_answers_no_one_and_says_so() -> None:
+    """Those who wait when its thread dies, whole and streamed, and those who come later."""
+    with running() as server:
+        bodies = [{**LONG, "stream": stream} for stream in (False, True)]
+        with ThreadPoolExecutor() as clients:
+            waiting = [clients.submit(server.post, "/v1/completions", body) for body in bodies]
+            wait_until(lambda: server.server.engine.num_open == 2)
+            server.llm.scheduler.schedule = lambda: sys.exit("no step ends so")  # type: ignore[method-assign]
+            whole, streamed = (one.result() for one in waiting)
+        assert whole.status_code == 500 and whole.json()["error"]["type"] == "server_error"
+        assert '"type":"server_error"' in streamed.text and "[DONE]" not in streamed.text
+        assert server.post("/v1/completions", LONG).status_code == 503
+        assert server.client.get("/health").status_code == 503
+
+
+def test_a_client_that_takes_nothing_keeps_no_server_from_ending() -> None:
+    process = start("serve", "client_seconds=1", "port=0", "engine.device=cpu", "engine.num_kv_blocks=64")
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split("127.0.0.1:")[1].split("/")[0])
+        big = {"prompt": [QUESTION * 25] * 8, "max_tokens": 0, "echo": True, "logprobs": 20, "prompt_logprobs": 20}
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(_raw(big))
+            client.recv(100)  # the rest is more than the system holds for a client
+            process.terminate()
+            done = finish(process, 60)
+        assert done.code == 0 and "ending once the answers that run are finished" in done.err
+    finally:
+        process.kill()
 
 
 def test_the_words_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
