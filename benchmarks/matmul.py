@@ -19,10 +19,10 @@ from torch import Tensor
 
 from benchmarks import matmul_tune
 from benchmarks.matmul_points import FIXED, Point, Shape, cublas, operands, point_of, poisoned, shapes
-from benchmarks.measure import WrongResult, guarded
+from benchmarks.measure import WrongResult, guarded, host_seconds
 from benchmarks.models import PRODUCTS_OF
 from benchmarks.report import Failure, Line, Timing
-from evalengine.bench.timing import compare_gpu_seconds, free_memory, host_seconds
+from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, linear, matmul, schedule_for
 from evalengine.kernels.matmul_schedules import BUCKETS, TABLE

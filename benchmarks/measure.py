@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.report import Failure, Line
 from evalengine.bench.throughput import reason
-from evalengine.bench.timing import as_graph, compare_gpu_seconds
+from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.errors import EvalEngineError
 
 Timer = Callable[[Mapping[str, Callable[[], Any]]], dict[str, float]]  # functions by name -> their median seconds
@@ -99,3 +101,30 @@ def nbytes(*tensors: Tensor) -> int:
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
+
+
+def host_seconds(function: Callable[[], Any]) -> float:
+    """Median time until one call returns, in seconds: what it costs the Python thread to launch. Needs an idle GPU."""
+    for _ in range(3):
+        function()
+    times = []
+    for _ in range(200):
+        torch.cuda.synchronize()  # The queue must be empty: a full one would make the launch wait.
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
+    """The function's launches as one CUDA graph, which the result replays: its GPU time without the host's."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()  # Compilation and allocation at first use must not be captured.
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay

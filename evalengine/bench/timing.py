@@ -1,10 +1,10 @@
-"""How long a function keeps the GPU busy, from a cold L2 cache; and how long it keeps the host.
+"""How long a function keeps the GPU busy, from a cold L2 cache.
 
 Every repeat first goes over a buffer larger than the cache: weights that an engine streams once a step are never in L2.
 The buffer is read, not overwritten as `triton.testing.do_bench` does: lines that were written go back to memory while
 the function runs, and slow it down. Reading takes about 200 us on an H200, in which the host runs ahead; where a
 function's launches take it longer than half of that, the buffer is read more often, so that launch overhead enters no
-time. (Without this, products of 16 us "took" 97 us on a slow host.) A long function is better captured with `as_graph`.
+time. (Without this, products of 16 us "took" 97 us on a slow host.) A long function is better captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -45,33 +45,6 @@ def compare_gpu_seconds(
             events[key].append(_timed(function, clears))
     torch.cuda.synchronize()
     return {key: statistics.median(map(_elapsed, pairs)) for key, pairs in events.items()}
-
-
-def host_seconds(function: Callable[[], Any], repeats: int = 200) -> float:
-    """Median time until one call returns, in seconds: what it costs the Python thread to launch. Needs an idle GPU."""
-    for _ in range(3):
-        function()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()  # The queue must be empty: a full one would make the launch wait.
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    return statistics.median(times)
-
-
-def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
-    """The function's launches as one CUDA graph, which the result replays: its GPU time without the host's."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        function()  # Compilation and allocation at first use must not be captured.
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
 
 
 def free_memory() -> None:

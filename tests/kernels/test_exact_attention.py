@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact_attention, reference
+from benchmarks import reference
+from evalengine.kernels import exact_attention
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import exact_contract

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import kv_cache, reference, rope
+from benchmarks import reference
+from evalengine.kernels import kv_cache, rope
 from evalengine.layers import attention as plain
 from tests.bitwise import assert_bitwise_equal, count_differing
 

@@ -11,7 +11,8 @@ import math
 import pytest
 import torch
 
-from evalengine.kernels import reference, sampling
+from benchmarks import reference
+from evalengine.kernels import sampling
 from tests.bitwise import assert_bitwise_equal
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

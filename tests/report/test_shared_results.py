@@ -149,9 +149,7 @@ def test_choices_and_repeats_are_samples_too(tmp_path: Path, data_dir: Path) -> 
 
 
 def test_what_cannot_be_written_is_said(run: Run, tmp_path: Path) -> None:
-    for option, file, said in (
-        ("--eval-results", "a.json", "name a file that ends in .yaml"),
-    ):
+    for option, file, said in (("--eval-results", "a.json", "name a file that ends in .yaml"),):
         done = call("report", str(run.folder), option, str(tmp_path / file))
         assert done.code == 2 and said in done.err
     baseline = tmp_path / "baseline.json"
