@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import reference
 from benchmarks.measure import Timer, WrongResult, check_close, guarded, run_poisoned, seeded
 from benchmarks.models import shapes_of
 from benchmarks.report import Line, Timing
 from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.throughput import reason
 from evalengine.bench.timing import free_memory
+from evalengine.kernels import reference
 from evalengine.kernels.attention import paged_attention
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import flash_attention

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import reference
 from benchmarks.measure import Timer, check_close, guarded, run_poisoned, seeded
 from benchmarks.report import Line, Timing
 from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
-from evalengine.kernels import causal_conv, gated_delta, mamba2
+from evalengine.kernels import causal_conv, gated_delta, mamba2, reference
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 
 DELTA = GatedDelta(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)

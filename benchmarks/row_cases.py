@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks import reference
 from benchmarks.measure import check_close, check_equal, nbytes, seeded
+from evalengine.kernels import reference
 from evalengine.kernels.activation import silu_and_mul
 from evalengine.kernels.gumbel import gumbel_noise
 from evalengine.kernels.kv_cache import store_kv

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks import reference
 from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.packed import RULE
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.kernels import reference
 from evalengine.models.packing import packing_problems
 from tests.bitwise import assert_bitwise_equal
 from tests.engine.test_packed import GROUP, METHODS, Parts, logits_of, packed_folder, word

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import reference
 from evalengine.errors import ConfigError
 from evalengine.invariant import CoverageAudit, UncoveredOpError, set_batch_invariant_mode
+from evalengine.kernels import reference
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.invariant.cuda_operands import DEVICE, ROUNDING, randn
 

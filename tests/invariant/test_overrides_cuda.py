@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import reference
 from evalengine.invariant import COVERED_OPS
 from evalengine.invariant.cuda import CUDAOverrides
+from evalengine.kernels import reference
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.invariant.cuda_operands import DEVICE, ROUNDING, randn
 

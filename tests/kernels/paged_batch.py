@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import attention
+from evalengine.kernels import attention, reference
 from evalengine.kernels.attention_batch import AttentionSchedule
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata

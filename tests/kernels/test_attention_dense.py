@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import attention_dense
+from evalengine.kernels import attention_dense, reference
 from evalengine.kernels.attention import CHUNK
 from evalengine.kernels.attention_dense import dense_attention
 from tests.bitwise import assert_bitwise_equal, count_differing

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import reference
+from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 
 

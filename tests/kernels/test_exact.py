@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import exact, exact_math, exact_product
+from evalengine.kernels import exact, exact_math, exact_product, reference
 from evalengine.kernels import exact_math as em
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels import exact_contract

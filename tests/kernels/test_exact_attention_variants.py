@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import exact_attention
+from evalengine.kernels import exact_attention, reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import exact_contract

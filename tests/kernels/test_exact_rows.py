@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import exact, exact_math, exact_rows
+from evalengine.kernels import exact, exact_math, exact_rows, reference
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 mpmath.mp.dps = 40

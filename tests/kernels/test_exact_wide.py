@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import exact, exact_attention, exact_math, exact_product, exact_wide
+from evalengine.kernels import exact, exact_attention, exact_math, exact_product, exact_wide, reference
 from evalengine.kernels import exact_math as em
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import expert_groups, expert_matmul, matmul
+from evalengine.kernels import expert_groups, expert_matmul, matmul, reference
 from evalengine.kernels.expert_groups import are_alone, group
 from evalengine.kernels.matmul_schedules import MatmulSchedule
 from tests.bitwise import assert_bitwise_equal, count_differing

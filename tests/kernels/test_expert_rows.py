@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import exact_mixture, expert_rows
+from evalengine.kernels import exact_mixture, expert_rows, reference
 from evalengine.layers.fast_mixture import clamped_swiglu as fast_swiglu
 from tests.bitwise import assert_bitwise_equal, count_differing
 

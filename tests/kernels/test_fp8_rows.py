@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import exact_rows, fp8_rows
+from evalengine.kernels import exact_rows, fp8_rows, reference
 from evalengine.layers import create_ops
 from evalengine.layers.variants import Fp8Rows
 from tests.bitwise import assert_bitwise_equal, count_differing

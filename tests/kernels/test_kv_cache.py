@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import kv_cache, rope
+from evalengine.kernels import kv_cache, reference, rope
 from evalengine.layers import attention as plain
 from tests.bitwise import assert_bitwise_equal, count_differing
 

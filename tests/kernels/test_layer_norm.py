@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import row_sum
+from evalengine.kernels import reference, row_sum
 from evalengine.kernels.layer_norm import add_layer_norm, layer_norm
 from tests.bitwise import assert_bitwise_equal, count_differing
 

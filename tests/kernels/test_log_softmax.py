@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import reference
+from evalengine.kernels import reference
 from evalengine.kernels.log_softmax import log_softmax, read_out
 from evalengine.kernels.softmax import SoftmaxSchedule
 from evalengine.kernels.softmax_parts import CHUNK

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
 from benchmarks.matmul_candidates import candidates
+from evalengine.kernels import reference
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, bmm, linear, matmul
 from tests.bitwise import assert_bitwise_equal, count_differing
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
+from evalengine.kernels import reference
 from evalengine.kernels.mean import mean
 from tests.bitwise import assert_bitwise_equal, count_differing
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import kv_cache, qkv, rms_norm, rope
+from evalengine.kernels import kv_cache, qkv, reference, rms_norm, rope
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

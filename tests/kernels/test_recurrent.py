@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2
+from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2, reference
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers import plain_recurrent
 from tests.bitwise import assert_bitwise_equal, count_differing

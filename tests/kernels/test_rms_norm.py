@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks import reference
-from evalengine.kernels import row_sum
+from evalengine.kernels import reference, row_sum
 from evalengine.kernels.rms_norm import add_rms_norm, normalize, rms_norm
 from tests.bitwise import assert_bitwise_equal, count_differing
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from benchmarks import reference
-from evalengine.kernels import rope
+from evalengine.kernels import reference, rope
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import reference
-from evalengine.kernels import exact_mixture
+from evalengine.kernels import exact_mixture, reference
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.routing import route
 from evalengine.layers.fast_mixture import route as fast_route

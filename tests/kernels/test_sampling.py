@@ -11,8 +11,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import reference
-from evalengine.kernels import sampling
+from evalengine.kernels import reference, sampling
 from tests.bitwise import assert_bitwise_equal
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.kernels import reference
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import reference
+from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
 from evalengine.errors import ConfigError
+from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import attention_backends, flash_attention
 from evalengine.layers.attention import PagedAttention

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import reference
+from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import create_ops
 from evalengine.layers.fast import FastOps
