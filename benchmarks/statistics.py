@@ -27,7 +27,7 @@ from benchmarks.statistics_steps import prompts, steps
 from evalengine.report.stats.detectable import binary_loss
 from evalengine.report.stats.intervals import bonett_price, cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum
-from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval
 from evalengine.report.stats.significance import holm, mcnemar, sign_flip
 

@@ -13,7 +13,7 @@ from benchmarks.statistics_cases import ALPHA, bounds_of, flips, gate_bound, pas
 from evalengine.report.stats.clusters import FEW, RARE, heavy_tails
 from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import documents_for, loss_bound, stratum
-from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.perplexity import Ratio, ratio_interval, ratio_residuals
 
 Floats = NDArray[np.float64]

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from benchmarks.figures import Figure, shares
 from benchmarks.statistics_cases import ALPHA, flips, related_flips, unequal_groups
 from evalengine.report.stats.intervals import Floats, cluster_sums
-from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
+from evalengine.report.stats.loss_bound import LossBound, SteppedBound, loss_bound, stratum
 from evalengine.report.stats.measured import two_way
-from evalengine.report.stats.stepped_bound import SteppedBound
 
 STEP = 100
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from evalengine.harness.journal import JournalEntry
 from evalengine.records.lm_eval import TaskResult
-from evalengine.report.stats.mean_interval import wilson
+from evalengine.report.stats.metric_interval import wilson
 
 
 def noise(asks: Sequence[Mapping[Any, JournalEntry]], results: Sequence[Sequence[TaskResult]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.leaderboard.sheets import leads, rank, signed, verdict
 from evalengine.report.read.run import Run
-from evalengine.report.stats.mean_interval import wilson
+from evalengine.report.stats.metric_interval import wilson
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.significance import holm

@@ -24,7 +24,7 @@ from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.stats import significance as permutation
 from evalengine.report.stats.clusters import across_tasks, cautions, cluster_names
-from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.significance import mcnemar, sign_flip
 from evalengine.tasks.base import Task

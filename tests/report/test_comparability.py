@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.compare.comparability import findings, incomparable
-from evalengine.report.compare.unchecked import unchecked
+from evalengine.report.compare.comparability import findings, incomparable, unchecked
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from tests.report.compared_runs import BASE, IDENTITY, TASK, run

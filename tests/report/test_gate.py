@@ -13,8 +13,7 @@ import yaml
 from evalengine.errors import ConfigError
 from evalengine.report.gate.forms import markdown, report_lines
 from evalengine.report.gate.policies import AccuracyRule, Policy
-from evalengine.report.gate.policy_files import POLICIES, available, load_policy
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policy_reader import POLICIES, available, load_policy, parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.run import Run

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.report.gate.policy_files import load_policy
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policy_reader import load_policy, parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.read.baseline import load_baseline, to_text

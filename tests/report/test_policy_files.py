@@ -8,7 +8,7 @@ import pytest
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate.policies import AccuracyRule, AnyOf
-from evalengine.report.gate.policy_files import load_policy, merged
+from evalengine.report.gate.policy_reader import load_policy, merged
 
 
 def write(folder: Path, **files: str) -> Path:

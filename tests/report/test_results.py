@@ -12,7 +12,7 @@ import pytest
 
 import evalengine
 from evalengine.records.schema import read_records
-from evalengine.report.python.frames import samples_frame
+from evalengine.report.python.results import samples_frame
 from tests.run_double import generated, write_run
 
 EVIL = "<b>[red]evil[/red]</b>"

@@ -17,15 +17,15 @@ from evalengine.records.tokens import read_tokens, token_texts, tokens_json
 from evalengine.report.compare.beside import is_pair, sibling
 from evalengine.report.compare.compare import compare
 from evalengine.report.html import samples
+from evalengine.report.html.comparison_page import noise_floor
 from evalengine.report.html.distributions import edges
 from evalengine.report.html.metrics import interval_note
-from evalengine.report.html.noise_floor import noise_floor
 from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
 from evalengine.report.read.choices import Bin, choices, expected_calibration_error, reliability, target_index
 from evalengine.report.read.load import load_run, load_run_data
-from evalengine.report.stats.mean_interval import mean_interval, wilson
+from evalengine.report.stats.metric_interval import mean_interval, wilson
 from tests.report.written_run import Doc, write_choices, write_generations
 from tests.run_double import bind_again
 

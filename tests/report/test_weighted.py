@@ -13,9 +13,8 @@ import pytest
 from evalengine.harness.metrics import bits_per_byte, weighted_perplexity
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
-from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
+from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas, ratio_value
 from evalengine.report.compare.report import report
-from evalengine.report.compare.wholes import ratio_value
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run

@@ -1,12 +1,14 @@
-"""`python -m evalengine compare`: are two runs the same; if not, where, and why."""
+"""`python -m evalengine compare`: are two runs the same; if not, where, and why. And what it does with runs of
+different models: when its options apply, and where the tables go."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.report.cli.models import as_models, compare_models
+from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.records.folder import write_whole
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import LEVELS
 from evalengine.report.compare.matrix import matrix, matrix_report
@@ -15,6 +17,10 @@ from evalengine.report.compare.two_runs import compared
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import Page
+from evalengine.report.leaderboard.compose import Board, board
+from evalengine.report.leaderboard.formats import board_json, board_lines, comma_separated, latex, markdown
+from evalengine.report.leaderboard.history import history_picture
+from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs
 from evalengine.report.read.run import Run
@@ -62,3 +68,92 @@ def _write(page: Page, target: str) -> None:
         page.write(Path(target))
     except EvalEngineError as error:
         raise ConfigError(f"compare: --html: {error}") from error
+
+
+FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
+ASKING = ("models", "format", "output", "names", "by", "history")  # options that only a comparison of models has
+
+
+def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
+    """Whether this is a comparison of models: one was asked for, or weights differ and nothing else was asked for."""
+    if _asked(arguments):
+        if arguments.as_runs or arguments.matrix or arguments.level:
+            raise ConfigError("compare: --runs, --matrix and --level compare runs; -o, --format, --names, --by, "
+                              "--history and --models compare models: give either")  # fmt: skip
+        return True
+    as_runs = arguments.as_runs or arguments.matrix or arguments.level or arguments.allow
+    return not as_runs and are_models(runs)
+
+
+def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
+    """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
+    that asks for them: a script that holds two runs to each other must not take other weights for the same."""
+    targets = _targets(arguments.output or [])
+    names = _names(arguments.names, runs)
+    if arguments.history:
+        runs, names = _in_order(runs, names)
+    comparison = board(runs, names, arguments.by)
+    if arguments.html:
+        targets.append((Path(arguments.html), "page"))
+    for path, form in targets:
+        _write_models(comparison, path, form, arguments.history)
+    if arguments.format:
+        sys.stdout.write(FORMATS[arguments.format](comparison))
+    else:
+        print_findings("compare", board_lines(comparison), board_json(comparison), arguments.json)
+    return 0 if _asked(arguments) else 1
+
+
+def _asked(arguments: Namespace) -> bool:
+    return any(getattr(arguments, name) for name in ASKING)
+
+
+def _names(given: str | None, runs: Sequence[Run]) -> list[str]:
+    if given is None:
+        return labels(runs)
+    names = [name.strip() for name in given.split(",")]
+    if len(names) != len(runs) or not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"compare: --names {given}: {len(runs)} models need {len(runs)} different names, with commas "
+                          "between them")  # fmt: skip
+    return names
+
+
+def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """Runs and names by training steps, where every model names its own, else as given."""
+    at = steps(runs, names)
+    order = sorted(range(len(runs)), key=lambda place: at[place] if at is not None else place)
+    return [runs[place] for place in order], [names[place] for place in order]
+
+
+def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
+    """(file, form) of each target. Raises `ConfigError` that names every target that cannot be written."""
+    problems = []
+    for name in given:
+        path = Path(name)
+        with readable(f"compare: -o {name}"):
+            if path.suffix not in SUFFIXES:
+                problems.append(f"compare: -o {name}: its ending must be one of {', '.join(SUFFIXES)}")
+            elif path.is_dir():
+                problems.append(f"compare: -o {name}: a folder; name a file in it")
+            elif not path.parent.is_dir():
+                problems.append(f"compare: -o {name}: there is no folder {path.parent}; make it, or name another file")
+    if problems:
+        raise ConfigError(problems)
+    return [(Path(name), SUFFIXES[Path(name).suffix]) for name in given]
+
+
+def _write_models(comparison: Board, path: Path, form: str, history: bool) -> None:
+    """Writes a file, whole or not at all. One that cannot be written is bad usage, as for --json."""
+    from evalengine.report.leaderboard.page import leaderboard_page
+
+    try:
+        if form == "page":
+            leaderboard_page(comparison, history, path.parent).write(path)
+            return
+        text = history_picture(comparison) if form == "history" else FORMATS[form](comparison)
+        content = text.encode("utf-8", "backslashreplace")
+        write_whole(path, lambda scratch: scratch.write_bytes(content))
+    except (OSError, EvalEngineError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"compare: {path}: {why or error}; name another file") from error

@@ -136,8 +136,7 @@ def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
     modes show their noise floor too."""
     from evalengine.report.compare.beside import is_pair
     from evalengine.report.compare.two_runs import compared
-    from evalengine.report.html.comparison_page import comparison_page
-    from evalengine.report.html.noise_floor import noise_floor, noise_floor_section
+    from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
     from evalengine.report.leaderboard.models import are_models
     from evalengine.report.read.load import load_run
 

@@ -16,9 +16,8 @@ from typing import Literal
 
 from evalengine.records.differences import differing
 from evalengine.report.compare.beside import second_run
-from evalengine.report.compare.comparability import Finding, document_change, prompt_differs
+from evalengine.report.compare.comparability import Finding, document_change, prompt_differs, unrecorded_weights
 from evalengine.report.compare.flips import SCORER
-from evalengine.report.compare.unchecked import unrecorded_weights
 from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
 

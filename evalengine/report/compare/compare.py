@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from evalengine.report.compare.attribution import Attribution, surroundings
-from evalengine.report.compare.comparability import Finding, findings
+from evalengine.report.compare.comparability import Finding, findings, unchecked
 from evalengine.report.compare.divergence import Divergence, LogprobChange, divergence, logprob_change
 from evalengine.report.compare.flips import OF_ANSWER, SCORER, Change, Flip, changed_documents, flips
 from evalengine.report.compare.item_differences import KINDS, ItemDifference, item_differences, outputs_known, pairs
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
-from evalengine.report.compare.unchecked import unchecked
 from evalengine.report.numbers import same_value
 from evalengine.report.read.asked import Asked
 from evalengine.report.read.rolling import aligned

@@ -1,18 +1,20 @@
-"""A comparison on the terminal: plain sentences and tables in lm-eval's style, and the verdict as the last line."""
+"""A comparison on the terminal: plain sentences and tables in lm-eval's style, the answers that went from right to
+wrong with all that a person needs to judge them, and the verdict as the last line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
-from evalengine.report.compare.flips import CHANGES, tally
+from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, Divergence, LogprobChange
+from evalengine.report.compare.flips import CHANGES, Flip, tally
 from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_table, p_words, pairing_notes, units
-from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.numbers import shown
+from evalengine.report.read.asked import Asked
 from evalengine.report.read.names import item_name
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet
@@ -186,3 +188,62 @@ def _summary(c: Comparison) -> Iterator[str]:
 def _rest(number: int, what: str) -> Iterator[str]:
     if number > ROWS:
         yield f"The first {ROWS} of {number} {what}; --json FILE holds them all."
+
+
+FEW = 5  # shown on the terminal
+LONGEST = 300  # characters of a question that the terminal shows: its end
+
+
+@dataclass(frozen=True)
+class Regression:
+    """One document: right in A, wrong in B."""
+
+    flip: Flip
+    asked: Asked | None  # None where no run holds texts
+    parts_at: Divergence | None  # its first output that parts; None for scored choices, and where tokens are not held
+
+    @property
+    def name(self) -> str:
+        return item_name((self.flip.task, self.flip.doc_id, 0, 0))
+
+
+def regressions(c: Comparison) -> list[Regression]:
+    """Every document that got worse, in the order of tasks and documents."""
+    parting: dict[tuple[str, int], Divergence] = {}
+    for d in c.divergences:
+        parting.setdefault(d.key[:2], d)
+    places = [(flip, (flip.task, flip.doc_id)) for flip in c.regressions]
+    return [Regression(flip, c.asked.get(place), parting.get(place)) for flip, place in places]
+
+
+def regression_lines(c: Comparison, names: tuple[str, str] | None = None) -> Iterator[str]:
+    """The first of them for the terminal, a block of lines each; nothing if there are none. names: of A and B."""
+    found = regressions(c)
+    if not found:
+        return
+    better = c.answers.get("wrong to right", 0)
+    who = "" if names is None else f", from {names[0]} (A) to {names[1]} (B)"
+    yield f"Right to wrong{who}: {len(found):,}{f' (and {better:,} from wrong to right)' if better else ''}"
+    for one in found[:FEW]:
+        yield f"  {one.name}"
+        for label, text in facts(one, LONGEST):
+            yield f"    {label:<9}{text}"
+    if len(found) > FEW:
+        yield f"  ... and {len(found) - FEW:,} more: --html FILE shows them all"
+
+
+def facts(one: Regression, longest: int) -> Iterator[tuple[str, str]]:
+    """(name, text on one line) of what is known of a regression."""
+    if one.asked is not None:
+        yield "question", printable(_end(" ".join(one.asked.question.split()), longest))
+        yield "target", printable(one.asked.target[:longest])
+    for side, answer in (("A", one.flip.answer_a), ("B", one.flip.answer_b)):
+        yield side, "no answer" if answer is None else printable(answer[:longest])
+    if (d := one.parts_at) is not None:
+        gap = "" if d.gap is None else f", gap {shown(d.gap, '+.3f')} nat"
+        texts = f"{d.before!r}, then {d.text_a!r} or {d.text_b!r}" if d.before or d.text_a or d.text_b else ""
+        yield "parts at", printable(f"token {d.position}{gap}{f': {texts}' if texts else ''}")
+
+
+def _end(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"... {text[-longest:]}"

@@ -17,7 +17,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
-from evalengine.report.python.frames import samples_frame
+from evalengine.report.python.results import samples_frame
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import cut_of
@@ -31,7 +31,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def write_samples(run: Run, target: Path) -> int:
-    """Writes the columns of `frames.samples_frame`, whole or not at all; returns how many rows they have.
+    """Writes the columns of `results.samples_frame`, whole or not at all; returns how many rows they have.
 
     A text is a cell as it is; lists and what a dataset's row holds are JSON; what a task has no metric for is empty.
     Lines end as RFC 4180 has them, so that both of their characters are quoted where a text holds them.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.headline import changed_words, headline
 from evalengine.report.compare.metric_tables import value_text
-from evalengine.report.compare.regressions import facts, regressions
+from evalengine.report.compare.report import facts, regressions
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import MINUS, arrow, counted
 from evalengine.report.read.groups import groups_first

@@ -12,7 +12,7 @@ from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
-from evalengine.report.gate.policy_files import load_policy
+from evalengine.report.gate.policy_reader import load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base

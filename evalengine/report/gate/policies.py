@@ -1,4 +1,4 @@
-"""What a gate asks of a run: policies, written in YAML (`policy_files` finds them, `policy_reader` checks them).
+"""What a gate asks of a run: policies, written in YAML (`policy_reader` finds and checks them).
 
 description: tokens as they were, or no loss of accuracy beyond two points
 extends: accuracy                     # another policy's settings, except those that stand here

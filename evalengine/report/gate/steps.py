@@ -1,6 +1,6 @@
 """A gate over a run in steps: what was asked of the baseline's documents, and when that decides.
 
-Half of alpha is spent on looking after every document, half on the whole set (`stats.stepped_bound`). Before all
+Half of alpha is spent on looking after every document, half on the whole set (`loss_bound.SteppedBound`). Before all
 documents are asked, only metrics of shares with a margin can be decided; the others wait for the end.
 """
 
@@ -16,8 +16,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.gate.policies import AccuracyRule, Limits, Policy
 from evalengine.report.read.run import Run
 from evalengine.report.stats.clusters import cluster_names
-from evalengine.report.stats.loss_bound import LossBound
-from evalengine.report.stats.stepped_bound import SteppedBound
+from evalengine.report.stats.loss_bound import LossBound, SteppedBound
 from evalengine.util.asking_order import first_of_order, in_order
 
 SEQUENTIAL = "sequential"  # the identity's part that says a run is one in steps

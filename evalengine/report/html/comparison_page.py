@@ -1,4 +1,5 @@
-"""Two runs side by side as a page: verdict, comparability, attribution, divergence map, flips, statistics."""
+"""Two runs side by side as a page: verdict, comparability, attribution, divergence map, flips, statistics; and the
+section of a noise floor, fast against invariant numerics on the same inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from evalengine.report.compare.compare import Comparison
+from evalengine.records.manifest import resumed_fast
+from evalengine.report.compare.comparability import resumed_words
+from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.flips import score_unchanged
 from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_deltas import MetricDelta
@@ -23,13 +27,12 @@ from evalengine.report.compare.metric_tables import (
 )
 from evalengine.report.compare.metric_tables import interval as interval_text
 from evalengine.report.compare.report import AGGREGATED, answers_sheet, evidence, logprob_lines, near_ties, scope
-from evalengine.report.html.differences import flips_grid, outputs_grid, parting
+from evalengine.report.html.differences import flips_grid, outputs_grid, parting, regressions_section
 from evalengine.report.html.map_section import map_section
-from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, lines_of, origin_line, sheet_table, table, tiles, verdict
-from evalengine.report.html.plots import interval
-from evalengine.report.html.regressions import regressions_section
+from evalengine.report.html.plots import interval, percent
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import Run
@@ -200,3 +203,61 @@ def _metric(metric: MetricDelta, reach: float) -> list[str | Markup | None]:
 def listed(lines: Sequence[str]) -> Markup:
     """Sentences as a list."""
     return tag("ul", *(tag("li", line) for line in lines), class_="plain")
+
+
+def noise_floor(a: Run, b: Run) -> Comparison:
+    """How far the runs of a pair (`beside.is_pair`) lie apart, given in either order: A is the invariant one, B the
+    fast: how far the arithmetic alone moves a result."""
+    return compare(b, a) if a.manifest.numerics == "fast" else compare(a, b)
+
+
+def noise_floor_section(page: Page, floor: Comparison) -> None:
+    """Flips, metric deltas, the largest logprob change, and both runs' time. floor: as `noise_floor` gives it."""
+    invariant, fast, metrics = floor.a, floor.b, floor.metrics
+    several = len({metric.key[0] for metric in metrics}) > 1
+    head = ["Task"] * several + ["Metric", str(invariant.manifest.numerics), "fast", "Delta"]
+    head += ["Better in fast", "Worse in fast", "Filter"]
+    drawn = table(head, [list(_floor_row(m, several)) for m in metrics], numbers=range(1 + several, 6 + several))
+    sources = facts((f"{_level(run)}, {_seconds(run)}", tag("code", run.source.name)) for run in (invariant, fast))
+    note = (
+        "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
+        "this says nothing about the model."
+    )
+    if resumed := resumed_fast(fast.manifest):
+        note += f" The fast run {resumed_words(fast, resumed)}."
+    page.section("noise", "Noise floor: fast against invariant", tiles(_floor_tiles(floor)), drawn, sources, note=note)
+
+
+def _floor_tiles(floor: Comparison) -> Iterator[tuple[str, Child, Child]]:
+    alone = score_unchanged(floor.flips)
+    yield "Requests whose bits differ", f"{len(floor.differences):,}", f"of {floor.common:,}"
+    yield "Outputs that part", f"{floor.outputs:,}", f"of {floor.common:,}"
+    basis = f"of {floor.documents:,} documents{f'; {alone}' if alone else ''}"
+    yield "Answers that flipped", f"{floor.changed:,}", basis
+    differing, compared = floor.logprob_counts
+    if compared:
+        unknown = floor.logprobs.not_finite if floor.logprobs else 0
+        share = f"{percent(differing / compared)} of {compared:,} logprobs differ"
+        share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
+        yield "Largest logprob change", floor.largest, share
+
+
+def _floor_row(metric: MetricDelta, several: bool) -> Iterator[Child]:
+    task, name, filter_name = metric.key
+    if several:
+        yield task
+    yield name
+    a, b, paired = metric.value_a, metric.value_b, metric.paired
+    yield from ("" if value is None else shown(value, ".4f") for value in (a, b))
+    yield "" if a is None or b is None else shown(b - a, "+.4f")
+    yield from ("", "") if paired is None else (f"{paired.wins:,}", f"{paired.losses:,}")
+    yield filter_name
+
+
+def _level(run: Run) -> str:
+    return str(run.manifest.numerics)
+
+
+def _seconds(run: Run) -> str:
+    seconds, num_resumed = run.manifest.timings.run_seconds, run.manifest.counts.resumed_requests
+    return f"{seconds:,.1f} s" + (" (resumed)" if num_resumed else "")

@@ -16,8 +16,7 @@ from evalengine.report.numbers import counted
 from evalengine.report.read.choices import Choice, choices, expected_calibration_error, margins, reliability
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item
-from evalengine.report.stats.mean_interval import wilson
-from evalengine.report.stats.metric_interval import budget_of
+from evalengine.report.stats.metric_interval import budget_of, wilson
 
 BINS = 30
 MANY = 4  # with more tasks, the plots of each are folded

@@ -19,7 +19,7 @@ from evalengine.report.html.parts import Column, figure, grid, row_of, tiles
 from evalengine.report.html.plots import series
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, RunMetric, entries
 from evalengine.report.read.names import INDEX
-from evalengine.report.stats.mean_interval import reported_interval
+from evalengine.report.stats.metric_interval import reported_interval
 
 LEAST = 3  # runs that make a trend
 MOST = 6  # trends that are drawn: those of the most runs

@@ -1,23 +1,259 @@
-"""`report.html`: everything that one run left, on one page."""
+"""`report.html`: everything that one run left, on one page: whether to trust it, what came out, what it cost and what
+it ran on; samples and plots have modules of their own."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from evalengine.records.evidence import PAGE
+from evalengine.records.manifest import not_run, resumed_fast
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.shapes import fits
 from evalengine.report.compare.beside import sibling
+from evalengine.report.html.comparison_page import noise_floor, noise_floor_section
 from evalengine.report.html.distributions import distributions_section, likelihood_section
-from evalengine.report.html.metrics import metrics_section
-from evalengine.report.html.noise_floor import noise_floor, noise_floor_section
+from evalengine.report.html.markup import Child, Markup, tag
+from evalengine.report.html.metrics import is_share, metrics_section
 from evalengine.report.html.page import Page, Section
+from evalengine.report.html.parts import details, facts, origin_facts, tiles, verdict
+from evalengine.report.html.plots import percent
 from evalengine.report.html.samples import sample_blocks, samples_section
-from evalengine.report.html.summary import cost_section, manifest_section, summary_lead
+from evalengine.report.numbers import counted, outcome_words
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData, load_run_data
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import UNBOUND, Run, ScoreKey
+from evalengine.report.stats.kappa import judge_lines
+from evalengine.report.stats.metric_interval import cut_of, metric_interval
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.util.forked import ForkedTask
+
+TILES = 4  # metrics shown large
+MANY_ROWS = 4  # tasks whose rows are listed; those of more are folded
+
+
+def summary_lead(page: Page, data: RunData) -> None:
+    """Verdict, digest, the first metrics in large figures, and what a reader must know before trusting them."""
+    page.lead(verdict(*_verdict(data)))
+    run = data.run
+    if run.digest:
+        text = ("digest ", tag("code", run.digest), " (checked against the records; equal digests mean equal bits)")
+        page.lead(tag("p", *text, class_="digest"))
+    page.lead(tag("div", facts(origin_facts(run)), class_="origin"))
+    foremost = _foremost(data)
+    several = len({key[0] for key in foremost}) > 1 or len(data.tasks) > 1
+    large = []
+    for key in foremost:
+        value, error = run.results[key]
+        label = " ".join(([key[0]] if several else []) + _label(key, data))
+        cut = cut_of(run, key)
+        below = [_interval_words(data, key, error), cut.words if cut else None]
+        large.append((label, _value(value, key, data), "; ".join(filter(None, below)) or None))
+    page.lead(tiles(large), *_warnings(data))
+
+
+def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
+    """Time, throughput, and what the scheduler did; nothing for a run that recorded none.
+
+    other: the run in the other kind of numerics, on the same inputs.
+    """
+    manifest = data.run.manifest
+    if not manifest:
+        return
+    counts, timings = manifest.counts, manifest.timings
+    seconds = timings.run_seconds
+    ran = counts.requests - not_run(counts)
+    whose = "of the requests that ran" if not_run(counts) else "in all"  # tokens are counted for these alone
+    speed: list[tuple[str, Child, Child]] = [
+        ("Time", f"{timings.total_seconds:,.1f} s", f"{seconds:,.1f} s of it running")
+    ]
+    if ran and seconds > 0:
+        scored_or_output = f"{manifest.output_kind} tokens".capitalize()
+        speed += [
+            ("Requests", f"{ran / seconds:,.1f}/s", f"{ran:,} of {counts.requests:,} ran"),
+            ("Prompt tokens", f"{counts.prompt_tokens / seconds:,.0f}/s", f"{counts.prompt_tokens:,} {whose}"),
+            (scored_or_output, f"{counts.output_tokens / seconds:,.0f}/s", f"{counts.output_tokens:,} {whose}"),
+        ]
+    speed += list(_against(data.run, other)) if other else []
+    page.section("cost", f"Time and memory, {manifest.numerics} numerics", tiles(speed), facts(_schedule(manifest)))
+
+
+def manifest_section(page: Page, data: RunData) -> None:
+    """What the run ran on, in short and in full."""
+    manifest, run = data.run.manifest, data.run
+    short = facts(_short(manifest)) if manifest else facts([("Model", data.results.get("model_name"))])
+    whole = [details(f"{name}", tag("pre", _json(value))) for name, value in _wholes(data)]
+    page.section("manifest", "Manifest", short, *whole, note=f"Read from {run.name}." if run.kind != "run" else None)
+
+
+def _verdict(data: RunData) -> tuple[str, str, bool | None]:
+    level = data.run.manifest.numerics
+    documents = sum(len(docs) for docs in data.samples.values())
+    amounts = f"{counted(documents, 'document')}, {counted(len(data.run.items), 'request')}. "
+    if level == "exact":
+        return "Reproducible bit for bit", amounts + (
+            "Numerics exact: no batch size, request order, schedule, thread count or machine changes a bit."
+        ), True  # fmt: skip
+    if level == "native":
+        where = data.run.identity.get("gpu_architecture", "this GPU architecture")
+        return f"Reproducible bit for bit on {where}", amounts + (
+            "Numerics native: no batch size, request order or schedule changes a bit on this GPU architecture."
+        ), True  # fmt: skip
+    if level == "fast":
+        return "Ordinary numerics: bits may depend on the batch", amounts + (
+            "Numerics fast: another batch size, order or machine may change logprobs and answers. "
+            "batch_invariant=true makes the same run reproducible."
+        ), None  # fmt: skip
+    if data.run.program == "an endpoint":
+        return "Answers of an endpoint, not proved", amounts + "Nobody can compute an answer again, or check it.", None
+    return f"Read from {data.run.files}", amounts + "They hold no tokens, so whether bits repeat is unknown.", None
+
+
+def _warnings(data: RunData) -> Iterator[Markup]:
+    manifest, said = data.run.manifest, []
+    items = data.run.items.values()
+    cut = sum(item.truncated > 0 for item in items)
+    generated = [item for item in items if item.kind == "generate_until"]
+    limited = sum(data.endings.get(item.key, ("",))[0] == "length" for item in generated)
+    if not data.endings:
+        limited = sum(item.doc_id in data.run.cut.get(item.task, ()) for item in generated)
+    odd = sum(item.sum_logprob is not None and not math.isfinite(item.sum_logprob) for item in items)
+    if odd:
+        said.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric of "
+                    "theirs can be trusted.")  # fmt: skip
+    if cut:
+        said.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
+    if limited:
+        share = f"{limited:,} of {len(generated):,} outputs ({percent(limited / len(generated))})"
+        said.append(f"{share} ran into the length limit: their answers may be missing.")
+    if short := sum(cut for _, cut in data.thinking.values()):
+        said.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
+                    "thinking: what was scored of them is no answer.")  # fmt: skip
+    for task, counts in manifest.programs.outcomes.items() if manifest.programs else ():
+        total = sum(counts.values())
+        said.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "
+                    "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
+    if manifest.programs and not manifest.programs.isolated:
+        said.append("Generated programs ran without isolation: they could reach the network, files and processes.")
+    facts = data.results.get("endpoint")
+    if isinstance(facts, Mapping) and fits(facts.get("in_words"), list[str]):
+        said += facts["in_words"]
+    said += [f"{line[:1].upper()}{line[1:]}." for line in judge_lines(manifest)]
+    if manifest.code.dirty:
+        said.append(f"The code had uncommitted changes (commit {str(manifest.code.commit)[:12]}).")
+    if resumed := manifest.counts.resumed_requests:
+        said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
+    if cached := manifest.counts.cached_requests:
+        said.append(f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
+    if resumed_fast(manifest):
+        said.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
+                    "the same command may give other bits, and other answers.")  # fmt: skip
+    if data.run.unbound:
+        said.append(f"Of this run, {UNBOUND}.")
+    if said:
+        yield tag("ul", *(tag("li", text) for text in said), class_="warnings")
+
+
+def _foremost(data: RunData) -> list[ScoreKey]:
+    """The metrics shown large, of what was asked for: tasks and groups that are part of no other group; the first of
+    each before any second."""
+    seen: Counter[str] = Counter()
+    places = {}
+    roots = roots_of(data.run.groups, [key[0] for key in data.run.results])
+    for key in data.run.results:
+        if key[0] in roots:
+            places[key] = seen[key[0]]
+            seen[key[0]] += 1
+    return sorted(places, key=places.__getitem__)[:TILES]
+
+
+def _label(key: ScoreKey, data: RunData) -> list[str]:
+    filters = {k[2] for k in data.run.results if k[0] == key[0]}
+    return [key[1]] + ([key[2]] if len(filters) > 1 else [])
+
+
+def _value(value: float, key: ScoreKey, data: RunData) -> str:
+    share = is_share(data, key)
+    return percent(value) if share else f"{value:,.4g}"
+
+
+def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | None:
+    bounds = metric_interval(data.run, key)
+    if bounds is None:
+        return None if error is None else f"± {error:.4g} stderr"
+    if is_share(data, key):
+        return f"95 %: {bounds[0] * 100:.1f} to {bounds[1] * 100:.1f}"
+    return f"95 %: {bounds[0]:.4g} to {bounds[1]:.4g}"
+
+
+def _schedule(manifest: Manifest) -> Iterator[tuple[str, Child]]:
+    engine, hardware = manifest.engine, manifest.hardware
+    yield "Device", f"{', '.join(hardware.gpus) or hardware.cpu} ({engine.device})"
+    yield "dtype", engine.dtype
+    yield "Loading", f"{manifest.timings.load_seconds:,.1f} s"
+    if stats := engine.stats:
+        most = f"{stats.largest_batch:,} requests and {stats.largest_step:,} tokens"
+        yield "Steps", f"{stats.num_steps:,}, at most {most} at once"
+        total = stats.num_computed_tokens + stats.num_cached_tokens
+        yield "Prefix cache", f"{stats.num_cached_tokens:,} of {total:,} prompt and output tokens came from it"
+        yield "Preemptions", f"{stats.num_preemptions:,}"
+        if stats.num_guesses:
+            yield "Guessed tokens", f"{stats.num_right_guesses or 0:,} of {stats.num_guesses:,} were right"
+
+
+def _against(run: Run, other: Run) -> Iterator[tuple[str, Child, Child]]:
+    """How many times as long as the other run's requests took; only for whole runs of equal work on one machine."""
+    runs = (run.manifest, other.manifest)
+    done = [(m.hardware, m.counts.requests, not_run(m.counts)) for m in runs]
+    times = [m.timings.run_seconds for m in runs]
+    if done[0] == done[1] and not done[0][2] and min(times) > 0:
+        level = other.manifest.numerics
+        yield f"Time over {level}'s", f"{times[0] / times[1]:.2f}", f"{level} ran for {times[1]:,.1f} s"
+
+
+def _short(manifest: Manifest) -> Iterator[tuple[str, Child]]:
+    model, code, hardware = manifest.model, manifest.code, manifest.hardware
+    yield (
+        "Model",
+        f"{model.name} ({model.architecture}, {model.num_parameters:,} parameters, {model.format})",
+    )
+    yield "Weights", tag("code", model.weights_sha256)
+    rows = list(_rows(manifest))
+    many = len(rows) > MANY_ROWS
+    yield from [("Rows", details(f"Those of {len(rows)} tasks", facts(rows)))] if many else rows
+    dirty = ", with uncommitted changes" if code.dirty else ""
+    commit = f"commit {str(code.commit)[:12]}{dirty}"
+    yield "Code", f"evalengine {code.version}, contract {manifest.contract_version}, {commit}"
+    yield "Machine", f"{hardware.cpu}, {hardware.cpu_count} cores; {', '.join(hardware.gpus) or 'no GPU used'}"
+    versions = manifest.libraries
+    yield "Python", f"{manifest.python}; torch {versions.get('torch')}, transformers {versions.get('transformers')}"
+
+
+def _rows(manifest: Manifest) -> Iterator[tuple[str, Child]]:
+    for task, dataset in manifest.datasets.items():
+        names = (dataset.dataset, dataset.name, dataset.split)
+        local = dataset.revision is None and dataset.source  # rows of the Hub have a commit
+        where = f"{dataset.source}" if local else " ".join(part for part in names if part)
+        yield f"Rows of {task}", f"{where}, {dataset.rows:,} rows, sha256 {str(dataset.sha256)[:12]}…"
+
+
+def _wholes(data: RunData) -> Iterator[tuple[str, Any]]:
+    if data.run.manifest:
+        for name in ("identity", "engine", "datasets", "libraries"):
+            yield name, data.run.manifest.content[name]
+        yield "manifest.json, whole", data.run.manifest.content
+    else:
+        yield "what the results say", data.run.identity
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
 
 TASKS = 4  # most tasks that the title names
 MANY = 5_000  # requests that earn a process for their plots: some 0.05 s of drawing

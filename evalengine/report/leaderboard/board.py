@@ -12,8 +12,7 @@ from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
-from evalengine.report.stats.mean_interval import mean_interval
-from evalengine.report.stats.metric_interval import metric_interval
+from evalengine.report.stats.metric_interval import mean_interval, metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
 from evalengine.report.stats.perplexity import likelihoods
 from evalengine.report.stats.significance import one_test

@@ -1,27 +1,37 @@
-"""The comparison of models on the terminal, and as Markdown and LaTeX (booktabs) for a document."""
+"""The comparison of models in every form but a page: the terminal, Markdown and LaTeX (booktabs) for a document, CSV
+and JSON for other programs."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from evalengine.plain_text import printable
-from evalengine.report.compare.regressions import regression_lines
+from evalengine.report.compare.as_json import cut_json, run_json
+from evalengine.report.compare.report import regression_lines
+from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
-from evalengine.report.leaderboard.headline import both_names, headline, regressed
 from evalengine.report.leaderboard.sheets import (
+    both_names,
     cut_cells,
     cut_head,
     group_sheet,
+    headline,
     matrix_sheet,
     models_sheet,
     rank,
     ranks_note,
+    regressed,
     scores_sheet,
     tests_sheet,
     titled,
     verdict,
 )
+from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_table
 
@@ -91,3 +101,140 @@ def _ranks(board: Board) -> Sheet:
     ranked = [entry for entry in board.tested if any(s is not None and s.rank is not None for s in entry.scores)]
     rows = [[titled(entry), *(rank(score) for score in entry.scores)] for entry in ranked]
     return Sheet("Ranks", ["Metric", *board.names], rows, (0,), note=ranks_note(board))
+
+
+FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below changes its meaning or is removed
+COLUMNS = (
+    *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high", "rank"),
+    *("rank_best", "rank_worst", "documents", "wins", "losses", "ties", "p", "p_holm"),
+    *("answers_changed", "cut", "value_cut", "value_finished"),
+)
+
+
+def comma_separated(board: Board) -> str:
+    """One table of numbers as they are, shares of 1 and p-values unrounded. `row` says what a line is: `score` (a
+    model's value), `part` (of a group, untested) or `test` (`model` against `against`, value = their difference).
+    `cut`: the share of the model's documents with an answer that its length limit ended."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for contest in board.tested:
+        writer.writerows(_scores(board, contest, "score"))
+        writer.writerows(_csv_test(board, contest, test) for test in contest.tests)
+    for group in board.groups:
+        for part in (*group.parts, *group.whole):
+            writer.writerows({**row, "group": _plain(group.name)} for row in _scores(board, part, "part"))
+    return out.getvalue()
+
+
+def board_json(board: Board) -> dict[str, Any]:
+    """The whole comparison, with names that stay. Numbers that are not finite are null."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "verdict": verdict(board),
+        "models": [
+            {"model": name, "step": board.steps[n] if board.steps else None, **run_json(run)}
+            for n, (run, name) in enumerate(zip(board.runs, board.names, strict=True))
+        ],
+        "metrics": [_contest_json(board, contest) for contest in board.contests],
+        "groups": [
+            {
+                "name": group.name,
+                "parts": [_contest_json(board, part) for part in group.parts],
+                "means": [_contest_json(board, mean) for mean in (*group.means, *group.whole)],
+            }
+            for group in board.groups
+        ],
+        "tests": board.family,
+        "significant": board.significant,
+        "notes": board.notes,
+    }
+
+
+def _plain(text: str) -> str:
+    """A name for a spreadsheet, which would take a text that begins like a formula for one, and for a terminal."""
+    text = printable(text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]]:
+    for run, name, score in zip(board.runs, board.names, contest.scores, strict=True):
+        if score is None:
+            continue
+        cut = cut_of(run, contest.key)
+        low, high = score.interval or ("", "")
+        best, worst = score.ranks or ("", "")
+        yield {
+            **_key(contest),
+            "row": row,
+            "model": _plain(name),
+            "value": score.value,
+            "ci_low": low,
+            "ci_high": high,
+            "rank": score.rank or "",
+            "rank_best": best,
+            "rank_worst": worst,
+            "documents": contest.documents,
+            **({} if cut is None else {"cut": cut.count / cut.total, "value_cut": cut.cut,
+                                       "value_finished": "" if cut.finished is None else cut.finished}),
+        }  # fmt: skip
+
+
+def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
+    p = test.result
+    return {
+        **_key(contest),
+        "row": "test",
+        "model": _plain(board.names[test.b - 1]),
+        "against": _plain(board.names[test.a - 1]),
+        "value": p.difference,
+        "ci_low": p.ci_low,
+        "ci_high": p.ci_high,
+        "documents": p.n,
+        "wins": p.wins,
+        "losses": p.losses,
+        "ties": p.ties,
+        "p": p.p_value,
+        "p_holm": test.p_adjusted,
+        "answers_changed": "" if test.changed is None else test.changed,
+        **({"metric": f"{contest.key[1]} (nats a document)"} if test.nats else {}),
+    }
+
+
+def _key(contest: Contest) -> dict[str, str]:
+    return {**dict(zip(("task", "metric", "filter"), map(_plain, contest.key), strict=True)), "mean": contest.mean}
+
+
+def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
+    return {
+        **dict(zip(("task", "metric", "filter"), contest.key, strict=True)),
+        "mean": contest.mean or None,
+        "higher_is_better": contest.higher_is_better,
+        "documents": contest.documents,
+        "scores": [
+            None
+            if score is None
+            else {
+                "model": name,
+                "value": score.value if math.isfinite(score.value) else None,
+                "interval": None if score.interval is None else list(score.interval),
+                "rank": score.rank,
+                "ranks": None if score.ranks is None else list(score.ranks),
+                "cut": cut_json(cut_of(run, contest.key)),
+            }
+            for run, name, score in zip(board.runs, board.names, contest.scores, strict=True)
+        ],
+        "tests": [
+            {
+                "a": board.names[test.a - 1],
+                "b": board.names[test.b - 1],
+                "p_holm": test.p_adjusted,
+                "significant": test.significant,
+                "nats": test.nats,
+                "answers_changed": test.changed,
+                **test.result.to_json(),
+            }
+            for test in contest.tests
+        ],
+    }

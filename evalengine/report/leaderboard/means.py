@@ -16,7 +16,7 @@ from evalengine.report.read.groups import leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks
-from evalengine.report.stats.mean_interval import scaled, weighted_interval
+from evalengine.report.stats.metric_interval import scaled, weighted_interval
 from evalengine.util.plain_files import parse_json
 
 SUBJECT = "subject"  # the field that is looked for by default (MMLU's)

@@ -16,9 +16,8 @@ from evalengine.report.gate.forms import report_lines
 from evalengine.report.gate.gate import gate as judge
 from evalengine.report.gate.report import Report, headline
 from evalengine.report.leaderboard.compose import Board, board
-from evalengine.report.leaderboard.formats import board_lines
+from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.models import are_models
-from evalengine.report.leaderboard.numbers import board_json
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.python.results import Results, Shown
 from evalengine.report.read.load import load_run

@@ -22,7 +22,7 @@ from evalengine.report.read.choices import choices
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.intervals import Floats
-from evalengine.report.stats.mean_interval import wilson
+from evalengine.report.stats.metric_interval import wilson
 
 AVERAGED = re.compile(r"(?:.* )?avg@(\d+)")  # a metric that is a document's mean over samples
 

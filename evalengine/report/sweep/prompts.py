@@ -18,8 +18,8 @@ from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.intervals import Floats
-from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.measured import TwoWay, two_way
+from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.paired import cluster_codes
 from evalengine.report.stats.significance import holm
 from evalengine.report.sweep.write import VERSION, write_list

@@ -16,8 +16,7 @@ from evalengine.report.numbers import arrow, outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.kappa import judge_lines
-from evalengine.report.stats.mean_interval import wilson
-from evalengine.report.stats.metric_interval import cut_lines
+from evalengine.report.stats.metric_interval import cut_lines, wilson
 from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Sheet
 
