@@ -17,7 +17,8 @@ from evalengine.cli.commands import run as command
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.report.html import index_page
-from evalengine.report.html.index_page import refresh_index, write_index
+from evalengine.report.html.index_page import write_index
+from evalengine.report.html.on_complete import refresh_index
 from evalengine.report.read.index import DAMAGED, UNFINISHED, entries
 from evalengine.report.read.names import INDEX, SWEEP_FORMAT
 from tests.browser import Browser

@@ -78,5 +78,5 @@ WINGS: dict[str, set[str]] = {
     "export": {"python", "leaderboard", "compare", "stats", "read", "numbers"},
     "gate": {"compare", "stats", "read", "numbers"},
     "python": {"gate", "leaderboard", "compare", "html", "terminal", "stats", "read"},
-    "cli": {"gate", "export", "leaderboard", "compare", "html", "terminal", "read"},
+    "cli": {"gate", "export", "leaderboard", "compare", "html", "terminal", "read", "numbers"},
 }

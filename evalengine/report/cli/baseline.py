@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evalengine.plain_text import say, warn
-from evalengine.report.html.index_page import refresh_index
+from evalengine.report.html.on_complete import refresh_index
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import INDEX, root_of

@@ -4,11 +4,12 @@ different models: when its options apply, and where the tables go."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
-from evalengine.records.folder import write_whole
+from evalengine.records.folder import write_text_file
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import LEVELS
 from evalengine.report.compare.matrix import matrix, matrix_report
@@ -16,16 +17,20 @@ from evalengine.report.compare.report import report
 from evalengine.report.compare.two_runs import compared
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.html.page import Page
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines, comma_separated, latex, markdown
 from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
+from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
+
+FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
+ASKING = ("models", "format", "output", "names", "by", "history")  # options that only a comparison of models has
 
 
 def main(arguments: Namespace) -> int:
@@ -43,7 +48,8 @@ def main(arguments: Namespace) -> int:
 def _two(a: Run, b: Run, arguments: Namespace) -> int:
     comparison = compared(a, b, arguments.allow)
     if arguments.html:
-        _write(comparison_page(comparison), arguments.html)
+        with _usage("--html"):
+            comparison_page(comparison).write(Path(arguments.html))
     within = comparison.within(arguments.level)
     lines = [*report(comparison)]
     if arguments.level != LEVELS[0]:
@@ -55,24 +61,12 @@ def _two(a: Run, b: Run, arguments: Namespace) -> int:
 def _many(runs: Sequence[Run], arguments: Namespace) -> int:
     comparisons = matrix(runs, arguments.allow)
     if arguments.html:
-        _write(matrix_page(comparisons), arguments.html)
+        with _usage("--html"):
+            matrix_page(comparisons).write(Path(arguments.html))
     print_findings("compare", matrix_report(comparisons), matrix_json(comparisons), arguments.json)
     if comparisons.refused:
         return ConfigError.exit_code
     return 0 if comparisons.within(arguments.level) else 1
-
-
-def _write(page: Page, target: str) -> None:
-    """Writes a page. A page that cannot be written is bad usage, since exit code 1 says that runs differ."""
-    try:
-        page.write(Path(target))
-    except EvalEngineError as error:
-        raise ConfigError(f"compare: --html: {error}") from error
-
-
-FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
-SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
-ASKING = ("models", "format", "output", "names", "by", "history")  # options that only a comparison of models has
 
 
 def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
@@ -144,16 +138,17 @@ def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
 
 
 def _write_models(comparison: Board, path: Path, form: str, history: bool) -> None:
-    """Writes a file, whole or not at all. One that cannot be written is bad usage, as for --json."""
-    from evalengine.report.leaderboard.page import leaderboard_page
-
-    try:
+    with _usage(str(path)):
         if form == "page":
             leaderboard_page(comparison, history, path.parent).write(path)
-            return
-        text = history_picture(comparison) if form == "history" else FORMATS[form](comparison)
-        content = text.encode("utf-8", "backslashreplace")
-        write_whole(path, lambda scratch: scratch.write_bytes(content))
-    except (OSError, EvalEngineError) as error:
-        why = error.strerror if isinstance(error, OSError) else None
-        raise ConfigError(f"compare: {path}: {why or error}; name another file") from error
+        else:
+            write_text_file(path, history_picture(comparison) if form == "history" else FORMATS[form](comparison))
+
+
+@contextmanager
+def _usage(what: str) -> Iterator[None]:
+    """A file that cannot be written is bad usage, since exit code 1 says that runs differ."""
+    try:
+        yield
+    except EvalEngineError as error:
+        raise ConfigError(f"compare: {what}: {error}") from error

@@ -5,19 +5,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from evalengine.config.check import tracker_problems
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
-from evalengine.report.read.names import holds_runs
+from evalengine.records.folder import write_text_file
+from evalengine.report.compare.beside import is_pair
+from evalengine.report.compare.matrix import matrix
+from evalengine.report.compare.two_runs import compared
+from evalengine.report.export.every_eval import write_every_eval
+from evalengine.report.export.files import write_model_index, write_samples
+from evalengine.report.export.inspect_log import write_inspect_logs
+from evalengine.report.export.shared import write_hub_results
+from evalengine.report.export.tables import TABLES, comparison_markdown, results_sheet
+from evalengine.report.export.tracking import log_run
+from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
+from evalengine.report.html.index_page import write_index
+from evalengine.report.html.matrix_page import matrix_page
+from evalengine.report.html.run_page import write_run_report
+from evalengine.report.leaderboard.compose import board
+from evalengine.report.leaderboard.models import are_models
+from evalengine.report.leaderboard.page import leaderboard_page
+from evalengine.report.numbers import counted
+from evalengine.report.read.load import load_run, load_run_data
+from evalengine.report.read.names import holds_runs, named_runs
+from evalengine.report.read.run import Run
 from evalengine.util.command import Namespace
-
-if TYPE_CHECKING:
-    from evalengine.report.read.run import Run
 
 # option that names a file -> what is counted in it
 FILES = {"model_index": "result", "samples": "sample", "inspect_log": "sample", "eval_results": "result",
          "every_eval": "result"}  # fmt: skip
+WRITERS = {"model_index": write_model_index, "samples": write_samples, "eval_results": write_hub_results}
 
 
 def main(arguments: Namespace) -> int:
@@ -25,20 +43,14 @@ def main(arguments: Namespace) -> int:
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
         _check(target)
-    from evalengine.report.read.names import named_runs
-
     runs = named_runs(arguments.runs)
     if arguments.table or arguments.log_to or _file_option(arguments):
         return _other_form(runs, arguments, target)
     if len(runs) == 1 and holds_runs(Path(runs[0])):
-        from evalengine.report.html.index_page import write_index
-
         path, count = write_index(Path(runs[0]), target)
-        say(f"{path}: {count} run{'' if count == 1 else 's'}")
+        say(f"{path}: {counted(count, 'run')}")
         return 0
     if len(runs) == 1:
-        from evalengine.report.html.run_page import write_run_report
-
         path, size = write_run_report(runs[0], target)
     else:
         path = target or Path("comparison.html")
@@ -62,19 +74,13 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
                 f"report: {option} FILE: is of one run and names its own file: give neither -o nor other runs"
             )
         return _named_file(names[0], option, Path(getattr(arguments, option)))
-    from evalengine.report.read.load import load_run
-
     runs = [load_run(name) for name in names]
-    from evalengine.report.export.tables import TABLES, results_sheet
-
     text = TABLES[arguments.table](results_sheet(runs)) + "\n"
     if arguments.table == "md" and len(runs) == 2:
         text = f"{_in_markdown(runs, arguments.allow)}{text}"
     if target is None:
         sys.stdout.write(text)
         return 0
-    from evalengine.records.folder import write_text_file
-
     write_text_file(target, text)
     say(target)
     return 0
@@ -87,32 +93,17 @@ def _file_option(arguments: Namespace) -> str | None:
 
 def _named_file(name: str, option: str, path: Path) -> int:
     """Writes what the option says of a run to the file that it names."""
-    from evalengine.report.export.every_eval import write_every_eval
-    from evalengine.report.export.files import write_model_index, write_samples
-    from evalengine.report.export.inspect_log import write_inspect_logs
-    from evalengine.report.export.shared import write_hub_results
-    from evalengine.report.read.load import load_run, load_run_data
-
-    what = FILES[option]
-    if option != "every_eval":
-        _check(path)
     if option == "every_eval":  # a folder is named
         path, count = write_every_eval(load_run_data(name), path)
-    elif option == "inspect_log":
-        count = write_inspect_logs(name, path)
     else:
-        writers = {"model_index": write_model_index, "samples": write_samples, "eval_results": write_hub_results}
-        count = writers[option](load_run(name), path)
-    say(f"{path}: {count:,} {what}{'' if count == 1 else 's'}")
+        _check(path)
+        count = write_inspect_logs(name, path) if option == "inspect_log" else WRITERS[option](load_run(name), path)
+    say(f"{path}: {counted(count, FILES[option])}")
     return 0
 
 
 def _in_markdown(runs: Sequence[Run], allow: bool) -> str:
     """What two runs show together, the sentence first; nothing for runs that cannot be compared."""
-    from evalengine.report.compare.two_runs import compared
-    from evalengine.report.export.tables import comparison_markdown
-    from evalengine.report.leaderboard.models import are_models
-
     try:
         return comparison_markdown(compared(runs[0], runs[1], allow or are_models(runs)))
     except ConfigError:
@@ -121,9 +112,6 @@ def _in_markdown(runs: Sequence[Run], allow: bool) -> str:
 
 def _log(names: Sequence[str], tracker: str) -> int:
     """Logs each run. Raises `ConfigError` for an unknown tracker, `EvalEngineError` if the tracker refuses."""
-    from evalengine.config.check import tracker_problems
-    from evalengine.report.export.tracking import log_run
-
     if problems := list(tracker_problems("report: --log-to", tracker)):
         raise ConfigError(problems)
     for name in names:
@@ -134,22 +122,10 @@ def _log(names: Sequence[str], tracker: str) -> int:
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
     """Writes the comparison's page, which for different models is the leaderboard, as in `compare`. Two runs of unlike
     modes show their noise floor too."""
-    from evalengine.report.compare.beside import is_pair
-    from evalengine.report.compare.two_runs import compared
-    from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
-    from evalengine.report.leaderboard.models import are_models
-    from evalengine.report.read.load import load_run
-
     runs = [load_run(name) for name in names]
     if not allow and are_models(runs):
-        from evalengine.report.leaderboard.compose import board
-        from evalengine.report.leaderboard.page import leaderboard_page
-
         return leaderboard_page(board(runs), beside=path.parent).write(path)
     if len(runs) > 2:
-        from evalengine.report.compare.matrix import matrix
-        from evalengine.report.html.matrix_page import matrix_page
-
         return matrix_page(matrix(runs, allow)).write(path)
     page = comparison_page(compared(runs[0], runs[1], allow))
     if is_pair(runs[0], runs[1]):

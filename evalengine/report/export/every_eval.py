@@ -25,8 +25,7 @@ from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.provenance import parsed
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.metric_interval import CONFIDENCE
-from evalengine.report.stats.metric_interval import cut_of, metric_interval
+from evalengine.report.stats.metric_interval import CONFIDENCE, cut_of, metric_interval
 from evalengine.version import __version__
 
 SCHEMA = "0.3.0"

@@ -73,10 +73,26 @@ def gate(
     Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
     2.
     """
+    report = _attempt(baseline, run, policy, base, noise)
+    assert report is not None
+    return report
+
+
+def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
+    """Why no run could be judged, as `gate` reports it, before a run is made; None if one can be."""
+    return _attempt(baseline, None, policy, base)
+
+
+def _attempt(
+    baseline: str | Path, run: str | Path | None, policy: str, base: str | None, noise: str | Path | None = None
+) -> Report | None:
+    """The judgement, or why there is none; None for no run yet, if one could be judged."""
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
         chosen, trouble = load_policy(policy), BAD_BASELINE
         (a, warnings), trouble = baseline_of(baseline, base), BAD_RUN
+        if run is None:
+            return None
         b, trouble = load_run(run), "not comparable"
         if noise is not None:
             other, trouble = load_run(noise), "the noise cannot be judged"
@@ -87,24 +103,11 @@ def gate(
         report = _judge(chosen, a, b, notes, warnings, steps)
         return report if noise is None else replace(report, checks=tuple(beside_noise(report.checks, a, b, other)))
     except NoBaseline as error:
-        return could_not_judge(chosen, baseline, run, NO_BASELINE, error.problems)
+        told = NO_BASELINE, error.problems
     except EvalEngineError as error:
         missing = _missing(baseline, run, base) if trouble in (BAD_BASELINE, BAD_RUN) else None
-        return could_not_judge(chosen, baseline, run, *(missing or (trouble, problems_of(error))))
-
-
-def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
-    """Why no run could be judged, as `gate` reports it, before a run is made; None if one can be."""
-    chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
-    try:
-        chosen, trouble = load_policy(policy), BAD_BASELINE
-        baseline_of(baseline, base)
-        return None
-    except NoBaseline as error:
-        return could_not_judge(chosen, baseline, "not made", NO_BASELINE, error.problems)
-    except EvalEngineError as error:
-        missing = _missing(baseline, None, base) if trouble == BAD_BASELINE else None
-        return could_not_judge(chosen, baseline, "not made", *(missing or (trouble, problems_of(error))))
+        told = missing or (trouble, problems_of(error))
+    return could_not_judge(chosen, baseline, "not made" if run is None else run, *told)
 
 
 def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, with_config
 from typing_extensions import NotRequired, TypedDict
 
+from evalengine.config.arguments import shown
 from evalengine.config.typed import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of
 from evalengine.errors import ConfigError
 from evalengine.records.shapes import Number
@@ -185,14 +186,6 @@ def _inconsistent_limits(limits: Limits) -> Iterator[str]:
         yield "sets no limit, so it could never fail; set margin, alpha or max_regression"
 
 
-def quoted(value: Any) -> str:
-    """A value for a sentence, cut if it is long."""
-    if isinstance(value, int) and abs(value) >= 10**40:  # Python refuses to print very long ones
-        return "a very long integer"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def near(word: Any, choices: Iterable[str]) -> str:
     """The known word that was probably meant, or all known words, as a part of a sentence."""
     matches = difflib.get_close_matches(str(word), tuple(choices), 1)
@@ -248,7 +241,7 @@ def _parent(name: Any, chain: list[Path]) -> tuple[Path, Any]:
     """The policy that the last of `chain` extends: a name, or a file beside it."""
     here = chain[-1]
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{here}: extends: is {quoted(name)}; name a policy ({', '.join(available())}) or a file")
+        raise ConfigError(f"{here}: extends: is {shown(name)}; name a policy ({', '.join(available())}) or a file")
     path, value = _read(name, here.parent, f"{here}: extends: {name}")
     if path.resolve() in [file.resolve() for file in chain]:
         turns = " -> ".join(str(file) for file in [*chain, path])

@@ -77,15 +77,17 @@ def made_run(settings: Sequence[str], keep: Path | None, more: Mapping[str, str]
 
     Raises `ConfigError` for settings that the gate makes itself, `EvalEngineError` if the run fails.
     """
-    for word in settings:
-        name = word.partition("=")[0].lstrip("+~")
-        if name.partition(".")[0] in OURS or word in ("-m", "--multirun"):
+    for given in settings:
+        name = given.partition("=")[0].lstrip("+~")
+        if name.partition(".")[0] in OURS or given in ("-m", "--multirun"):
             raise ConfigError(
-                f"gate: {word}: the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
+                f"gate: {given}: the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
             )
         if name in ("cache", "cache.path"):
-            raise ConfigError(f"gate: {word}: answers of earlier code would be judged; leave the cache out")
-    settings = [*settings, *(f"{name}={_quoted(value)}" for name, value in (more or {}).items())]
+            raise ConfigError(f"gate: {given}: answers of earlier code would be judged; leave the cache out")
+    from evalengine.config.words import word  # it loads Hydra
+
+    settings = [*settings, *(word(name, value) for name, value in (more or {}).items())]
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="evalengine-gate-") as folder:
             yield _run(settings, Path(folder))
@@ -94,13 +96,6 @@ def made_run(settings: Sequence[str], keep: Path | None, more: Mapping[str, str]
         keep.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(prefix=f"gate-{datetime.now():%Y%m%dT%H%M%S}-", dir=keep)
     yield _run(settings, Path(folder))
-
-
-def _quoted(text: str) -> str:
-    """A text in quotes, as the grammar of settings reads it."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    return str(QuotedString(text, Quote.single).with_quotes())
 
 
 def _run(settings: Sequence[str], folder: Path) -> Path:

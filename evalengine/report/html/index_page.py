@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 from evalengine.errors import EvalEngineError
-from evalengine.plain_text import warn, warn_of_bug
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
@@ -99,19 +98,6 @@ def _is_ours(path: Path) -> bool:
         return True
     with open(path, "rb") as file:
         return GENERATOR in file.read(HEAD)
-
-
-def refresh_index(root: Path) -> None:
-    """Writes the list after a run. A failure is only printed, since the run is whole without the list."""
-    try:
-        write_index(root)
-        return
-    except EvalEngineError as error:
-        why = str(error)
-    except Exception:
-        warn_of_bug()
-        why = "a bug in the list of runs, shown above"
-    warn(f"no new {INDEX} ({why}); try again: python -m evalengine report {root}")
 
 
 def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:

@@ -1,7 +1,9 @@
-"""What a finished run leaves for people: its page, and the list of all runs beside it."""
+"""What a finished run leaves for people: its page, and the list of all runs beside it. A failure is only printed, since
+the run is whole without them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from evalengine.errors import EvalEngineError
@@ -10,23 +12,42 @@ from evalengine.plain_text import warn, warn_of_bug
 
 def write_list(folder: Path) -> None:
     """Writes anew the list of all runs beside a finished one."""
-    from evalengine.report.html.index_page import refresh_index
     from evalengine.report.read.names import root_of
 
     refresh_index(root_of(folder))
 
 
+def refresh_index(root: Path) -> None:
+    """Writes the list of the runs in a folder anew."""
+
+    def write() -> None:
+        from evalengine.report.html.index_page import write_index
+
+        write_index(root)
+
+    _tried(write, "new index.html", "the list of runs", f"try again: python -m evalengine report {root}")
+
+
 def write_page(folder: Path) -> None:
-    """Writes a finished run's `report.html`. A failure is only printed, since the run is whole without its page."""
-    try:
+    """Writes a finished run's `report.html`."""
+
+    def write() -> None:
         from evalengine.report.html.run_page import write_run_report
 
         write_run_report(folder)
+
+    cure = f"the run is whole; try again: python -m evalengine report {folder}"
+    _tried(write, "report.html", "the report", cure)
+
+
+def _tried(write: Callable[[], None], what: str, where: str, cure: str) -> None:
+    """Writes; or says that there is no `what`, why, and the cure. where: what has a bug if it raises another error."""
+    try:
+        write()
         return
     except EvalEngineError as error:
         why = str(error)
     except Exception:
         warn_of_bug()
-        why = "a bug in the report, shown above"
-    cure = f"the run is whole; try again: python -m evalengine report {folder}"
-    warn(f"no report.html ({why}); {cure}")
+        why = f"a bug in {where}, shown above"
+    warn(f"no {what} ({why}); {cure}")
