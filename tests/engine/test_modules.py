@@ -36,7 +36,7 @@ from tests.parity.random_models import ModelFolders, without_tokenizer
 CPU = torch.device("cpu")
 MODE = {"batch_invariant": True, "max_model_len": 96, "device": "cpu"}
 FAST = {**MODE, "batch_invariant": False}
-ON_SCHEDULES = ["gpt2", "phi", "cohere", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "vaultgemma"]
+ON_SCHEDULES = ["gpt2", "phi", "exaone", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "vaultgemma"]
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ def test_every_refused_field_of_a_file_is_named_with_its_cure() -> None:
     ]
     assert all("remove it" in problem for problem in caught.value.problems)
     with pytest.raises(ConfigError) as caught:  # of another model only that is said
-        spec_from_json({**CONFIGS["llama"], "model_type": "cohere", "logit_scale": 2.0, "architectures": None})
+        spec_from_json({**CONFIGS["llama"], "model_type": "phi", "logit_scale": 2.0, "architectures": None})
     assert len(caught.value.problems) == 1
 
 

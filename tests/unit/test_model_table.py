@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 def rows() -> list[str]:
     """The table's rows, in the order of the modules."""
     lines = []
-    for name in families.__all__:
+    for name in families.FAMILIES:
         module = getattr(families, name)
         what = re.split(r"\.(?=\s|$)", str(module.__doc__).strip())[0].replace("\n", " ")
         for family in (value for value in vars(module).values() if isinstance(value, Family)):

@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
-from evalengine.models.families import (
-    cohere,
-    deepseek,
-    ernie,
-    exaone,
-    falcon_h1,
-    gemma,
-    glm,
-    gpt_neox,
-    gpt_oss,
-    granite,
-    granite_hybrid,
-    hunyuan,
-    lfm2,
-    llama,
-    minimax,
-    mistral,
-    mixtral,
-    nemotron_h,
-    olmo,
-    olmo_hybrid,
-    olmoe,
-    phi,
-    qwen,
-    qwen_hybrid,
-    qwen_moe,
-    smollm,
-    starcoder,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["cohere", "deepseek", "ernie", "exaone", "falcon_h1", "gemma", "glm", "gpt_neox", "gpt_oss", "granite",
-           "granite_hybrid", "hunyuan", "lfm2", "llama", "minimax", "mistral", "mixtral", "nemotron_h", "olmo",
-           "olmo_hybrid", "olmoe", "phi", "qwen", "qwen_hybrid", "qwen_moe", "smollm", "starcoder"]  # fmt: skip
+FAMILIES = sorted(module.name for module in iter_modules(__path__))
+for _name in FAMILIES:
+    import_module(f"{__name__}.{_name}")
