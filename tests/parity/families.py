@@ -164,6 +164,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pythia-in-turn": ("gpt_neox", {**PYTHIA, "use_parallel_residual": False, "hidden_act": "gelu_pytorch_tanh"}),
     "qwen2-window": ("qwen2", OF_QWEN),
     "qwen3-window": ("qwen3", OF_QWEN),
+    "seed-oss": ("seed_oss", {}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "qwen2-moe": ("qwen2_moe", {"head_dim": None, **OF_QWEN, **EXPERTS, "shared_expert_intermediate_size": 60}),
     "mixtral": ("mixtral", {"num_local_experts": 6, "sliding_window": WINDOW}),

@@ -1,0 +1,17 @@
+"""Seed-OSS: a Llama with biases on q, k and v, and a head of a size of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.models.describe import describe
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+
+
+def _spec(family: Family, config: Any) -> ModelSpec:
+    biases = (config.attention_bias, config.attention_out_bias)
+    return describe(family, config, biases=biases, blocks=(Block(mlp_bias=config.mlp_bias),))
+
+
+SEED_OSS = Family("SeedOssForCausalLM", "seed_oss", _spec, frozenset({"attention_out_bias", "mlp_bias"}))
