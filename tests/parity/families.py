@@ -165,6 +165,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", OF_QWEN),
     "qwen3-window": ("qwen3", OF_QWEN),
     "seed-oss": ("seed_oss", {}),
+    "cwm": ("cwm", {"sliding_window": WINDOW}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "qwen2-moe": ("qwen2_moe", {"head_dim": None, **OF_QWEN, **EXPERTS, "shared_expert_intermediate_size": 60}),
     "mixtral": ("mixtral", {"num_local_experts": 6, "sliding_window": WINDOW}),
