@@ -167,6 +167,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("seed_oss", {}),
     "cwm": ("cwm", {"sliding_window": WINDOW}),
     "helium": ("helium", {"head_dim": 16}),
+    "stablelm": ("stablelm", {"head_dim": None, "use_qkv_bias": True}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "qwen2-moe": ("qwen2_moe", {"head_dim": None, **OF_QWEN, **EXPERTS, "shared_expert_intermediate_size": 60}),
     "mixtral": ("mixtral", {"num_local_experts": 6, "sliding_window": WINDOW}),

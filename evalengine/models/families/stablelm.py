@@ -1,0 +1,45 @@
+"""StableLM 2: a Llama with layer norms and RoPE on a quarter of a head.
+
+The 12B model, which norms each head of q and k by weights of its own, is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.layers.variants import Norm
+from evalengine.models.describe import activation_of, describe
+from evalengine.models.registry import Family
+from evalengine.models.spec import Block, ModelSpec
+
+
+def _spec(family: Family, config: Any) -> ModelSpec:
+    if config.qk_layernorm:
+        raise ConfigError("qk_layernorm=true: norms with a weight for each head are not supported")
+    block = Block(parallel="one norm" if config.use_parallel_residual else None, activation=activation_of(config))
+    return describe(
+        family,
+        config,
+        biases=(config.use_qkv_bias, False),
+        eps="layer_norm_eps",
+        blocks=(block,),
+        norm=Norm(eps=0.0, kind="layer", cast_first=False, bias=True),
+    )
+
+
+STABLELM = Family(
+    "StableLmForCausalLM",
+    "stablelm",
+    _spec,
+    frozenset(
+        {
+            "hidden_act",
+            "layer_norm_eps",
+            "partial_rotary_factor",
+            "qk_layernorm",
+            "use_parallel_residual",
+            "use_qkv_bias",
+        }
+    ),
+)
