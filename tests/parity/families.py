@@ -170,6 +170,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {"head_dim": None, "use_qkv_bias": True}),
     "command-r": ("cohere", {"head_dim": None, "logit_scale": 0.25}),
     "glm": ("glm", {}),
+    "gemma": ("gemma", {}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "qwen2-moe": ("qwen2_moe", {"head_dim": None, **OF_QWEN, **EXPERTS, "shared_expert_intermediate_size": 60}),
     "mixtral": ("mixtral", {"num_local_experts": 6, "sliding_window": WINDOW}),
