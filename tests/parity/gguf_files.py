@@ -80,7 +80,7 @@ def _metadata(config: Any, arch: str) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     head_dim = values.get("head_dim") or config.hidden_size // config.num_attention_heads
-    if arch not in ("gemma2", "gemma3"):
+    if not arch.startswith("gemma"):
         metadata["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     return metadata
 
@@ -104,7 +104,7 @@ def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, Tensor]]:
 
 def _pieces(name: str, tensor: Tensor, config: Any, arch: str) -> Iterator[tuple[str, Tensor]]:
     """What a converter makes of one tensor: names that the library's table knows, with their numbers."""
-    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
         yield name, tensor.float() + 1
     elif arch in PERMUTED and ".q_proj." in name:
         yield name, _permuted(tensor, config.num_attention_heads)

@@ -10,6 +10,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import describe, rope_of
+from evalengine.models.gguf_form import GGUFForm, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
@@ -29,4 +30,10 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     )
 
 
-COMMAND_R = Family("CohereForCausalLM", "cohere", _spec, frozenset({"layer_norm_eps", "logit_scale", "use_qk_norm"}))
+COMMAND_R = Family(
+    "CohereForCausalLM",
+    "cohere",
+    _spec,
+    frozenset({"layer_norm_eps", "logit_scale", "use_qk_norm"}),
+    gguf=GGUFForm("command-r", named(logit_scale="logit_scale"), eps="layer_norm_eps"),
+)

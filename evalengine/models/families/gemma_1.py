@@ -9,6 +9,7 @@ from typing import Any
 
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import activation_of, describe
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
@@ -24,4 +25,10 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     )
 
 
-GEMMA = Family("GemmaForCausalLM", "gemma", _spec, frozenset({"hidden_act", "hidden_activation"}))
+GEMMA = Family(
+    "GemmaForCausalLM",
+    "gemma",
+    _spec,
+    frozenset({"hidden_act", "hidden_activation"}),
+    gguf=GGUFForm("gemma", norms_plus_one=True),
+)

@@ -10,6 +10,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import activation_of, describe
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
@@ -28,6 +29,11 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     )
 
 
+def _gguf(metadata: Metadata, config: Config) -> None:
+    config["use_qkv_bias"] = metadata.biased("attn_q")
+    config["use_parallel_residual"] = metadata.boolean("use_parallel_residual", False)
+
+
 STABLELM = Family(
     "StableLmForCausalLM",
     "stablelm",
@@ -42,4 +48,5 @@ STABLELM = Family(
             "use_qkv_bias",
         }
     ),
+    gguf=GGUFForm("stablelm", _gguf, eps="layer_norm_eps"),
 )
