@@ -150,7 +150,7 @@ def paged_attention(
     assert variant.sinks == (sinks is not None)
     decodes = batch.num_decodes
     tokens = q.shape[0] - decodes
-    call = Call(q, k_cache, v_cache, out, variant, sinks, batch)
+    call = Call(q, kv, out, variant, sinks, batch)
     if schedule is None:
         rows = tokens * call.group // max(1, len(batch.query_lens) - decodes)
         schedule = choose(q.shape[2], q.dtype, k_cache.shape[1], rows, q.get_device())
@@ -167,15 +167,9 @@ class Call:
     """The operands and sizes that the launches of one call share."""
 
     def __init__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out: Tensor,
-        variant: AttentionVariant,
-        sinks: Tensor | None,
-        batch: RaggedBatch,
+        self, q: Tensor, kv: KVCache, out: Tensor, variant: AttentionVariant, sinks: Tensor | None, batch: RaggedBatch
     ) -> None:
+        k_cache, v_cache = kv
         self.q, self.k_cache, self.v_cache, self.out, self.sinks = q, k_cache, v_cache, out, sinks
         self.variant, self.batch = variant, batch
         self.page, self.kv_heads, self.head_dim = k_cache.shape[1:]

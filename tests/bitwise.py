@@ -66,3 +66,11 @@ def check_that_edits_are_found(file: Path, count: int, read: Callable[[Path], ob
         file.write_text(whole[:place] + new + whole[place + 1 :], encoding="utf-8")
         with pytest.raises(ConfigError, match=re.escape(file.name)):
             read(file)
+
+
+def check_that_a_cut_is_found(file: Path, part: float, read: Callable[[Path], object], why: str) -> None:
+    """Of the file that share is left, or all but so many characters: `read` raises `ConfigError` that says why."""
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(whole[: int(len(whole) * part) if part >= 0 else int(part)], encoding="utf-8")
+    with pytest.raises(ConfigError, match=why):
+        read(file)

@@ -102,8 +102,7 @@ class CudaOps(Ops):
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rope.rope(x, cos, sin)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return activation.silu_and_mul(gate_up)
+    silu_and_mul = staticmethod(activation.silu_and_mul)
 
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         if kind == "clamped_swiglu":
@@ -173,11 +172,6 @@ class CudaOps(Ops):
     def prepare_experts(self, weight: Tensor) -> PreparedWeight:
         return weight.detach()
 
-    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
-        return expert_matmul.expert_linear(x, weight, bias, groups)
-
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
-        return expert_rows.combine(x, weights)
-
-    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
-        return expert_rows.gate(x, logits)
+    expert_linear = staticmethod(expert_matmul.expert_linear)
+    combine = staticmethod(expert_rows.combine)
+    gate = staticmethod(expert_rows.gate)

@@ -12,12 +12,11 @@ from evalengine.errors import EvalEngineError
 from evalengine.kernels import exact, exact_attention, exact_mixture, exact_recurrent, exact_rows
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
-from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
-from evalengine.layers.variants import Activation, Fp8Rows, Norm
+from evalengine.layers.variants import Fp8Rows, Norm
 
 
 class ExactOps(Ops):
@@ -42,17 +41,13 @@ class ExactOps(Ops):
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return exact.quantize_weight(weight.detach())
 
-    def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
-        return exact.linear(x, weight, bias)
-
-    def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
-        return exact.linear(x, weight)
+    linear = staticmethod(exact.linear)
+    lm_head = staticmethod(exact.linear)
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return table[ids].float()
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return exact.rms_norm(x, weight, eps)
+    rms_norm = staticmethod(exact.rms_norm)
 
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
         if norm.kind == "layer":
@@ -62,14 +57,12 @@ class ExactOps(Ops):
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return exact.add(x, residual)
 
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        return exact_rows.scale(x, factor)
+    scale = staticmethod(exact_rows.scale)
 
     def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
         return exact_rows.fp8_rows(x, rule.group, rule.scale)
 
-    def softcap(self, logits: Tensor, cap: float) -> Tensor:
-        return exact_rows.softcap(logits, cap)
+    softcap = staticmethod(exact_rows.softcap)
 
     def rope_table(
         self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
@@ -77,14 +70,9 @@ class ExactOps(Ops):
         cos, sin = exact.rope_table(inv_freq, max_positions, scaling)
         return cos.to(self.device), sin.to(self.device)
 
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return exact.apply_rope(x, cos, sin)
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return exact.silu_and_mul(gate_up)
-
-    def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
-        return exact_rows.activation(x, kind, gated=gated)
+    rope = staticmethod(exact.apply_rope)
+    silu_and_mul = staticmethod(exact.silu_and_mul)
+    activation = staticmethod(exact_rows.activation)
 
     def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
         store_kv(k, v, *kv, slot_mapping)
@@ -114,11 +102,8 @@ class ExactOps(Ops):
     ) -> Tensor:
         return exact_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        return exact_recurrent.sigmoid_gate(x, gate)
-
-    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        return exact_recurrent.multiply(x, y)
+    sigmoid_gate = staticmethod(exact_recurrent.sigmoid_gate)
+    multiply = staticmethod(exact_recurrent.multiply)
 
     def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:
         return exact_recurrent.multiply(x, factors.expand_as(x))
@@ -126,8 +111,7 @@ class ExactOps(Ops):
     def log_softmax(self, logits: Tensor) -> Tensor:
         return exact.log_softmax(logits)
 
-    def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
-        return exact_mixture.route(logits, choice_bias, router)
+    route = staticmethod(exact_mixture.route)
 
     def prepare_experts(self, weight: Tensor) -> PreparedWeight:
         return [exact.quantize_weight(expert) for expert in weight.detach()]
@@ -135,8 +119,5 @@ class ExactOps(Ops):
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
         return exact_mixture.expert_linear(x, weight, bias, groups)
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
-        return exact_mixture.combine(x, weights)
-
-    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
-        return exact_mixture.gate(x, logits)
+    combine = staticmethod(exact_mixture.combine)
+    gate = staticmethod(exact_mixture.gate)

@@ -120,16 +120,9 @@ class QKVLinear(MergedLinear):
     """q, k and v in one product, cut by heads. With more ranks than KV heads, each KV head is held by several."""
 
     def __init__(
-        self,
-        ops: Ops,
-        in_features: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        bias: bool = False,
-        *,
+        self, ops: Ops, in_features: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool = False, *,
         gate: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """gate: whether the output's gate, of as many features as q, comes after v."""
         self.head_dim, tp_size = head_dim, ops.tp.size
         kv_parts = min(tp_size, num_kv_heads)

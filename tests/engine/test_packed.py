@@ -205,8 +205,13 @@ def test_sizes_that_config_json_does_not_describe_are_damage(tmp_path: Path) -> 
     ],
 )
 def test_what_is_not_read_is_refused_by_name(quantization: dict[str, Any], why: str, tmp_path: Path) -> None:
-    make("qwen3-window", tmp_path)
-    file = tmp_path / "config.json"
+    check_refused(quantization, why, tmp_path)
+
+
+def check_refused(quantization: dict[str, Any], why: str, folder: Path) -> None:
+    """A checkpoint that says so of its weights is refused."""
+    make("qwen3-window", folder)
+    file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
     with pytest.raises(ConfigError, match=why):
-        without_tokenizer(tmp_path)
+        without_tokenizer(folder)

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.packed import RULE
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import EvalEngineError
 from evalengine.kernels import reference
 from evalengine.models.packing import packing_problems
 from tests.bitwise import assert_bitwise_equal
-from tests.engine.test_packed import GROUP, METHODS, Parts, logits_of, packed_folder, word
-from tests.parity.families import make
-from tests.parity.random_models import without_tokenizer
+from tests.engine.test_packed import GROUP, METHODS, Parts, check_refused, logits_of, packed_folder, word
 
 Packed = tuple[Parts, Tensor]
 
@@ -229,11 +227,7 @@ def test_tensors_that_do_not_fit_are_damage(
     ],
 )
 def test_what_is_not_read_is_refused_by_name(quantization: dict[str, Any], why: str, tmp_path: Path) -> None:
-    make("qwen3-window", tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
-    with pytest.raises(ConfigError, match=why):
-        without_tokenizer(tmp_path)
+    check_refused(quantization, why, tmp_path)
 
 
 def test_groups_of_several_forms_are_read_and_of_several_sizes_refused() -> None:

@@ -6,6 +6,7 @@ Prompts are longer than the windows, and the pool of keys and values starts as N
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,20 @@ LEVELS = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
-    folder = tmp_path_factory.mktemp("model")
-    return make(request.param, folder), folder
+def models_of(make: Callable[[str, Path], PreTrainedModel], cases: Iterable[str]) -> Any:
+    """A fixture that makes each case's model: transformers' and its folder."""
+
+    @pytest.fixture(scope="module", params=cases)
+    def reference(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> tuple[PreTrainedModel, Path]:
+        folder = tmp_path_factory.mktemp("model")
+        return make(request.param, folder), folder
+
+    return reference
+
+
+reference = models_of(make, CASES)
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:

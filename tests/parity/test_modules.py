@@ -20,7 +20,7 @@ from tests.parity.families import make as make_family
 from tests.parity.modules import CASES, make
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import without_tokenizer
-from tests.parity.test_families import check_as_near, rms, tokens
+from tests.parity.test_families import check_as_near, models_of, rms, tokens
 
 # Level, device, and how many times transformers' error ours may be: both are sums of many roundings.
 LEVELS = [
@@ -30,10 +30,7 @@ LEVELS = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
-    folder = tmp_path_factory.mktemp("model")
-    return make(request.param, folder), folder
+reference = models_of(make, CASES)
 
 
 @pytest.mark.parametrize(("level", "device", "most"), LEVELS)

@@ -19,7 +19,7 @@ from evalengine.report.read import packing
 from evalengine.report.read.baseline import FORMAT
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
-from tests.bitwise import check_that_edits_are_found
+from tests.bitwise import check_that_a_cut_is_found, check_that_edits_are_found
 from tests.run_double import generated, write_run
 
 
@@ -69,10 +69,7 @@ def test_every_flipped_character_is_found(file: Path) -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.99, -2])
 def test_a_truncated_file_is_found(file: Path, part: float) -> None:
-    whole = file.read_text(encoding="utf-8")
-    file.write_text(whole[: int(len(whole) * part) if part >= 0 else int(part)], encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"truncated.*--force"):
-        load_run(file)
+    check_that_a_cut_is_found(file, part, load_run, r"truncated.*--force")
 
 
 def edit(file: Path, change: Any, rehash: bool) -> None:

@@ -14,7 +14,7 @@ from evalengine.errors import ConfigError
 from evalengine.explain.align import explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.records.sealed import content_sha256
-from tests.bitwise import check_that_edits_are_found
+from tests.bitwise import check_that_a_cut_is_found, check_that_edits_are_found
 from tests.unit.traces import OPS, computation, moved, trace
 
 
@@ -72,10 +72,7 @@ def test_every_edit_is_found(file: Path) -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.99, -2])
 def test_a_truncated_file_is_found(file: Path, part: float) -> None:
-    whole = file.read_text(encoding="utf-8")
-    file.write_text(whole[: int(len(whole) * part) if part >= 0 else int(part)], encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"truncated.*--write"):
-        read_trace(file)
+    check_that_a_cut_is_found(file, part, read_trace, r"truncated.*--write")
 
 
 @pytest.mark.parametrize(
