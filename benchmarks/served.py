@@ -1,5 +1,8 @@
 """`python -m benchmarks served`: the server's throughput beside its engine's, and whether every answer is the engine's.
 
+The ratio is that of their throughputs, which a machine with other work shows as it pleases; that of the processor's
+seconds, all threads of each process counted, holds there, too, but shows no waiting.
+
 By turns, on the same machine: the engine answers all requests at once in a process of its own (`LLM.generate`), and the
 server, a process, too, answers them to so many clients, a third process, over sockets of the loopback. Every answer of
 the server is compared with the engine's: its text, token ids, logprobs and end.
@@ -25,7 +28,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.util.command import Namespace
 
 COLUMNS = ("requests", "clients", "tokens out", "engine, s", "server, s", "ratio", "engine's CPU, s", "server's CPU, s",
-           "clients' CPU, s", "other answers")  # fmt: skip
+           "ratio of CPU", "clients' CPU, s", "other answers")  # fmt: skip
 SIDES = "benchmarks.served_sides"
 NAMES = ("Arlo", "Malik", "Lotte", "Diego", "Priya", "Noor", "Ines", "Tom")
 THINGS = ("flowers", "cookies", "stamps", "marbles", "shells")
@@ -80,6 +83,7 @@ def _round(arguments: Namespace, file: Path) -> dict[str, Any]:
         "ratio": engine["seconds"] / clients["seconds"],
         "engine_cpu_s": engine["cpu_seconds"],
         "server_cpu_s": server_cpu,
+        "cpu_ratio": engine["cpu_seconds"] / server_cpu,
         "clients_cpu_s": clients["cpu_seconds"],
         "other_answers": other_answers(answers, read_lines(found)),
         "load_before": alone.load_before,
@@ -121,7 +125,8 @@ def _table(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     middle = {name: median(taken[name] for taken in rounds) for name in rounds[0]}
     counts = [f"{middle[name]:,.0f}" for name in ("requests", "clients", "output_tokens")]
     times = [f"{middle['engine_s']:.1f}", f"{middle['served_s']:.1f}", f"{middle['ratio']:.2f}"]
-    cpu = [f"{middle[name]:.1f}" for name in ("engine_cpu_s", "server_cpu_s", "clients_cpu_s")]
+    cpu = [f"{middle['engine_cpu_s']:.1f}", f"{middle['server_cpu_s']:.1f}", f"{middle['cpu_ratio']:.2f}"]
+    cpu.append(f"{middle['clients_cpu_s']:.1f}")
     lines = [list(COLUMNS), ["---:"] * len(COLUMNS), [*counts, *times, *cpu, f"{middle['other_answers']:.0f}"]]
     return [f"| {' | '.join(line)} |" for line in lines]
 

@@ -150,8 +150,11 @@ class Growing:
     def __init__(self, ask: Ask, choice: Choice, writer: Writer) -> None:
         self._ask, self._choice, self._writer = ask, choice, writer
         assert ask.params is not None
-        self._text = GrowingText(writer.model.tokenizer, ask.params.stop)
-        self._whole_at_the_end = ask.chat and writer.model.think_end is not None
+        calls = writer.model.tool_format if ask.tools else None
+        opening = () if calls is None or calls.opening is None else (calls.opening,)
+        self._text = GrowingText(writer.model.tokenizer, (*ask.params.stop, *opening))
+        thinks = ask.chat and writer.model.think_end is not None
+        self._whole_at_the_end = thinks or (calls is not None and not opening)
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[Top] = []
@@ -181,12 +184,14 @@ class Growing:
         return parts
 
     def _last(self, output: RequestOutput) -> list[dict[str, Any]]:
-        if not self._whole_at_the_end:
+        if not self._ask.chat:
             return self._part(len(self._ids), {"content": self._text.rest(output.text)}, output.finish_reason)
-        message = self._writer.message(output)
-        thought = {"reasoning_content": message["reasoning_content"]}
-        parts = [self._written(thought, None, None)] if message["reasoning_content"] else []
-        return parts + self._part(len(self._ids), {"content": message["content"]}, output.finish_reason)
+        message, reason = self._writer.called(self._ask, self._choice.index, output)
+        thought, content = message.get("reasoning_content"), message["content"] or ""
+        parts = [self._written({"reasoning_content": thought}, None, None)] if thought else []
+        delta = {"content": content if self._whole_at_the_end else self._text.rest(content)}
+        calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", []))]
+        return parts + self._part(len(self._ids), {**delta, **({"tool_calls": calls} if calls else {})}, reason)
 
     def _part(self, end: int, delta: dict[str, Any], reason: str | None) -> list[dict[str, Any]]:
         """The part that ends with token number `end`; none if it would say nothing."""

@@ -14,6 +14,7 @@ from evalengine.engine.text.thinking import end_of_thinking, part
 from evalengine.serve.asks import Ask, Choice
 from evalengine.serve.model import ServedModel
 from evalengine.serve.token_texts import TokenTexts
+from evalengine.serve.tool_calls import entries
 
 # Seconds since 1970 in OpenAI's shape. An answer says nothing of when it was computed: equal requests, equal bytes.
 CREATED = 0
@@ -72,16 +73,18 @@ class Writer:
         prompt = ask.prompts[choice.prompt]
         of_prompt = Scored(prompt[:1], [None], [None]) if score is None else Scored.of(score, prompt[0])
         written: dict[str, Any] = {"index": choice.index}
+        reason = "length" if output is None else str(output.finish_reason)
         if ask.chat:
             assert output is not None
-            written["message"] = {"role": "assistant", **self.message(output)}
+            message, reason = self.called(ask, choice.index, output)
+            written["message"] = {"role": "assistant", **message}
         else:
             given = ask.texts[choice.prompt]
             before = "" if not ask.echo else self.model.decoded(prompt) if given is None else given
             written["text"] = before + ("" if output is None else output.text)
         scored = Scored([], [], []) if output is None else Scored.of(output)
         written["logprobs"] = self.logprobs(ask, of_prompt + scored if ask.echo else scored)
-        written["finish_reason"] = "length" if output is None else output.finish_reason
+        written["finish_reason"] = reason
         if ask.prompt_alternatives is not None:
             written["prompt_logprobs"] = self._prompt_logprobs(of_prompt, ask.prompt_alternatives)
         if ask.token_ids:
@@ -100,6 +103,18 @@ class Writer:
         else:
             thought, answer = parts.thinking, output.text
         return {"content": answer, "reasoning_content": _without_marks(thought, self.model.think_end) or None}
+
+    def called(self, ask: Ask, index: int, output: RequestOutput) -> tuple[dict[str, Any], str]:
+        """A chat's message with the tools that it calls, and why it ended; index: its choice's."""
+        message, reason = self.message(output), str(output.finish_reason)
+        if not ask.tools or self.model.tool_format is None:
+            return message, reason
+        raw = self.model.tokenizer.decode(output.token_ids, skip_special_tokens=False)
+        content, calls = self.model.tool_format.calls(message["content"], raw, ask.tools)
+        if not calls:
+            return message, reason
+        message |= {"content": content or None, "tool_calls": entries(calls, f"{ask.id} {index}")}
+        return message, "tool_calls" if reason == "stop" else reason
 
     def logprobs_of(self, ask: Ask, output: RequestOutput) -> dict[str, Any] | None:
         """The logprobs of one generation, where they are wanted."""

@@ -17,8 +17,9 @@ from evalengine.serve.bodies import ChatBody, CompletionBody, SamplingBody
 from evalengine.serve.errors import ApiError
 from evalengine.serve.model import ServedModel
 from evalengine.serve.settings import ServeSettings
+from evalengine.serve.tool_calls import offered
 
-NOT_OF_THE_ID = ("params", "stream", "include_usage")
+NOT_OF_THE_ID = ("params", "stream", "include_usage", "tools")  # the tools stand in the prompt
 COMPLETION_TOKENS = 16  # of a completion that names no max_tokens, as OpenAI's
 
 
@@ -46,6 +47,7 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     token_ids: bool = False
+    tools: tuple[str, ...] = ()  # the functions whose calls are read out of the answer
     first_sample: int = 0  # the number of each prompt's first sample
 
     @cached_property
@@ -117,7 +119,7 @@ class Ask:
 def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSettings) -> Ask:
     """What a completion asks. Raises ApiError, or ConfigError for what the engine refuses."""
     texts, prompts = _prompts(body, model)
-    _refuse_neutral(body, body.best_of not in (None, 1, body.n or 1) and "best_of")
+    _refuse_neutral(body, body.best_of not in (None, body.n or 1) and "best_of")
     budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if budget == 0 and not body.echo:
         raise ApiError(400, "max_tokens=0 without echo=true asks for nothing", "max_tokens")
@@ -133,6 +135,8 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
     _refuse_neutral(body, body.response_format not in (None, {"type": "text"}) and "response_format")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", "max_tokens")
     ids = model.encoded(prompt)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     budget = max(1, model.limits.max_model_len - len(ids)) if asked is None else asked
@@ -142,12 +146,16 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
     params = _params(body, budget, [ids], model, alternatives)
     if model.think_end is not None:
         params = replace(params, think_end_token=model.think_end)
-    return _checked(Ask(True, [ids], [prompt], body.n or 1, params, alternatives, **_common(body)), model, settings)
+    tools = offered(body.tools) if model.tool_format is not None and body.tool_choice != "none" else ()
+    ask = Ask(True, [ids], [prompt], body.n or 1, params, alternatives, tools=tools, **_common(body))
+    return _checked(ask, model, settings)
 
 
 def _common(body: SamplingBody) -> Mapping[str, Any]:
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs: a stream has none; leave one of the two out", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream=true", "stream_options")
     return {
         "prompt_alternatives": body.prompt_logprobs,
         "stream": bool(body.stream),
@@ -213,7 +221,7 @@ def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
     most = max(ask.alternatives or 0, ask.prompt_alternatives or 0)
     if most > settings.max_logprobs:
         why = f"{most} alternatives a token: this server gives at most {settings.max_logprobs}"
-        raise ApiError(400, why, "logprobs")
+        raise ApiError(400, why, "top_logprobs" if ask.chat else "logprobs")
     if settings.max_tokens and ask.params is not None and ask.params.max_tokens > settings.max_tokens:
         raise ApiError(400, f"max_tokens={ask.params.max_tokens}: this server gives at most {settings.max_tokens}",
                        "max_tokens")  # fmt: skip

@@ -13,6 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evalengine.serve.errors import ApiError
 
 T = TypeVar("T", bound=BaseModel)
+CURES = {
+    "functions": "not built; tools are",
+    "function_call": "not built; tool_choice is",
+    "reasoning_effort": "not built; chat_template_kwargs gives it to a template that reads it",
+}
 Prompts = str | list[int] | list[str] | list[list[int]]
 
 
@@ -20,9 +25,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = None  # null: the model that is served
-    user: Any = None  # who asks, and what for, changes no answer
+    user: Any = None  # who asks, what for and at which price changes no answer
     metadata: Any = None
-    store: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -31,6 +41,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: Literal[False] = False
 
 
@@ -80,9 +91,18 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Any = None  # of the calls that a model writes, which are not parsed
+    parallel_tool_calls: Literal[True] | None = None  # how many calls are written is for the model to say
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    moderation: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
     add_generation_prompt: Literal[True] = True
     continue_final_message: Literal[False] = False
 
@@ -122,6 +142,8 @@ def _words(item: Any) -> str:
     """What pydantic found, in words for who wrote the body."""
     if item["type"] == "extra_forbidden":
         return "no such field here, or it is not built"
+    if item["type"] == "none_required":
+        return CURES.get(item["loc"][0], "not built; leave it out")
     if item["type"] == "literal_error":
         return f"not built: {str(item['msg'])[0].lower()}{str(item['msg'])[1:]}"
     return str(item["msg"])

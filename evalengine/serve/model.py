@@ -16,6 +16,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.identity import engine_identity
 from evalengine.records.sealed import content_sha256
 from evalengine.serve.errors import ApiError
+from evalengine.serve.tool_calls import ToolFormat, find_format, with_objects
 from evalengine.version import CONTRACT_VERSION
 
 OF_A_CHAT = Wording(
@@ -44,9 +45,11 @@ class ServedModel:
         self.fingerprint = f"fp_{content_sha256(self.identity)[:32]}"
         self._lock = threading.Lock()  # the template's process answers one question after another
         self._template: ChatTemplate | None = None
+        self.tool_format: ToolFormat | None = None  # how its answers call tools
         if self.tokenizer.chat_template:
             date = config.chat_template_date or TEMPLATE_DATE
             self._template = ChatTemplate(self.tokenizer, date, OF_A_CHAT, template_variables(config))
+            self.tool_format = find_format(self.tokenizer.get_chat_template())
 
     def check_name(self, named: str | None) -> None:
         """Raises ApiError for the name of another model."""
@@ -125,7 +128,7 @@ def readable(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         raise ApiError(400, f"messages: the content of a {role[:20]} message must be a text, or a list of text parts",
                        "messages")  # fmt: skip
-    return {**message, "content": content}
+    return with_objects({**message, "content": content})
 
 
 def _part(part: Any) -> str:

@@ -1,0 +1,121 @@
+"""Each parameter that OpenAI's client has: it does what it says, changes no answer, or is refused by its name."""
+
+from __future__ import annotations
+
+import tests.serve.needs  # noqa: F401  # first
+
+# isort: split
+
+import inspect
+from typing import Any
+
+import pytest
+
+from tests.serve.running import Running
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+USUAL: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "max_tokens": 3},
+    COMPLETION: {"prompt": "3 + 4 =", "max_tokens": 3},
+}
+OF_THE_CLIENT = ("self", "extra_headers", "extra_query", "extra_body", "timeout")
+# Values at which a field changes nothing, or only says who asks.
+NEUTRAL: dict[str, list[Any]] = {
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0],
+    "logit_bias": [{}],
+    "user": ["me"],
+    "metadata": [{"run": "1"}],
+    "safety_identifier": ["x"],
+    "prompt_cache_key": ["x"],
+    "prompt_cache_options": [{"ttl": "1h"}],
+    "prompt_cache_retention": ["24h"],
+    "service_tier": ["auto", "default"],
+    "store": [False],
+    "response_format": [{"type": "text"}],
+    "modalities": [["text"]],
+    "parallel_tool_calls": [True],
+    "tool_choice": ["auto", "none"],
+    "best_of": [1],
+    "suffix": [""],
+    "n": [1],
+    "stop": [[]],
+}
+# What changes an answer, or its shape, and is honoured (each has a test of its own in this folder).
+HONOURED: dict[str, Any] = {
+    "max_tokens": 2, "seed": 7, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": "\n", "stream": True,
+    "messages": [{"role": "user", "content": "a"}], "prompt": "a", "model": "tinymath", "echo": True,
+}  # fmt: skip
+# What asks for something that is not built.
+REFUSED: dict[str, Any] = {
+    "frequency_penalty": 0.5, "presence_penalty": -1, "logit_bias": {"5": 1}, "store": True, "service_tier": "flex",
+    "response_format": {"type": "json_object"}, "modalities": ["text", "audio"], "audio": {"voice": "x"},
+    "functions": [{"name": "f"}], "function_call": "auto", "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "moderation": {"a": 1},
+    "parallel_tool_calls": False, "tool_choice": "required", "best_of": 2, "suffix": "x",
+    "stream_options": {"include_usage": True}, "top_logprobs": 2, "tools": [{"type": "function"}],
+}  # fmt: skip
+BY_ENDPOINT: dict[str, dict[str, Any]] = {
+    CHAT: {"logprobs": True, "max_completion_tokens": 3},
+    COMPLETION: {"logprobs": 2},
+}
+
+
+def parameters(path: str) -> list[str]:
+    """The parameters that OpenAI's client has for the endpoint."""
+    client = openai.resources.chat.completions if path == CHAT else openai.resources.completions
+    return [name for name in inspect.signature(client.Completions.create).parameters if name not in OF_THE_CLIENT]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_no_parameter_is_ignored(served: Running, path: str) -> None:
+    usual = served.post(path, USUAL[path]).content
+    for name in parameters(path):
+        for value in NEUTRAL.get(name, []):
+            answer = served.post(path, {**USUAL[path], name: value})
+            assert answer.content == usual, f"{name}={value!r}: {answer.text}"
+        if name in NEUTRAL or name in REFUSED:
+            assert served.post(path, {**USUAL[path], name: None}).content == usual, f"{name}=null"
+        honoured = {**HONOURED, **BY_ENDPOINT[path]}
+        if name in honoured:
+            answer = served.post(path, {**USUAL[path], name: honoured[name]})
+            assert answer.status_code == 200, answer.text
+            same = name in ("model", "max_completion_tokens")
+            assert (answer.content == usual) == same, f"{name} does nothing"
+        if name in REFUSED or name not in {**honoured, **NEUTRAL}:
+            answer = served.post(path, {**USUAL[path], name: REFUSED.get(name, {"what": "is that"})})
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["param"] == name and name in error["message"], answer.text
+
+
+def test_a_field_that_openai_will_have_tomorrow_is_refused(served: Running) -> None:
+    refused = served.post(CHAT, {**USUAL[CHAT], "telepathy": True}).json()["error"]
+    assert refused["param"] == "telepathy" and "no such field here" in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (COMPLETION, {"logprobs": 21}, "logprobs"),
+        (COMPLETION, {"n": 2, "best_of": 1}, "best_of"),
+        (COMPLETION, {"n": 2, "best_of": 3}, "best_of"),
+        (COMPLETION, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        (COMPLETION, {"stream": True, "echo": True}, "echo"),
+    ],
+)
+def test_what_cannot_be_honoured_together_is_refused(
+    served: Running, path: str, fields: dict[str, Any], param: str
+) -> None:
+    refused = served.post(path, {**USUAL[path], **fields})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text
+
+
+def test_a_stream_ends_with_its_usage_where_that_is_asked_for(served: Running) -> None:
+    body = {**USUAL[CHAT], "stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}}
+    *_, last, done, _ = served.post(CHAT, body).text.split("\n\n")
+    assert done == "data: [DONE]" and '"choices":[],"usage":{"prompt_tokens":' in last
+    without = served.post(CHAT, {**USUAL[CHAT], "stream": True}).text
+    assert "usage" not in without
