@@ -10,6 +10,7 @@ import pytest
 from evalengine import LLM, SamplingParams
 from evalengine.engine.request import BegunAnswer, GenerateRequest
 from evalengine.models.processors import LogitsProcessors
+from evalengine.records.tokens import TOKENS, read_tokens
 from tests.e2e.command import Run, call, finished, runs
 
 LIMIT = 6
@@ -55,6 +56,31 @@ def test_drawn_answers_and_processors_go_on_alike(tmp_path: Path) -> None:
     short = finished(tmp_path / "short", USUAL[0], *drawn, SHORT)
     long = finished(tmp_path / "long", USUAL[0], *drawn, LONG)
     assert go_on(short, tmp_path / "on", *drawn, LONG, "engine.max_num_seqs=2").digest == long.digest
+
+
+def test_a_thinking_goes_on(tmp_path: Path) -> None:
+    """Some thinkings are cut and some answers behind them; what is thinking is told anew from all tokens."""
+    thinking = "model.think_end_token=' has'"
+    short = finished(tmp_path / "short", USUAL[0], thinking, SHORT)
+    long = finished(tmp_path / "long", USUAL[0], thinking, LONG)
+    assert {record.thinking_truncated for record in short.records} == {True, False}
+    run = go_on(short, tmp_path / "on", thinking, LONG)
+    assert run.digest == long.digest and run.results == long.results
+    said = [[(one.text, one.thinking, one.thinking_tokens, one.thinking_truncated) for one in each.records]
+            for each in (run, long)]  # fmt: skip
+    assert said[0] == said[1]
+
+
+def test_a_stop_string_over_the_limit_of_the_shorter_run(long: Run, tmp_path: Path) -> None:
+    """Its first part is the last token that the shorter run had room for."""
+    pieces = read_tokens(long.folder / TOKENS)
+    first, second = (pieces[token].decode() for token in long.records[0].output_ids[8:10])
+    assert first and second
+    stop = f"task.generation.until={json.dumps([first + second])}"
+    short, whole = (finished(tmp_path / name, USUAL[0], stop, length) for name, length in (("s", SHORT), ("l", LONG)))
+    assert short.records[0].finish_reason == "length" and whole.records[0].finish_reason == "stop"
+    assert len(whole.records[0].output_ids) == 10 and not whole.records[0].text.endswith(first)
+    assert go_on(short, tmp_path / "on", stop, LONG).digest == whole.digest
 
 
 def test_what_is_no_shorter_run_is_said(short: Run, long: Run, tmp_path: Path) -> None:

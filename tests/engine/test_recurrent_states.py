@@ -10,7 +10,7 @@ import torch
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
-from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.engine.request import BegunAnswer, GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from tests.engine.test_schedule_invariance import differing, one_by_one
@@ -66,6 +66,20 @@ def test_followers_begin_at_the_end_of_their_prefix(
 def test_a_preempted_sequence_is_computed_again(checkpoint: Checkpoint, expected: dict[int, RequestOutput]) -> None:
     outputs, _, preempted = run(checkpoint, block_size=8, num_kv_blocks=16)
     assert not differing(outputs, expected) and preempted
+
+
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.8, seed=3)], ids=["greedy", "drawn"])
+def test_a_cut_answer_goes_on(checkpoint: Checkpoint, params: SamplingParams) -> None:
+    """Its beginning is read as a prompt is, which leaves the states that writing it token by token left."""
+    ask = GenerateRequest(0, COMMON, replace(params, max_tokens=12))
+    with LLM(checkpoint, batch_invariant=True, max_model_len=96, max_num_batched_tokens=13) as llm:
+        (whole,) = llm.run([ask])
+        assert len(whole.token_ids) == 12
+        for number in (1, 5, 11):
+            begun = BegunAnswer(tuple(whole.token_ids[:number]), tuple(whole.logprobs[:number].tolist()), False)
+            (output,) = llm.run([replace(ask, begun=begun)])
+            assert output.token_ids == whole.token_ids
+            assert output.logprobs.tobytes() == whole.logprobs.tobytes()
 
 
 def test_another_state_is_seen(checkpoint: Checkpoint, expected: dict[int, RequestOutput]) -> None:
