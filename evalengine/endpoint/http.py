@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import threading
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from evalengine.config.schema import EndpointConfig
@@ -19,8 +21,11 @@ from evalengine.util.plain_files import parse_json
 
 KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value is sent
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # statuses after which the same request may succeed
-FOR_ALL = (401, 403, 404)  # statuses that every other request would have, too
+FOR_ALL = (301, 302, 303, 307, 308, 401, 403, 404)  # statuses that every other request would have, too
 LONGEST_WAIT = 60.0  # seconds between two attempts
+LONGEST_ASKED_WAIT = 600.0  # seconds of a Retry-After that are kept
+HIDDEN = "(the key)"  # what stands where an endpoint repeats the key
+SHORTEST_SECRET = 12  # characters of a key that is taken out of what an endpoint says; local servers' "EMPTY" is none
 MAX_BYTES = 1 << 26  # of an answer
 
 
@@ -36,12 +41,21 @@ class Reply:
     for_all: bool = False  # whether the error is no single request's
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """urllib would send the key to wherever a redirect leads, and make a GET of the request."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class Client:
     """Threads that ask one path. `ask` yields replies in the order in which they come."""
 
     def __init__(self, url: str, settings: EndpointConfig) -> None:
         self._url, self._settings = url, settings
-        self._key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
+        self._key = next((os.environ[name].strip() for name in KEYS if os.environ.get(name, "").strip()), None)
+        self._secret = self._key if self._key is not None and len(self._key) >= SHORTEST_SECRET else None
+        self._opener = urllib.request.build_opener(_NoRedirects)
         self._stop = threading.Event()
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:
@@ -81,12 +95,12 @@ class Client:
                 value = self._post(body)
                 return Reply(number, value, attempt, time.perf_counter() - begin)
             except urllib.error.HTTPError as error:
-                why = f"status {error.code}: {_said(error)}"
+                why = self._without_key(f"status {error.code}: {_said(error)}")
                 if error.code not in AGAIN:
                     return Reply(number, None, attempt, time.perf_counter() - begin, why, error.code in FOR_ALL)
                 wait = _wanted_wait(error, wait)
             except (OSError, ValueError) as error:
-                why = one_line(error)
+                why = self._without_key(one_line(error))
             if attempt <= self._settings.retries and self._stop.wait(wait):
                 break
         return Reply(number, None, self._settings.retries + 1, time.perf_counter() - begin, why)
@@ -96,11 +110,18 @@ class Client:
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self._settings.timeout) as answer:
-            value = parse_json(answer.read(MAX_BYTES))
+        with self._opener.open(request, timeout=self._settings.timeout) as answer:
+            content: bytes = answer.read(MAX_BYTES)
+        if self._secret is not None:
+            content = content.replace(self._secret.encode(), HIDDEN.encode())
+        value = parse_json(content)
         if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
             raise ValueError("its answer has no choices")
         return value
+
+
+    def _without_key(self, text: str) -> str:
+        return text if self._secret is None else text.replace(self._secret, HIDDEN)
 
 
 def _said(error: urllib.error.HTTPError) -> str:
@@ -114,8 +135,10 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 
 def _wanted_wait(error: urllib.error.HTTPError, otherwise: float) -> float:
-    """The seconds that the endpoint asks to wait, if it asks for a number of them."""
+    """The seconds that the endpoint asks to wait, by their number or by a date (RFC 9110, 10.2.3)."""
+    asked = error.headers.get("retry-after", "")
     try:
-        return min(LONGEST_WAIT, max(0.0, float(error.headers.get("retry-after", ""))))
+        seconds = float(asked) if not asked[:1].isalpha() else parsedate_to_datetime(asked).timestamp() - time.time()
     except ValueError:
         return otherwise
+    return min(LONGEST_ASKED_WAIT, max(0.0, seconds)) if math.isfinite(seconds) else otherwise

@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from evalengine.config.schema import Config
+from evalengine.endpoint.http import KEYS
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.judge_run import judged
 from evalengine.harness.permission import execution_problems
@@ -83,9 +85,11 @@ def _problems(config: Config) -> list[str]:
     problems = [f"{name}: of no use with model.api; leave it out" for name, value in named.items() if value is not None]
     if judged(config):
         problems.append("judge: scores the answers of a model that runs here; leave it out with model.api")
-    url = config.model.api or ""
-    if not url.startswith(("http://", "https://")):
-        problems.append(f"model.api={url}: must be an address as https://HOST/v1")
+    url = urlsplit(config.model.api or "")
+    if url.username is not None or url.query or url.fragment:  # not repeated: it may hold a key
+        problems.append(f"model.api: no name, key or query belongs into the address; the key is {KEYS[0]}'s value")
+    elif url.scheme not in ("http", "https") or not url.netloc:
+        problems.append(f"model.api={config.model.api}: must be an address as https://HOST/v1")
     return problems
 
 

@@ -8,43 +8,14 @@ import tests.serve.needs  # noqa: F401  # first
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evalengine.report.read.load import load_run
-from tests.e2e.command import Outcome, call
+from tests.e2e.command import call
+from tests.endpoint.asking import COUNT, ask, only, results
 from tests.endpoint.fake import Fake
 from tests.serve.running import running, serving
-
-COUNT = 8
-
-
-@pytest.fixture
-def sums(tmp_path: Path) -> list[str]:
-    """A task of sums in a file of its own, and the settings that every run here has."""
-    rows = [{"question": f"What is {n} + {n + 1 + n % 2} ?", "answer": str(2 * n + 1 + n % 2)} for n in range(COUNT)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = ["task: sums", f"dataset_path: {tmp_path}/rows.jsonl", "output_type: generate_until", "test_split: test",
-             'doc_to_text: "{{question}}"', 'doc_to_target: "{{answer}}"', "generation_kwargs: {max_gen_toks: 8}",
-             "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]", ""]  # fmt: skip
-    (tmp_path / "sums.yaml").write_text("\n".join(lines))
-    return [f"task={tmp_path}/sums.yaml", "model.name=theirs", f"output_dir={tmp_path}/results", "progress=false"]
-
-
-def ask(url: str, settings: list[str], *own: str) -> Outcome:
-    return call(f"model.api={url}/v1", *settings, *own)
-
-
-def only(folder: Path) -> Path:
-    (found,) = [path for path in folder.iterdir() if path.is_dir()]
-    return found
-
-
-def results(folder: Path) -> dict[str, Any]:
-    (file,) = folder.glob("results_*.json")
-    value: dict[str, Any] = json.loads(file.read_text())
-    return value
 
 
 @pytest.mark.parametrize("chat", [False, True])
