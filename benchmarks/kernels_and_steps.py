@@ -14,7 +14,7 @@ from evalengine.util.command import Namespace
 if TYPE_CHECKING:
     from benchmarks.report import Line, Measurements
 
-BENCHES = ("matmul", "experts", "attention", "cascade", "recurrent", "rows", "forward", "transformers")
+BENCHES = ("matmul", "experts", "packed", "attention", "cascade", "recurrent", "rows", "forward", "transformers")
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
 
@@ -53,7 +53,7 @@ def _run(arguments: Namespace, command: Sequence[str]) -> int:
 # Benchmarks of kernels that are timed in CUDA graphs, and their modules.
 _KERNELS = {
     "experts": "expert_matmul", "attention": "attention", "cascade": "attention_cascade", "recurrent": "recurrent",
-    "rows": "rows",
+    "rows": "rows", "packed": "packed_matmul",
 }  # fmt: skip
 
 

@@ -141,6 +141,7 @@ def _push_gather(
 KERNELS_AND_STEPS = Benchmark("benchmarks", _kernels_and_steps, "benchmarks.kernels_and_steps:main", f"""\
   matmul      linear layers' shapes, beside cuBLAS and beside one fixed tile
   experts     tokens' products with their experts, beside torch's grouped_mm and a copy of the bytes that they read
+  packed      products that read packed weights, beside the unpacked weight's and a copy of the bytes that they read
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
   cascade     decode of sequences on one prefix, read once, beside reading it for each of them
   recurrent   gated delta rule and Mamba-2 beside a copy of their states, by batches and by tokens; convolutions

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from evalengine.kernels.packed_rows import PackedRows
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
 from evalengine.layers.variants import Fp8Rows
@@ -21,6 +22,7 @@ class Layer(nn.Module):
     """A leaf module: one op, whose output its forward returns, so that `op_hook` sees it."""
 
     input_rule: Fp8Rows | None = None  # how a product's input is quantised
+    packed: PackedRows | None = None  # in the place of the weight, which has no storage then
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()
@@ -32,7 +34,8 @@ class Layer(nn.Module):
 
     def new_parameter(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter in the run's dtype, on its device."""
-        return nn.Parameter(torch.empty(shape, dtype=self.ops.dtype, device=self.ops.device), requires_grad=False)
+        device = torch.device("meta") if self.ops.without_storage else self.ops.device
+        return nn.Parameter(torch.empty(shape, dtype=self.ops.dtype, device=device), requires_grad=False)
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the whole weight, for each checkpoint layer that fills this one, which is called `name`.

@@ -70,7 +70,8 @@ class _Experts(Layer):
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"
-        self.prepared, self.weight = self.ops.prepare_experts(self.weight), None
+        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
+        self.prepared = self.ops.prepare_experts(weight) if packed is None else self.ops.prepare_packed(packed)
 
 
 class ExpertGateUp(_Experts):

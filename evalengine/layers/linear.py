@@ -41,7 +41,8 @@ class MergedLinear(MergedRows):
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"
-        self.prepared, self.weight = self.ops.prepare_weight(self.weight), None
+        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
+        self.prepared = self.ops.prepare_weight(weight) if packed is None else self.ops.prepare_packed(packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, n]."""
@@ -102,7 +103,8 @@ class OutputLinear(Layer):
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"
-        self.prepared, self.weight = self.ops.prepare_weight(self.weight), None
+        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
+        self.prepared = self.ops.prepare_weight(weight) if packed is None else self.ops.prepare_packed(packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""

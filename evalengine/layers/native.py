@@ -13,20 +13,24 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import attention, matmul
+from evalengine.kernels import attention, matmul, packed_matmul
+from evalengine.kernels.packed_rows import PackedRows
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.cuda import CudaOps
 from evalengine.layers.embedding import rows_per_slice
-from evalengine.layers.ops import PreparedWeight
+from evalengine.layers.ops import Groups, PreparedWeight
 from evalengine.verification import verify
+from evalengine.verification.packed import verify_packed
 from evalengine.version import CONTRACT_VERSION
 
 
 class NativeOps(CudaOps):
-    """The native level. Weights stay as loaded."""
+    """The native level. Weights stay as loaded, packed ones packed."""
 
     name = "native"
     capturable = True
+    keeps_packed = True
+    _scratch: Tensor | None = None  # where a packed weight is unpacked for a step of many rows
     attention = staticmethod(attention.paged_attention)  # type: ignore[assignment]
 
     def verify_kernels(self, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
@@ -50,8 +54,25 @@ class NativeOps(CudaOps):
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return weight.detach()
 
+    def prepare_packed(self, weight: PackedRows) -> PreparedWeight:
+        """Makes room to unpack it, and compares its product's kernel with the dense one where its form is new."""
+        if self._scratch is None or len(self._scratch) < weight.shape.numel():
+            self._scratch = None
+            self._scratch = torch.empty(weight.shape.numel(), dtype=self.dtype, device=self.device)
+        verify_packed(weight, self._scratch)
+        return weight
+
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, PackedRows):
+            assert self._scratch is not None
+            return packed_matmul.linear(x, weight, bias, self._scratch)
         return matmul.linear(x, weight, bias)
+
+    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
+        if isinstance(weight, PackedRows):
+            assert self._scratch is not None
+            return packed_matmul.expert_linear(x, weight, bias, groups, self._scratch)
+        return super().expert_linear(x, weight, bias, groups)
 
     def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
         """Logits in float32, not rounded to the weights' dtype, because logprobs are computed from them."""

@@ -21,6 +21,7 @@ from evalengine.kernels import sampling
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.packed_rows import PackedRows
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers import plain_recurrent
@@ -50,6 +51,9 @@ class Ops(ABC):
     tp: TensorParallel = SINGLE
     sums_cross_ranks: bool = False
     vocabulary_block: int = 1
+    # Whether products take `PackedRows`; and whether layers are made without storage for their weights, for now.
+    keeps_packed: bool = False
+    without_storage: bool = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype  # the dtype of weights and KV cache
@@ -86,6 +90,10 @@ class Ops(ABC):
     @abstractmethod
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         """[N, K] in `dtype` -> the form that this level multiplies with; called once, after loading."""
+
+    def prepare_packed(self, weight: PackedRows) -> PreparedWeight:
+        """[N, K], or [E, N, K] of experts, at a level that `keeps_packed` -> the form that it multiplies with."""
+        raise AssertionError("this level's weights are unpacked as they are read")
 
     @abstractmethod
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import attention, attention_cascade, expert_matmul, measure, row_cases, rows
+from benchmarks import attention, attention_cascade, expert_matmul, measure, packed_matmul, row_cases, rows
 from benchmarks.report import Failure, Timing
+from evalengine.kernels import matmul
+from evalengine.kernels.matmul_schedules import MatmulSchedule
 from evalengine.kernels.mixture_variant import Router
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
@@ -166,6 +168,23 @@ def test_experts_measures_every_product_and_their_choice(monkeypatch: pytest.Mon
     right = expert_matmul.expert_matmul.expert_linear
     monkeypatch.setattr(expert_matmul.expert_matmul, "expert_linear", lambda *args: right(*args) + 1)
     (failure, *_) = expert_matmul.measure(timer, DEVICE, sizes)
+    assert isinstance(failure, Failure) and "other bytes than the dense" in failure.reason
+
+
+def test_packed_measures_every_form_and_checks_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter sums by the tile's depth: its products are told apart from the dense ones by a schedule alone."""
+    sizes = packed_matmul.PackedShapes(((24, 128),), ((5, 2, 16, 64),), (3,), torch.float16)
+    timer, _ = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)
+    real = packed_matmul.packed_matmul.fused
+    dense = MatmulSchedule("pointer", 16, 32, 128, swap=True)
+    for module in (matmul, packed_matmul.expert_matmul):
+        monkeypatch.setattr(module, "choose", lambda *_: dense)
+    lines = list(packed_matmul.measure(timer, DEVICE, sizes))
+    assert [line for line in lines if isinstance(line, Failure)] == [] and len(lines) == 10
+    read = [line.work for line in lines if isinstance(line, Timing) and line.target]
+    assert read[:4] == [24 * (64 + 4), 24 * (64 + 4), 24 * (64 + 32), 24 * (128 + 4)]
+    monkeypatch.setattr(packed_matmul.packed_matmul, "fused", lambda *args: real(*args) + 1)
+    (failure, *_) = packed_matmul.measure(timer, DEVICE, sizes)
     assert isinstance(failure, Failure) and "other bytes than the dense" in failure.reason
 
 

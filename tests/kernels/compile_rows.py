@@ -90,6 +90,24 @@ def fp8() -> Iterator[dict[str, Any]]:
             yield _counted(fp8_rows._fp8_rows_kernel, "bf16", rows)
 
 
+def packed() -> Iterator[dict[str, Any]]:
+    from evalengine.kernels import packed_matmul
+    from tests.kernels.packed_weights import FORMS
+
+    names = {torch.uint8: "u8", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+    for form in FORMS:
+        KINDS.update(codes_ptr="*u8", scales_ptr=f"*{names[form.scale]}", zeros_ptr="*i16")
+        whole = {"KIND": form.kind, "GROUP": form.group, **({} if form.zeros else {"zeros_ptr": None})}
+        tile = {"BLOCK_N": 16, "BLOCK_K": 256}
+        yield _counted(packed_matmul._unpack_kernel, "bf16", {**tile, **whole})
+        for rows in (16, 64):
+            s = packed_matmul.choose(rows, 6144)
+            tile = {"BLOCK_M": s.block_m, "BLOCK_N": s.block_n, "BLOCK_K": s.block_k, "EVEN_K": True}
+            dense = {"bias_ptr": None, "order_ptr": None, "tiles_ptr": None, "SHARED": 1}
+            yield _counted(packed_matmul._packed_kernel, "bf16", {**tile, **whole, **dense})
+        yield _counted(packed_matmul._packed_kernel, "bf16", {**tile, **whole, "SHARED": 8})
+
+
 def mixtures() -> Iterator[dict[str, Any]]:
     import triton.language as tl
 
@@ -129,7 +147,7 @@ def mixtures() -> Iterator[dict[str, Any]]:
         yield _counted(expert_rows._swiglu_kernel, dtype, {"BLOCK": 1024})
 
 
-CASES = {"mixtures": mixtures, "norms": norms, "heads": heads, "elements": elements, "fp8": fp8}
+CASES = {"mixtures": mixtures, "norms": norms, "heads": heads, "elements": elements, "fp8": fp8, "packed": packed}
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ def test_activations_in_fp8_compile_without_a_contraction() -> None:
     assert len(cases) == 4 and not any(case["fma"] for case in cases)
 
 
+def test_products_with_packed_weights_compile_without_a_contraction() -> None:
+    cases = compiled_elsewhere("packed", "compile_rows")
+    assert len(cases) == 32 and not any(case["fma"] for case in cases)
+
+
 def test_mixtures_compile_without_a_contraction() -> None:
     """But for products in float32, which are made of them."""
     cases = compiled_elsewhere("mixtures", "compile_rows")

@@ -140,11 +140,12 @@ def _share(config: EngineConfig) -> str:
 
 
 def check_weights_fit(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int, ranks: int = 1
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int, ranks: int = 1, saved: int = 0
 ) -> None:
     """Raises ConfigError if one rank's weights and RoPE's tables do not fit the free memory. Asked before they are
-    allocated, so that the user reads a sentence and the process is not killed half-way."""
-    weights = num_parameters(spec) * dtype.itemsize // ranks
+    allocated, so that the user reads a sentence and the process is not killed half-way. saved: the bytes of all ranks
+    that packed weights save."""
+    weights = (num_parameters(spec) * dtype.itemsize - saved) // ranks
     tables = (max_model_len + spec.short_positions(max_model_len)) * spec.head_dim * dtype.itemsize
     free = _free_bytes(device)
     if weights + tables > free:

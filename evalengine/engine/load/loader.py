@@ -22,12 +22,13 @@ from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile
 from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
 from evalengine.engine.load.hf_folder import folder_spec, model_tensors
+from evalengine.engine.load.kept import Kept, allocate, kept_packed, load_kept
 from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
 from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, read_tensors, weight_files
 from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
-from evalengine.layers.base import Layer, checkpoint_tensors
+from evalengine.layers.base import CheckpointTensor, Layer, checkpoint_tensors
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.decoder import DecoderForCausalLM
@@ -139,19 +140,28 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
     spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     stored = None
     quantized: dict[str, StoredTensor] = {}  # weights whose inputs are quantised, by the decoder's names
+    kept = Kept({}, {})
     if checkpoint.format == "safetensors":
         stored = model_tensors(checkpoint.path, checkpoint.spec)
-        fit = _Fit(_targets(DecoderForCausalLM(spec, _without_storage(ops))))
+        needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
+        fit = _Fit(_targets(needed))
         for name, header in stored.items():
             for own, piece in names.pieces(spec, name, torch.empty(header.shape, device="meta")):
                 fit.take(own, DTYPES.get(header.dtype, header.dtype), tuple(piece.shape))
                 if header.activations is not None:
                     quantized[own] = header
         fit.check(checkpoint)
-    check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
-    model = DecoderForCausalLM(spec, ops)
-    set_input_rules(checkpoint_tensors(model), quantized)
-    fit = _Fit(_targets(model))
+        if ops.keeps_packed:
+            kept = kept_packed(spec, names, stored, needed)
+            stored = {name: header for name, header in stored.items() if name not in kept.files}
+    saved = kept.saved_bytes(needed, ops.dtype, ops.tp.size) if kept.forms else 0
+    check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size, saved)
+    model, needed = _made(spec, ops, kept)
+    set_input_rules(needed, quantized)
+    fit = _Fit(_targets(needed))
+    load_kept(spec, names, kept, {tensor.name: tensor for tensor in needed})
+    for name in kept.forms:
+        fit.take(name, ops.dtype, fit.targets[name].shape)
     for name, tensor in _tensors(checkpoint, fit.targets, stored, ops.device):
         target = fit.take(name, tensor.dtype, tuple(tensor.shape))
         if target is not None:
@@ -255,9 +265,19 @@ def _with_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase, setting
     return spec
 
 
-def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
+def _made(spec: ModelSpec, ops: Ops, kept: Kept) -> tuple[DecoderForCausalLM, list[CheckpointTensor]]:
+    """The model with storage for its weights, and the tensors that it needs."""
+    ops.without_storage = bool(kept.forms)
+    model = DecoderForCausalLM(spec, ops)
+    if kept.forms:
+        ops.without_storage = False
+        allocate(model, [*checkpoint_tensors(model)], kept, ops)
+    return model, [*checkpoint_tensors(model)]
+
+
+def _targets(needed: list[CheckpointTensor]) -> dict[str, _Target]:
     """Every checkpoint tensor that the model needs, by name."""
-    return {s.name: _Target(s.layer, s.param, s.shard, s.shape) for s in checkpoint_tensors(model)}
+    return {s.name: _Target(s.layer, s.param, s.shard, s.shape) for s in needed}
 
 
 def _without_storage(ops: Ops) -> Ops:

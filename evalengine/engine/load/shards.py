@@ -102,18 +102,23 @@ def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tens
                 yield key, _content(tensors.get_tensor(tensor.name), tensor)
 
 
+def read_parts(tensor: StoredTensor) -> list[Tensor | None]:
+    """A tensor as it is stored, with the others of a packed weight; None for one that it may have and has not."""
+    parts: list[Tensor | None] = []
+    for part in (tensor, *tensor.others):
+        if part is None:
+            parts.append(None)
+            continue
+        with _open(part.file) as tensors:
+            parts.append(tensors.get_tensor(part.name))
+    return parts
+
+
 def _content(first: Tensor, tensor: StoredTensor) -> Tensor:
     if tensor.method is None:
         return first
-    parts: list[Tensor | None] = [first]
-    for other in tensor.others:
-        if other is None:
-            parts.append(None)
-            continue
-        with _open(other.file) as tensors:
-            parts.append(tensors.get_tensor(other.name))
     try:
-        return unpacked(tensor.method, parts, tensor.sizes)
+        return unpacked(tensor.method, [first, *read_parts(tensor)[1:]], tensor.sizes)
     except IndexError as error:  # the group of an input is a number in the file
         raise EvalEngineError(f"{tensor.file}: {plain(tensor.name)} names a group that is not there; {CURE}") from error
 

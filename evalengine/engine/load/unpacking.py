@@ -42,9 +42,14 @@ def mxfp4_rows(words: Tensor, scales: Tensor) -> Tensor:
 
 def nvfp4(words: Tensor, scales: Tensor, of_all: Tensor, divides: int) -> Tensor:
     """uint8 [N, K / 2], float8_e4m3fn [N, K / 16], float32 [1] -> float32 [N, K]."""
-    own = scales.float()
-    factors = own / of_all if divides else own * of_all
+    factors = nvfp4_scales(scales, of_all, divides)
     return _e2m1(words.unflatten(1, (-1, NVFP4_ROW // 2))).mul_(factors.unsqueeze(-1)).flatten(-2)
+
+
+def nvfp4_scales(scales: Tensor, of_all: Tensor, divides: int) -> Tensor:
+    """float8_e4m3fn [N, K / 16], float32 [1] -> the scales of 16 numbers each, float32 [N, K / 16]."""
+    own = scales.float()
+    return own / of_all if divides else own * of_all
 
 
 def scaled(weight: Tensor, scales: Tensor, zeros: Tensor | None, rows: int, columns: int) -> Tensor:
@@ -65,11 +70,11 @@ def scaled(weight: Tensor, scales: Tensor, zeros: Tensor | None, rows: int, colu
 def integers(words: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor | None, bits: int) -> Tensor:
     """int32 words of numbers of `bits`: [N, K bits / 32], along K; float [N, groups]; zeros [N bits / 32, groups],
     along N, else half the range; the group of each input, int [K], else they are of equal size -> float32 [N, K]."""
-    numbers = _unpacked(words, bits, 1)
+    numbers = from_words(words, bits, 1)
     n, k = numbers.shape
     if group_of is None or bool((group_of < 0).any()):  # -1 where a checkpoint has a place for it and does not use it
         group_of = torch.arange(k) // (k // scales.shape[1])
-    zero = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else _unpacked(zeros, bits, 0)[:n]
+    zero = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else from_words(zeros, bits, 0)[:n]
     group = group_of.long()
     return numbers.sub_(zero[:, group]).float().mul_(scales.float()[:, group])
 
@@ -77,8 +82,8 @@ def integers(words: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tens
 def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_of: Tensor, bits: int, zero_offset: int) -> Tensor:
     """int32 words of numbers of `bits`: [K bits / 32, N], along K; [K / g, N bits / 32], along N; float [K / g, N]; the
     group of each input, int [K] -> float32 [N, K]. Zeros are stored less `zero_offset`."""
-    numbers = _unpacked(qweight, bits, 0)
-    zeros = _unpacked(qzeros, bits, 1).add_(zero_offset)
+    numbers = from_words(qweight, bits, 0)
+    zeros = from_words(qzeros, bits, 1).add_(zero_offset)
     group = group_of.long()
     return numbers.sub_(zeros[group]).float().mul_(scales.float()[group]).t()
 
@@ -86,13 +91,18 @@ def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_of: Tensor, bits
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_size: int) -> Tensor:
     """int32 words of 8 numbers along N, in AWQ's order: [K, N / 8], [K / g, N / 8]; float [K / g, N] ->
     float32 [N, K]."""
-    order = torch.tensor(_AWQ_ORDER).argsort()
-    numbers, zeros = (_unpacked(x, 4, 1).unflatten(1, (-1, 8))[:, :, order].flatten(1) for x in (qweight, qzeros))
+    numbers, zeros = (awq_numbers(x) for x in (qweight, qzeros))
     spread = [x.repeat_interleave(group_size, 0) for x in (zeros, scales.float())]
     return numbers.sub_(spread[0]).float().mul_(spread[1]).t()
 
 
-def _unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
+def awq_numbers(words: Tensor) -> Tensor:
+    """int32 [rows, N / 8] -> int32 [rows, N], in the order of columns."""
+    order = torch.tensor(_AWQ_ORDER).argsort()
+    return from_words(words, 4, 1).unflatten(1, (-1, 8))[:, :, order].flatten(1)
+
+
+def from_words(words: Tensor, bits: int, dim: int) -> Tensor:
     """int32 words -> int32 numbers of so many bits along `dim`, the lowest bits of a word first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     numbers = (words.unsqueeze(dim + 1) >> shifts.view([-1] + [1] * (1 - dim))) & ((1 << bits) - 1)
