@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evalengine.programs.run import problem
 from tests.triton_interpreter import list_builtins_once, multiply_each_row_alike
 
 pytest_plugins = ["tests.results_file"]
@@ -49,6 +50,20 @@ def pytest_collection() -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         _skip_without_cuda()
+
+
+@pytest.fixture
+def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides GitHub's variables from the test, which may itself run in its CI."""
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def kernel_isolates() -> None:
+    """Skips the test where programs cannot be isolated."""
+    if (why := problem(True)) is not None:
+        pytest.skip(f"programs cannot be isolated here: {why}")
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,8 @@ from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, LOCK, RunFolder
 from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, results_dict, results_name, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest import identity_sha256
 from evalengine.records.manifest_parts import RunTimings
-from evalengine.records.sealed import canonical
+from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.run_table import results_table
@@ -49,7 +48,7 @@ def run(config: Config) -> Path:
     asked = endpoint_plan(config)
     identity = _identity(config, asked)
     name = f"{selection(config)}-{config.model.name}"
-    run_id = identity_sha256(identity)[:8]
+    run_id = content_sha256(identity)[:8]
     with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
         answers = _answers(config, asked, folder)

@@ -15,8 +15,9 @@ from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import dtype_name
 from evalengine.records.lm_eval import Invocation, ModelInfo
-from evalengine.records.manifest import RunContext, code_version, identity_sha256
+from evalengine.records.manifest import RunContext, code_version
 from evalengine.records.manifest_parts import Model, RunTimings
+from evalengine.records.sealed import content_sha256
 from evalengine.version import __version__
 
 
@@ -42,7 +43,7 @@ def run_context(
         processors=llm.spec.processors.in_force(),
     )
     tokenizer = {**identity["tokenizer"], "vocab_size": llm.spec.vocab_size}
-    run_id, device = identity_sha256(identity)[:8], str(llm.settings.device)
+    run_id, device = content_sha256(identity)[:8], str(llm.settings.device)
     return RunContext(run_id, identity, model, tokenizer, datasets, device, started, command)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.plain_text import warn
 from evalengine.records.differences import differences
-from evalengine.records.manifest import identity_sha256
 from evalengine.records.manifest_file import read_identity
+from evalengine.records.sealed import content_sha256
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
 JOURNAL, LOCK, IDENTITY = "journal.jsonl", ".lock", "identity.json"  # gone once the run is finished
@@ -42,7 +42,7 @@ class RunFolder:
     ) -> None:
         self.path = path
         self.resumed = resumed
-        self.identity_sha256 = identity_sha256(identity)
+        self.identity_sha256 = content_sha256(identity)
         self._lock: int | None = lock
         self._made_with = made_with
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -25,7 +24,7 @@ from evalengine.config.schema import (
 from evalengine.records.digest import Digests
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
-from evalengine.records.sealed import canonical
+from evalengine.records.sealed import canonical, content_sha256
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
 
@@ -87,12 +86,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_id(config: Config, extra: Mapping[str, Any]) -> str:
     """The first 8 hex digits of the SHA-256 of `run_identity`."""
-    return identity_sha256(run_identity(config, extra))[:8]
-
-
-def identity_sha256(identity: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of an identity: which run this is, whole where `run_id` is short."""
-    return hashlib.sha256(canonical(identity).encode()).hexdigest()
+    return content_sha256(run_identity(config, extra))[:8]
 
 
 def not_run(counts: RunCounts) -> int:

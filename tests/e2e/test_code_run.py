@@ -14,7 +14,6 @@ from evalengine.engine import deferred
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
-from evalengine.programs.run import problem
 from evalengine.report.html.samples import _facts
 from evalengine.report.read.load import load_run_data
 from tests.e2e.command import Run, call, finish, finished, runs, start
@@ -26,11 +25,7 @@ SETTINGS = ("task=humaneval", "task.generation.max_gen_toks=4", "engine.device=c
 ALLOWED = (*SETTINGS, "allow_code_execution=true", "task.code_timeout=1")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernel_isolates() -> None:
-    """Skips the file's tests where programs cannot be isolated."""
-    if (reason := problem(True)) is not None:
-        pytest.skip(f"programs cannot be isolated here: {reason}")
+pytestmark = pytest.mark.usefixtures("kernel_isolates")
 
 
 def rows(folder: Path, *bodies: str) -> str:

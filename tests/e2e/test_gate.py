@@ -42,11 +42,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return finished(tmp_path_factory.mktemp("changed"), f"limit={LIMIT}", SHORT, "batch_invariant=false")
 
 
-@pytest.fixture(autouse=True)
-def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides GitHub's variables from the tests, which may themselves run in its CI."""
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("no_github")
 
 
 def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Run, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalengine import LLM, SamplingParams
+from evalengine.cluster.leases import cost
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 
@@ -111,7 +112,7 @@ schedules = st.builds(
 @given(schedule=schedules, tight=st.booleans(), seed=st.integers(0, 3))
 def test_exact_bits_do_not_depend_on_the_schedule(small_checkpoint, schedule, tight, seed):
     requests = mixed_requests(seed)
-    longest = max(_length(r) for r in requests)
+    longest = max(cost(r) for r in requests)
     pages = -(-longest // schedule.block_size) + (2 if tight else 400 // schedule.block_size + 8)
     schedule = Schedule(**{**vars(schedule), "num_kv_blocks": pages})
     expected = _references(small_checkpoint, seed, requests)
@@ -127,13 +128,6 @@ def _references(checkpoint: Checkpoint, seed: int, requests: list[Request]) -> d
     if seed not in _cache:
         _cache[seed] = one_by_one(checkpoint, requests, batch_invariant=True)
     return _cache[seed]
-
-
-def _length(request: Request) -> int:
-    """The most tokens that the request can hold in the pool."""
-    if isinstance(request, GenerateRequest):
-        return len(request.prompt_ids) + request.params.max_tokens
-    return len(request.context_ids) + len(request.continuation_ids)
 
 
 def test_one_token_a_step_changes_nothing(small_checkpoint):

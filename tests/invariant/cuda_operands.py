@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from torch import Tensor
+
+from tests import random_tensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # The overrides, called directly, also run on the CPU.
 
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # The relative error of one rounding.
 
 
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+randn = partial(random_tensors.randn, device=DEVICE)

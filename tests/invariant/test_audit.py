@@ -14,7 +14,7 @@ from evalengine.invariant import (
     set_batch_invariant_mode,
 )
 from evalengine.invariant.audit import REDUCTIONS, UNEVEN_ON_CPU
-from tests.invariant.random_tensors import randn
+from tests.random_tensors import randn
 
 CAUGHT = {
     "softplus on cpu (float32)": F.softplus,

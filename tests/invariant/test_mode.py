@@ -23,7 +23,7 @@ from evalengine.invariant import (
 from evalengine.invariant.cpu import CPUOverrides
 from evalengine.verification.verdict_cache import sources_sha256
 from tests.bitwise import assert_bitwise_equal
-from tests.invariant.random_tensors import randn
+from tests.random_tensors import randn
 
 
 def differs_from_stock() -> bool:

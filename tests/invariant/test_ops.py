@@ -11,7 +11,7 @@ from evalengine.invariant import (
     set_batch_invariant_mode,
 )
 from tests.bitwise import assert_bitwise_equal, count_differing
-from tests.invariant.random_tensors import randn
+from tests.random_tensors import randn
 
 OPS = {
     "linear": lambda x: F.linear(x, randn(33, 90, seed=1, dtype=x.dtype)),

@@ -17,10 +17,7 @@ from evalengine.invariant import set_batch_invariant_mode
 from evalengine.invariant.prepared import DEFAULT_LIMIT, PreparedWeights
 from evalengine.kernels import exact_aten
 from tests.bitwise import assert_bitwise_equal
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+from tests.random_tensors import randn
 
 
 def fresh(x: Tensor, weight: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from evalengine.invariant import (
     set_batch_invariant_mode,
 )
 from tests.bitwise import assert_bitwise_equal, count_differing
-from tests.invariant.random_tensors import randn
 from tests.invariant.small_models import small_model
+from tests.random_tensors import randn
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from evalengine.kernels.softmax import SoftmaxSchedule
+from tests import random_tensors
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -18,8 +21,7 @@ DTYPES = [torch.float32, torch.float16, BFLOAT16]
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+randn = partial(random_tensors.randn, device=DEVICE)
 
 
 def _exp(x: Tensor) -> Tensor:

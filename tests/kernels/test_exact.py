@@ -12,12 +12,9 @@ from evalengine.kernels import exact, exact_math, exact_product, reference
 from evalengine.kernels import exact_math as em
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels import exact_contract
+from tests.random_tensors import randn
 
 SHAPES = [(1, 1, 1), (1, 7, 5), (3, 17, 31), (5, 70, 576), (129, 33, 100), (2, 5, 8192), (3, 4, 8193), (2, 3, 17000)]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def outlier_activations(rows: int, columns: int) -> Tensor:

@@ -9,16 +9,12 @@ from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor
 
 from evalengine.kernels import exact, exact_aten, exact_aten_rows
 from tests.bitwise import assert_bitwise_equal
+from tests.random_tensors import randn
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def float32(x: float) -> float:

@@ -13,12 +13,9 @@ from torch import Tensor
 
 from evalengine.kernels import exact, exact_math, exact_rows, reference
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.random_tensors import randn
 
 mpmath.mp.dps = 40
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def vector(x: Tensor, seed: int) -> Tensor:

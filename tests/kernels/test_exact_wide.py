@@ -15,13 +15,10 @@ from evalengine.kernels import exact_math as em
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import exact_contract
+from tests.random_tensors import randn
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SPREADS = [0, 8, 10, 16, 24]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def exponents(channels: int, spread: int, seed: int = 0) -> Tensor:

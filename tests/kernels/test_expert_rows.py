@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
 
 from evalengine.kernels import exact_mixture, expert_rows, reference
 from evalengine.layers.fast_mixture import clamped_swiglu as fast_swiglu
+from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -15,8 +17,7 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 SHAPES = [(1, 1, 5), (3, 4, 1030), (7, 2, 64), (0, 3, 8)]  # T, k, H
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+randn = partial(random_tensors.randn, device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

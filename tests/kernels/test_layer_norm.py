@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from evalengine.kernels import reference, row_sum
 from evalengine.kernels.layer_norm import add_layer_norm, layer_norm
+from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 CUDA = torch.cuda.is_available()
@@ -32,8 +35,7 @@ def _means_kernel(x_ptr, mean_ptr, variance_ptr, H: tl.constexpr, BLOCK: tl.cons
     tl.store(variance_ptr + place, row_sum.mean_square(tl.where(column < H, x - mean[:, None], 0.0), H, 1))
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+randn = partial(random_tensors.randn, device=DEVICE)
 
 
 def eager(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

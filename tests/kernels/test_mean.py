@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from evalengine.kernels import reference
 from evalengine.kernels.mean import mean
+from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 CUDA = torch.cuda.is_available()
@@ -19,8 +21,7 @@ UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy warns on rows of NaN
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+randn = partial(random_tensors.randn, device=DEVICE)
 
 
 @pytest.mark.parametrize("columns", [1, 7, 63, 65, 577, 4097, 16384, 16385, 50000])

@@ -17,6 +17,7 @@ from torch import Tensor
 from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2, reference
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers import plain_recurrent
+from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 CUDA = torch.cuda.is_available()
@@ -37,8 +38,7 @@ MAMBAS = [
 Layer = Callable[[list[Tensor], Tensor, list[int], list[int], list[int]], Tensor]
 
 
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+randn = partial(random_tensors.randn, device=DEVICE)
 
 
 def on_device(query_lens: Sequence[int], kv_lens: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, ...]:

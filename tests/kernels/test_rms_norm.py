@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from evalengine.kernels import reference, row_sum
 from evalengine.kernels.rms_norm import add_rms_norm, normalize, rms_norm
+from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 CUDA = torch.cuda.is_available()
@@ -41,8 +43,7 @@ def _normalize_kernel(x_ptr, weight_ptr, out_ptr, n, eps, BLOCK: tl.constexpr):
     tl.store(out_ptr + row * n + column, normalize(x.to(tl.float32), weight, n, eps, x.dtype), column < n)
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+randn = partial(random_tensors.randn, device=DEVICE)
 
 
 def eager(x: Tensor, weight: Tensor, variance: Tensor, offset: float = 0.0, cast_first: bool = True) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evalengine.kernels import row_sum
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.random_tensors import randn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")  # NumPy warns
@@ -57,10 +58,6 @@ def mean_square(x: Tensor, rows_per_program: int = 1, warps: int = 4) -> tuple[T
         enable_fp_fusion=False,
     )
     return out, floats, exponents
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("columns", [1, 7, 63, 64, 65, 577, 4097, 16384])

@@ -59,7 +59,7 @@ def task_files(folder: Path, names: tuple[str, ...] = ()) -> list[str]:
         files = _shaped_files(shaped[name], folder / name) if name in shaped else rows_for(name, folder / name)
         if name == "wikitext":
             for file in files.values():
-                _shorten(Path(file))
+                shorten_pages(Path(file))
         configs.append(str(lm_eval_task_file(name, files)))
     return configs
 
@@ -170,6 +170,6 @@ def _shaped_files(rows: list[dict[str, Any]], folder: Path) -> dict[str, str]:
     return files
 
 
-def _shorten(file: Path) -> None:
+def shorten_pages(file: Path) -> None:
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")]
     file.write_text("\n".join(json.dumps({**row, "page": row["page"][:LETTERS]}) for row in rows), encoding="utf-8")

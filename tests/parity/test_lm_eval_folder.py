@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.command import Outcome, call
+from tests.e2e.command import call
 from tests.parity.lm_eval_runs import TINYMATH, command_line
 from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for
+from tests.parity.test_lm_eval_records import compared
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 pytestmark = pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
@@ -37,11 +37,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             done = command_line(*common, "--seed", seed, "--output_path", str(root / run))
             assert done.code == 0, done.err
     return {run: root / run for run in SEEDS}
-
-
-def compared(*words: str | Path) -> tuple[Outcome, dict[str, Any]]:
-    outcome = call("compare", *map(str, words), "--json", "-")
-    return outcome, json.loads(outcome.out) if outcome.out else {}
 
 
 def test_equal_runs_are_the_same_as_far_as_lm_eval_tells(folders: dict[str, Path]) -> None:

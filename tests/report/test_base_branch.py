@@ -49,11 +49,7 @@ def project(tmp_path: Path, runs: tuple[Path, Path]) -> Path:
     return folder / "kept" / "base.json"
 
 
-@pytest.fixture(autouse=True)
-def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unsets GitHub's variables, which CI itself may set."""
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("no_github")
 
 
 def test_a_change_cannot_bring_its_own_yardstick(project: Path, runs: tuple[Path, Path], tmp_path: Path) -> None:

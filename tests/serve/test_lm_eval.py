@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tests.serve.needs  # noqa: F401  # first
+from tests.parity.lm_eval_runs import shorten_pages
 
 # isort: split
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,6 @@ for needed in ("aiohttp", "tenacity"):
     pytest.importorskip(needed, reason="needs lm-eval's API models: pip install lm-eval[api]")
 TASKS = ("gsm8k", "hellaswag", "wikitext")
 LENGTH = 320  # tokens of a window; a page needs two
-LETTERS = 900
 LIMIT = 3
 
 
@@ -43,15 +42,10 @@ def task_files(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list
             until = ["Question:", "</s>", "<|im_end|>"]
             settings["generation_kwargs"] = {"until": until, "do_sample": False, "max_gen_toks": 24}
         if name == "wikitext":
-            _shorten(Path(files["test"]))
+            shorten_pages(Path(files["test"]))
         (folder / "theirs.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         paths.append(str(folder / "theirs.yaml"))
     return paths
-
-
-def _shorten(file: Path) -> None:
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")]
-    file.write_text("\n".join(json.dumps({**row, "page": row["page"][:LETTERS]}) for row in rows), encoding="utf-8")
 
 
 @contextmanager

@@ -54,10 +54,3 @@ def task_alone() -> Callable[[str], Config]:
         return job.config
 
     return composed
-
-
-@pytest.fixture
-def kernel_isolates() -> None:
-    """Skips the test where programs cannot be isolated."""
-    if (why := problem(True)) is not None:
-        pytest.skip(f"programs cannot be isolated here: {why}")

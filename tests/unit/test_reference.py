@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.certify.certificate_text import markdown
 from evalengine.kernels.matmul_schedules import CUBLASLT_ROWS
-from evalengine.records.manifest import identity_sha256
+from evalengine.records.sealed import content_sha256
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"
@@ -29,7 +29,7 @@ def load(path: str | Path) -> dict:
 def test_a_committed_run_has_the_identity_that_this_code_computes(path: Path) -> None:
     """So that a run of today can still be told to be, or not to be, the committed one."""
     manifest = load(path)
-    assert identity_sha256(manifest["identity"])[:8] == manifest["run_id"]
+    assert content_sha256(manifest["identity"])[:8] == manifest["run_id"]
 
 
 def test_the_default_run_is_the_golden_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GPTNeoXConfig, Starcoder2Config
 from transformers.activations import ACT2FN
 from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
@@ -22,6 +22,7 @@ from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
 from evalengine.layers.variants import Activation, Norm
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.random_tensors import randn
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -38,10 +39,6 @@ SHAPES = [(1, 1), (3, 7), (17, 64), (5, 149), (40, 1025), (0, 16)]
 
 def fast(dtype: torch.dtype) -> Ops:
     return create_ops("fast", dtype, CPU)
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def theirs(family: str, size: int) -> nn.Module:
