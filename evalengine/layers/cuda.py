@@ -172,6 +172,8 @@ class CudaOps(Ops):
     def prepare_experts(self, weight: Tensor) -> PreparedWeight:
         return weight.detach()
 
-    expert_linear = staticmethod(expert_matmul.expert_linear)
+    def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
+        return expert_matmul.expert_linear(x, weight, bias, groups)
+
     combine = staticmethod(expert_rows.combine)
     gate = staticmethod(expert_rows.gate)
