@@ -43,6 +43,7 @@ def main(arguments: Namespace) -> int:
 def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: socket.socket) -> None:
     from evalengine.engine.llm import LLM
     from evalengine.engine.thread import EngineThread
+    from evalengine.engine.warm_up import warm_up
     from evalengine.serve.app import Server
     from evalengine.serve.model import ServedModel
 
@@ -50,6 +51,9 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
         warn(f"host={settings.host}: whoever reaches this machine can ask; EVALENGINE_API_KEY=... asks for a key")
     llm = LLM(config.model, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine)
     with llm:
+        if llm.settings.device.type == "cuda":
+            warm_up(llm)
+        llm.capture_graphs()  # now, while nobody waits
         model = ServedModel(config, llm)
         engine = EngineThread(llm)
         recorder = _recorder(settings, config, llm)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.command import finish, start
+from tests.e2e.command import call, finish, start
 from tests.serve.running import QUESTION, Running, running, wait_until
 
 
@@ -68,6 +68,29 @@ def test_another_engine_changes_no_byte(alone: list[bytes]) -> None:
     schedule = ("engine.max_num_seqs=3", "engine.max_num_batched_tokens=16", "engine.enable_prefix_caching=false")
     with running(*schedule) as server:
         assert asyncio.run(ask_all(server.url, bodies()[:8], 8)) == alone[:8]
+
+
+def test_two_ranks_change_no_byte_and_one_that_dies_fails_who_waits(alone: list[bytes]) -> None:
+    """Two processes share the model, as two GPUs do: the fingerprint is the same, too."""
+    with running("engine.tensor_parallel_size=2") as server:
+        assert asyncio.run(ask_all(server.url, bodies()[:8], 8)) == alone[:8]
+        ranks = server.llm._ranks._children
+        assert ranks is not None
+        (other,) = ranks.processes
+        other.kill()
+        other.wait(30)
+        for _ in range(2):  # whom the death meets, and who comes later
+            failed = server.post(*bodies()[0])
+            assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error", failed.text
+            assert server.client.get("/health").status_code == 503
+
+
+def test_graphs_are_captured_before_anyone_can_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    monkeypatch.setattr("evalengine.engine.llm.LLM.capture_graphs", lambda self: did.append("captured"))
+    monkeypatch.setattr("evalengine.serve.cli._listen", lambda *_: did.append("listens"))
+    assert call("serve", "port=0", "engine.device=cpu", "engine.num_kv_blocks=64").code == 0
+    assert did == ["captured", "listens"]
 
 
 def test_fast_numerics_are_another_fingerprint_and_differ_in_a_crowd(served: Running) -> None:
