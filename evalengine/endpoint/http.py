@@ -119,7 +119,6 @@ class Client:
             raise ValueError("its answer has no choices")
         return value
 
-
     def _without_key(self, text: str) -> str:
         return text if self._secret is None else text.replace(self._secret, HIDDEN)
 
