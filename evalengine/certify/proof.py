@@ -177,7 +177,7 @@ class Prover:
         has_graphs, has_cascade = llm.runner.ops.capturable, settings.attention_backend == "triton"
         sizes = (settings.max_model_len, llm.spec.vocab_size)
         ranks = _other_ranks(llm) if settings.numerics != "fast" else []
-        about = *sizes, settings.device.type, has_graphs, has_cascade, ranks
+        about = *sizes, settings.device.type, has_graphs, has_cascade, bool(llm.spec.recurrences), ranks
         return ReferenceWorkload(self.cases, reference, self.effort, *about)
 
     def _axis(self, name: str, variants: Iterator[Variant | Skip], work: ReferenceWorkload, llm: LLM) -> AxisResult:
