@@ -109,6 +109,8 @@ def judge_problems(config: JudgeConfig) -> list[str]:
         Field("template", config.template)
     except ValueError as error:
         problems.append(str(error))
+    if config.api is not None and config.extract is None:
+        problems.append("extract: is not set, and an endpoint (api) only writes")
     if config.extract is not None:
         problems += pattern_problems("extract", config.extract)
         problems += generation_problems(config.generation)

@@ -63,7 +63,13 @@ def perform(
         from evalengine.report.gate.gate import decider
 
         decided = decider(config.sequential)
-    return run(config, on_complete, command, llm, decided).folder
+    return run(config, on_complete, command, llm, decided, _asked_elsewhere).folder
+
+
+def _asked_elsewhere(config: Config) -> Path:
+    from evalengine.endpoint.run import run
+
+    return run(config)
 
 
 def _through_an_endpoint(config: Config) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -18,6 +19,7 @@ from evalengine.config.typed import adapter, problems_of
 from evalengine.errors import ConfigError
 
 T = TypeVar("T")
+API_KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value an endpoint is sent
 TRACKERS = ("wandb", "mlflow")  # names of their libraries, and of this package's extras
 TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
 
@@ -158,6 +160,15 @@ def tracker_problems(name: str, tracker: str | None) -> Iterator[str]:
     # A mere folder of its name, as W&B leaves in the working directory, is no library.
     elif (spec := importlib.util.find_spec(tracker)) is None or spec.origin is None:
         yield f"{name}={tracker}: {tracker} is not installed; pip install 'evalengine[{tracker}]'"
+
+
+def address_problems(setting: str, address: str) -> Iterator[str]:
+    """Yields what is wrong with the address of an endpoint."""
+    url = urlsplit(address)
+    if url.username is not None or url.query or url.fragment:  # not repeated: it may hold a key
+        yield f"{setting}: no name, key or query belongs into the address; the key is {API_KEYS[0]}'s value"
+    elif url.scheme not in ("http", "https") or not url.netloc:
+        yield f"{setting}={address}: must be an address as https://HOST/v1"
 
 
 def _cache_problems(config: Config) -> Iterator[str]:

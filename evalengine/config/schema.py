@@ -167,6 +167,7 @@ class JudgeConfig:
 
     model: str | None = None  # a name of conf/model/, a folder, a Hub id or a .gguf file; self: the run's own
     revision: str | None = None  # Hub revision (a commit)
+    api: str | None = None  # the address of an endpoint that judges, as https://HOST/v1; asked for `model`
     template: str | None = None  # Jinja2 over the row's columns, `response` and `target`; pairs: `response_a`, `_b`
     scale: Any = None  # labels, the worst first; {label: value}; yes_no; pairs, or {label: first | second | tie}
     extract: str | None = None  # reads the label out of a text that the judge writes; null: the likeliest label

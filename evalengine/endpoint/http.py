@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from evalengine.config.check import API_KEYS
 from evalengine.config.schema import EndpointConfig
 from evalengine.errors import EvalEngineError, one_line
 from evalengine.util.plain_files import parse_json
 
-KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value is sent
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # statuses after which the same request may succeed
 FOR_ALL = (301, 302, 303, 307, 308, 401, 403, 404)  # statuses that every other request would have, too
 LONGEST_WAIT = 60.0  # seconds between two attempts
@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self, url: str, settings: EndpointConfig) -> None:
         self._url, self._settings = url, settings
-        self._key = next((os.environ[name].strip() for name in KEYS if os.environ.get(name, "").strip()), None)
+        self._key = next((os.environ[name].strip() for name in API_KEYS if os.environ.get(name, "").strip()), None)
         self._secret = self._key if self._key is not None and len(self._key) >= SHORTEST_SECRET else None
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._stop = threading.Event()
@@ -81,8 +81,8 @@ class Client:
             for _ in bodies:
                 reply = replies.get()
                 if reply.for_all:
-                    raise EvalEngineError(f"model.api={self._url}: {reply.error}; see {' and '.join(KEYS)}, model.name "
-                                          "and the address")  # fmt: skip
+                    raise EvalEngineError(f"model.api={self._url}: {reply.error}; see {' and '.join(API_KEYS)}, "
+                                          "model.name and the address")  # fmt: skip
                 yield reply
         finally:
             self._stop.set()

@@ -7,12 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from evalengine.config.check import address_problems
 from evalengine.config.schema import Config
-from evalengine.endpoint.http import KEYS
 from evalengine.errors import ConfigError, first_of
-from evalengine.harness.judge_run import judged
+from evalengine.harness.judge_run import judging_problems
 from evalengine.harness.permission import execution_problems
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.rehearsal import rehearse
@@ -61,7 +60,7 @@ def endpoint_plan(config: Config) -> EndpointPlan:
             problems += error.problems
     scoring = [task.name for task in tasks if task.output_type != "generate_until"]
     problems += [f"tasks.{name}: it scores given texts, and an endpoint only writes" for name in scoring]
-    problems += execution_problems(config, tasks)
+    problems += [*execution_problems(config, tasks), *judging_problems(config, tasks)]
     if problems:
         raise ConfigError(first_of(problems, 10))
     plans, requests = [], []
@@ -83,14 +82,7 @@ def _problems(config: Config) -> list[str]:
              "enable_thinking": config.enable_thinking, "chat_template_args": config.chat_template_args,
              "log_to": config.log_to}  # fmt: skip
     problems = [f"{name}: of no use with model.api; leave it out" for name, value in named.items() if value is not None]
-    if judged(config):
-        problems.append("judge: scores the answers of a model that runs here; leave it out with model.api")
-    url = urlsplit(config.model.api or "")
-    if url.username is not None or url.query or url.fragment:  # not repeated: it may hold a key
-        problems.append(f"model.api: no name, key or query belongs into the address; the key is {KEYS[0]}'s value")
-    elif url.scheme not in ("http", "https") or not url.netloc:
-        problems.append(f"model.api={config.model.api}: must be an address as https://HOST/v1")
-    return problems
+    return [*problems, *address_problems("model.api", config.model.api or "")]
 
 
 def _loaded(name: str, config: Config) -> Task:

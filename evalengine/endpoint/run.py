@@ -20,16 +20,20 @@ from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.errors import EvalEngineError, first_of
 from evalengine.harness.described import invocation
 from evalengine.harness.groups import group_results
+from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.outcome import scorer
+from evalengine.harness.runner import run as run_here
 from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, LOCK, RunFolder
 from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, results_dict, results_name, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import RunTimings
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
+from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.run_table import results_table
 from evalengine.report.terminal.tables import print_lines
@@ -46,14 +50,15 @@ def run(config: Config) -> Path:
     """
     started, begin = time.time(), time.perf_counter()
     asked = endpoint_plan(config)
-    identity = _identity(config, asked)
+    judge = find_judge(config, None)
+    identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
     name = f"{selection(config)}-{config.model.name}"
     run_id = content_sha256(identity)[:8]
     with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
         answers = _answers(config, asked, folder)
         timings = RunTimings(0.0, time.perf_counter() - begin, time.perf_counter() - begin)
-        _write(config, asked, answers, folder, started, timings)
+        _write(config, asked, answers, folder, judge, started, timings)
         for unfinished in (LOCK, IDENTITY):
             (folder.path / unfinished).unlink(missing_ok=True)
         return folder.path
@@ -101,17 +106,21 @@ def _write(
     asked: EndpointPlan,
     answers: Mapping[Place, Answer],
     folder: RunFolder,
+    judge: Judge | None,
     started: float,
     timings: RunTimings,
 ) -> None:
-    """Scores each ask, and writes the first one's samples and results with what all of them show."""
+    """Scores each ask, and writes the first one's samples and results with what all of them show. A judge is asked
+    about the first one's answers."""
     end = config.model.think_end_token
     asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end))
             for ask in range(config.endpoint.repeats)]  # fmt: skip
     limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
-    for one in asks:
-        score = scorer(asked.plan, one, verdicts=verdicts(asked.plan, one, config, selection(config)))
+    judgements, told = (NOT_JUDGED, None) if judge is None else judge.judge(asked.plan, asks[0], folder.path, _judged)
+    for number, one in enumerate(asks):
+        programs = verdicts(asked.plan, one, config, selection(config))
+        score = scorer(asked.plan, one, verdicts=programs, judgements=NOT_JUDGED if number else judgements)
         results.append([score(task) for task in asked.plan.tasks])
     finished = datetime.now()
     remove_results(folder)
@@ -127,6 +136,7 @@ def _write(
         "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in answers.values())),
         "unproved": UNPROVED,
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
+        **({} if told is None else {"judge": told}),
     }
     groups = group_results(config.groups, results[0])
     model = ModelInfo(config.model.name, asked.url, "", None, None, 0, 0, "", None)
@@ -136,6 +146,11 @@ def _write(
     content["harness"] = "endpoint"
     content["endpoint"] = {**facts, "in_words": lines(facts)}
     folder.write_json(results_name(finished), json.loads(json.dumps(content, default=str)))
+
+
+def _judged(config: Config) -> Path:
+    """The run of a judge: of a model here, or behind an API, too."""
+    return run_here(config).folder if config.model.api is None else run(config)
 
 
 def print_run(folder: Path) -> None:
@@ -152,4 +167,5 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     if len(prints) > 1:
         counts = ", ".join(f"{name} ({count})" for name, count in prints.items())
         said.append(f"the endpoint changed while it was asked: its system_fingerprint was {counts}")
+    said += judge_lines(Manifest({"judge": facts.get("judge")}))
     return [*said, *(noise_lines(facts["noise"]) if "noise" in facts else []), f"not proved: {facts['unproved']}"]

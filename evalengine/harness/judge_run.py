@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.cluster.settings import uses_ray
+from evalengine.config.check import address_problems
 from evalengine.config.implied import name_of_path
-from evalengine.config.schema import Config, DatasetConfig, JudgeConfig, ModelConfig, SequentialConfig, TaskConfig
+from evalengine.config.schema import (
+    CacheConfig,
+    Config,
+    DatasetConfig,
+    EndpointConfig,
+    JudgeConfig,
+    ModelConfig,
+    SequentialConfig,
+    TaskConfig,
+)
 from evalengine.config.shipped import shipped_model
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.settings import settings_problems
@@ -23,7 +33,7 @@ from evalengine.tasks.templates import ENVIRONMENT, Field
 
 SELF = "self"  # as judge.model: the run's own model
 SPLIT = "judged"
-OF_THE_RUN = ("model", "revision", "apply_chat_template", "system_instruction", "max_model_len")
+OF_THE_RUN = ("model", "revision", "api", "apply_chat_template", "system_instruction", "max_model_len")
 MADE_UP = "An answer."
 SHOWN = 5  # problems of one kind that are listed
 
@@ -71,12 +81,16 @@ def judge_config(config: Config) -> Config:
         drafts=None,
         allow_code_execution=False,
         sequential=SequentialConfig(),
+        cache=config.cache if judge.api is None else CacheConfig(),
+        endpoint=replace(config.endpoint, repeats=1) if config.model.api == judge.api else EndpointConfig(),
     )
 
 
 def judge_model(config: Config, judge: JudgeConfig) -> ModelConfig:
     """The judge's model. Raises ConfigError for a name that means two of them."""
     assert judge.model is not None, "`judging_problems` refuses a judge without one"
+    if judge.api is not None:
+        return ModelConfig(name=judge.model, api=judge.api)
     if judge.model == SELF:
         return config.model
     model = ModelConfig(**(shipped_model(judge.model) or {"name": name_of_path(judge.model), "path": judge.model}))
@@ -109,6 +123,12 @@ def judging_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
 def _model_problems(config: Config) -> Iterator[str]:
     """What is wrong with the judge's model; with the run's own, it is said where that is found."""
     judge = next(iter(judged(config).values()))
+    if judge.api is not None:
+        yield from address_problems("judge.api", judge.api)
+        return
+    if judge.model == SELF and config.model.api is not None:
+        yield f"judge.model={SELF}: the model is behind an API; name one that runs here, or set judge.api, too"
+        return
     if judge.model != SELF and uses_ray(config):
         yield f"judge.model={judge.model}: replicas on Ray have one model; set judge.model={SELF}, or cluster=local"
     try:

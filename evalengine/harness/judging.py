@@ -21,7 +21,8 @@ from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judge_run import judge_config, judged, references_of, sample_rows
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.records.evidence import CONFIG, open_run
-from evalengine.records.folder import DIGEST, IDENTITY, write_text_file
+from evalengine.records.folder import IDENTITY, write_text_file
+from evalengine.records.lm_eval_file import results_files
 from evalengine.records.schema import RecordKey
 from evalengine.tasks.judge import read_scale
 
@@ -64,10 +65,10 @@ class Judge:
         rows = {item.task.name: self._rows(item, answers) for item in plan.tasks if item.task.name in self.asked}
         changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", own)]
         found = (None if changed else _finished(place, config)) or ask(config)
-        manifest = open_run(found, page=False)
+        digest = open_run(found, page=False).digest if config.model.api is None else None  # an endpoint proves nothing
         judgements = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
         facts = {name: _facts(self.asked[name], rows[name], judgements[name]) for name in rows}
-        run = {"run": f"{FOLDER}/{found.name}", "digest": manifest.digest, "model": config.model.name}
+        run = {"run": f"{FOLDER}/{found.name}", "digest": digest, "model": config.model.name, "api": config.model.api}
         return judgements, {**run, "tasks": facts}
 
     def _rows(self, plan: TaskPlan, answers: Mapping[RecordKey, JournalEntry]) -> list[dict[str, Any]]:
@@ -89,23 +90,26 @@ class Judge:
         return rows
 
 
-def find_judge(config: Config, llm: Answering) -> Judge | None:
+def find_judge(config: Config, llm: Answering | None) -> Judge | None:
     """The judge of a run, if it has one; `judge_run.judging_problems` found nothing wrong with it. Hashes its weights.
 
-    llm: the run's engine.
+    llm: the run's engine; None where an endpoint answers.
     """
     asked = judged(config)
     if not asked:
         return None
     own = judge_config(config)
-    shares = own.model == config.model and own.engine == config.engine
-    engine: Answering = llm
-    if not shares:
+    shares = llm is not None and own.model == config.model and own.engine == config.engine
+    if own.model.api is not None:
+        model = {"api": own.model.api, "model": own.model.name}
+    elif llm is not None and shares:
+        model = engine_identity(own, llm)
+    else:
         mode: Any = {"batch_invariant": own.batch_invariant, "numerics": own.numerics}
-        engine = DeferredLLM(resolve_checkpoint(own.model), **mode, engine=own.engine)
+        model = engine_identity(own, DeferredLLM(resolve_checkpoint(own.model), **mode, engine=own.engine))
     runs = {name: Path(one.against) for name, one in asked.items() if one.against and Path(one.against).is_dir()}
     identity = {
-        **engine_identity(own, engine),
+        **model,
         **{name: getattr(own, name) for name in ("apply_chat_template", "system_instruction")},
         **({"against": {name: open_run(folder, page=False).digest for name, folder in runs.items()}} if runs else {}),
     }
@@ -123,8 +127,9 @@ def _write(file: Path, rows: list[dict[str, Any]]) -> bool:
 
 def _finished(place: Path, config: Config) -> Path | None:
     """The judge's run of these very settings that was finished before the run whose answers it judges was killed."""
-    for folder in (file.parent for file in sorted(place.glob(f"*/{DIGEST}"))):
-        if not (folder / IDENTITY).exists() and (folder / CONFIG).read_text(encoding="utf-8") == to_yaml(config):
+    for folder in (file.parent for file in sorted(place.glob(f"*/{CONFIG}"))):
+        ended = results_files(folder) and not (folder / IDENTITY).exists()
+        if ended and (folder / CONFIG).read_text(encoding="utf-8") == to_yaml(config):
             return folder
     return None
 

@@ -111,7 +111,7 @@ def _task_result(
     per_doc: list[dict[MetricKey, MetricValue]] = []
     hashes: list[SampleHashes] = []
     filters = (*task.filters, JUDGE) if judged else task.filters
-    if judged and not task.metrics:  # nothing but the judge scores it
+    if judged and not task.aggregation():  # nothing but the judge scores it
         filters = (JUDGE,)
     samples: dict[str, list[Sample]] = {name: [] for name in filters}
     for place, instances in enumerate(plan.instances):

@@ -80,6 +80,7 @@ class _ResolvedRun:
     kept: Set[RecordKey] = frozenset()  # what a finished run with shorter answers had whole
     judge: Judge | None = None
     lent: bool = False  # whether the engine is somebody else's, and stays open
+    elsewhere: Callable[[Config], Path] | None = None  # asks a judge that is behind an API
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def run(
     command: Sequence[str] | None = None,
     llm: Answering | None = None,
     decided: Decided | None = None,
+    elsewhere: Callable[[Config], Path] | None = None,
 ) -> RunResult:
     """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
 
@@ -113,6 +115,7 @@ def run(
     command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
     decided: whether the scores so far end a run in steps (`config.sequential`).
+    elsewhere: makes the run of a judge that is behind an API; returns its folder.
 
     Raises:
         ConfigError: settings, rows or prompts that cannot be honoured; nothing has been written then.
@@ -141,7 +144,7 @@ def run(
                 folder.write_text(CONFIG, to_yaml(config))
                 keep(plan, llm, folder, whole)
                 known = config, command, started, begin, loaded, plan, llm, facts, cached, folder, {*whole}
-                this = _ResolvedRun(*known, judge, lent)
+                this = _ResolvedRun(*known, judge, lent, elsewhere)
                 digest = _answer(this, decided, before)
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
@@ -179,6 +182,9 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
 def _judged(config: Config, whose: _ResolvedRun) -> Path:
     """The run of a judge, by the engine of the run that it judges if both are one model."""
     assert whose.judge is not None
+    if config.model.api is not None:
+        assert whose.elsewhere is not None, "`api.perform` gives it"
+        return whose.elsewhere(config)
     return run(config, llm=whose.llm if whose.judge.shares else None).folder
 
 

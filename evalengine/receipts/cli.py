@@ -96,7 +96,9 @@ def _check_run(arguments: Namespace) -> int:
     run = load_run(arguments.source)
     if code := _items_differ(run, arguments, arguments.places):
         return code
-    if (judge := run.manifest.judge) is not None:
+    if (judge := run.manifest.judge) is not None and judge.digest is None:
+        say(f"its judge is behind {judge.api}: no verdict can be computed again")
+    elif judge is not None:
         from evalengine.config.words import word
 
         verdicts = load_run(run.source / judge.run)

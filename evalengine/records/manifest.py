@@ -67,7 +67,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
         if task["judge"] == asdict(JudgeConfig()):
             del task["judge"]
         else:  # which model it is, and whose answers these are compared with, stands in the run's `judge` by content
-            for name in ("model", "revision", "against"):
+            for name in ("model", "revision", "api", "against"):
                 del task["judge"][name]
         if not task["lm_eval"]["name"] or task["lm_eval"]["name"].endswith(YAML_SUFFIXES):
             del task["lm_eval"]  # what is in a file stands in `definitions`

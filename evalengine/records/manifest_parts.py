@@ -167,8 +167,9 @@ class Judged:
     """The run of the judge that scored a run's answers."""
 
     run: str  # its folder, from that of the judged run
-    digest: str
+    digest: str | None  # None where it is behind an API
     model: str
+    api: str | None  # its address
     tasks: dict[str, JudgedTask]
 
 
