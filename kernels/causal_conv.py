@@ -17,19 +17,20 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.activation import activate
 from evalengine.kernels.launching.launch import launch
+from evalengine.kernels.sequence_of_step import sequence_of_step
 
 TOKENS, CHANNELS = 32, 128  # of a program's tile
 
 
 @triton.jit
-def _inputs(x_ptr, state_ptr, first, at, channel, stride_x, fresh, K: tl.constexpr, keep):
+def _inputs(x_ptr, state_ptr, first, at, channel, stride_x, begins, K: tl.constexpr, keep):
     """The inputs `at` [tokens] of the sequence's present ones, in float32; below 0 those of the state."""
     new = tl.load(
         x_ptr + (first + at)[:, None] * stride_x + channel[None, :], mask=keep & (at >= 0)[:, None], other=0.0
     )
     old = tl.load(
         state_ptr + channel[None, :] * (K - 1) + (K - 1 + at)[:, None],
-        mask=keep & ((at < 0) & (at >= 1 - K) & (fresh == 0))[:, None],
+        mask=keep & ((at < 0) & (at >= 1 - K) & (begins == 0))[:, None],
         other=0.0,
     )
     return tl.where((at >= 0)[:, None], new, old).to(tl.float32)
@@ -43,12 +44,9 @@ def _conv_kernel(
     """Program (channels, sequence, tokens). STORE: one program has all of a sequence's tokens and stores its state."""
     device_math.after_previous_kernel()
     s, block = tl.program_id(1), tl.program_id(2)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    first = tl.load(cu_seqlens + s).to(tl.int64)
-    n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
+    slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
     if (slot < 0) | (block * TOKENS >= n):
         return
-    fresh = (tl.load(seqlens + s) == n).to(tl.int32)  # the sequence begins with this step
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
     own = state_ptr + slot * channels * (K - 1)
@@ -60,23 +58,23 @@ def _conv_kernel(
         acc += tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)[None, :]
     for j in tl.static_range(K):
         w = tl.load(weight_ptr + channel * K + j, mask=real, other=0.0).to(tl.float32)
-        x = _inputs(x_ptr, own, first, t - (K - 1) + j, channel, stride_x, fresh, K, keep)
+        x = _inputs(x_ptr, own, first, t - (K - 1) + j, channel, stride_x, begins, K, keep)
         acc = tl.fma(x, tl.zeros_like(x) + w[None, :], acc)
     out = acc.to(dtype)
     if SILU:
         out = activate(out.to(tl.float32), dtype, "silu")
     tl.store(out_ptr + (first + t)[:, None] * channels + channel[None, :], out, mask=keep)
     if STORE:
-        _store_state(x_ptr, own, first, n, channel, real, stride_x, fresh, K)
+        _store_state(x_ptr, own, first, n, channel, real, stride_x, begins, K)
 
 
 @triton.jit
-def _store_state(x_ptr, own, first, n, channel, real, stride_x, fresh, K: tl.constexpr):
+def _store_state(x_ptr, own, first, n, channel, real, stride_x, begins, K: tl.constexpr):
     """The sequence's last K - 1 inputs become its state; all are read before one is written."""
     KP: tl.constexpr = triton.next_power_of_2(K - 1)
     i = tl.arange(0, KP)
     keep = (i < K - 1)[:, None] & real[None, :]
-    last = _inputs(x_ptr, own, first, n - (K - 1) + i, channel, stride_x, fresh, K, keep)
+    last = _inputs(x_ptr, own, first, n - (K - 1) + i, channel, stride_x, begins, K, keep)
     tl.debug_barrier()
     tl.store(own + channel[None, :] * (K - 1) + i[:, None], last.to(own.dtype.element_ty), mask=keep)
 
@@ -87,15 +85,12 @@ def _state_kernel(
 ):
     device_math.after_previous_kernel()
     s = tl.program_id(1)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    first = tl.load(cu_seqlens + s).to(tl.int64)
-    n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
+    slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
     if (slot < 0) | (n == 0):
         return
-    fresh = (tl.load(seqlens + s) == n).to(tl.int32)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     _store_state(
-        x_ptr, state_ptr + slot * channels * (K - 1), first, n, channel, channel < channels, stride_x, fresh, K
+        x_ptr, state_ptr + slot * channels * (K - 1), first, n, channel, channel < channels, stride_x, begins, K
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.recurrent_variant import GatedDelta
+from evalengine.kernels.sequence_of_step import sequence_of_step
 
 # These two are part of the arithmetic: the order of a sum over K follows from a tile's shape and number of warps.
 ROWS = 32  # of the state a program
@@ -38,17 +39,14 @@ def _gated_delta_kernel(
     """Program (rows of the state, value head, sequence)."""
     device_math.after_previous_kernel()
     head, s = tl.program_id(1), tl.program_id(2)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    first = tl.load(cu_seqlens + s).to(tl.int64)
-    n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
+    slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
     if (slot < 0) | (n == 0):
         return
-    fresh = tl.load(seqlens + s) == n  # the sequence begins with this step
     row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KP)
     real_row, real_key = row < V, key < K
     at = state_ptr + ((slot * HV + head) * V + row)[:, None] * K + key[None, :]
     real = real_row[:, None] & real_key[None, :]
-    state = tl.load(at, mask=real & (fresh == 0), other=0.0)
+    state = tl.load(at, mask=real & (begins == 0), other=0.0)
     decay_rate = -device_math.exp(tl.load(a_log_ptr + head))
     dt_bias = tl.load(dt_bias_ptr + head)
     dtype: tl.constexpr = out_ptr.dtype.element_ty

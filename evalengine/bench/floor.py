@@ -1,7 +1,7 @@
 """The least time that a workload can take on a GPU, from two ceilings measured in the same run.
 
     floor = (2 x N x prompt tokens + 4 x heads x head_dim x pairs + 2 x hidden x vocabulary x prompt rows) / F
-          + (decode steps x weight bytes + KV tokens x a layer's KV bytes of one) / B
+          + (decode steps x weight bytes + KV tokens x a layer's KV bytes of one + 2 x decode tokens x state bytes) / B
 
 F   FLOP/s of a dense matrix product in the run's dtype; B bytes/s of a copy (read plus written).
 N   parameters without the embedding table and lm_head.
@@ -18,8 +18,10 @@ experts         of a mixture count in N and in the weights as far as they are us
 KV tokens       that decode steps read, summed over layers: each sequence its own tokens in each of its steps, as many
     as it sees. Of a prefix that several sequences share, one of them reads it.
 
-Sampling, norms, the KV's writing and the time between kernels count nothing, nor does a decode's arithmetic: no engine
-reaches it.
+state bytes     of one sequence in all recurrent layers, which a decode step reads and writes.
+
+Sampling, norms, the KV's writing, recurrences over a prompt and the time between kernels count nothing, nor does a
+decode's arithmetic: no engine reaches it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import torch
 
 from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
+from evalengine.engine.states import state_bytes
 from evalengine.models.decoder import weight_counts
 from evalengine.models.spec import ModelSpec
 
@@ -87,8 +90,8 @@ class LeastWork:
     of_windows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def of_layers(self, spec: ModelSpec) -> tuple[int, int]:
-        """`pairs` and `kv_tokens_read`, summed over a model's layers."""
-        windows = [spec.block(layer).window for layer in range(spec.num_layers)]
+        """`pairs` and `kv_tokens_read`, summed over a model's layers of attention."""
+        windows = [block.window for block in map(spec.block, range(spec.num_layers)) if block.attends]
         counts = [(self.pairs, self.kv_tokens_read) if w is None else self.of_windows[w] for w in windows]
         return sum(pairs for pairs, _ in counts), sum(read for _, read in counts)
 
@@ -133,6 +136,7 @@ def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Cei
     flops += 2 * table * work.prompt_rows
     kv_token = 2 * spec.num_kv_heads * spec.head_dim * itemsize
     moved = work.decode_steps * (body + experts * touched + table) * itemsize + kv_tokens * kv_token
+    moved += 2 * work.decode_tokens * state_bytes(spec, itemsize)
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
 
 

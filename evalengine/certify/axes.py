@@ -76,11 +76,14 @@ def chunks(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def prefix(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """The prefix cache: off, cold, warm, and hit inside a page."""
+    """The prefix cache: off, cold, warm, and hit inside a page; of states: off, and hit at a page's end."""
     off = {"enable_prefix_caching": False}
     yield Variant(
         "no prefix cache", work.cases, off, happened=lambda s: not s.num_cached_tokens, wanted="computing all"
     )
+    if work.has_states:
+        yield from _from_states(work)
+        return
     yield Variant("cold and warm", work.cases, {}, 2, **warm(work.cases))
     small = {"max_num_seqs": 64, "max_num_batched_tokens": 100}
     cases = work.some(small)
@@ -193,6 +196,9 @@ def cascade(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 def speculation(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Tokens that are guessed and checked: the same prompts one after another say what those before them said."""
+    if work.has_states:
+        yield Skip("nothing is guessed: a recurrent state cannot go back behind a wrong guess")
+        return
     cases = [case for case in siblings(work.cases, 3, 1) if case.new_tokens > 4]
     none: dict[str, Any] = {"happened": lambda stats: not stats.num_guesses, "wanted": "no guess"}
     right: dict[str, Any] = {
@@ -261,6 +267,21 @@ def control(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     yield Variant("all at once", work.cases, {"max_num_seqs": 512, "max_num_batched_tokens": LARGE})
     yield Variant("order 2", shuffled(work.cases, 2), {"max_num_seqs": 64, "max_num_batched_tokens": 1000})
     yield Variant("small chunks", work.some(one), one)
+
+
+def _from_states(work: ReferenceWorkload) -> Iterator[Variant]:
+    """Every generation twice: the second begins with a copy of the state that the first one leaves at the end of a
+    page, if its prompt goes on behind it."""
+    for settings in ({"max_num_seqs": 64, "max_num_batched_tokens": LARGE}, {"max_num_batched_tokens": 100}):
+        cases = siblings(work.some(settings), 2, 17)
+        copied = sum(len(case.prompt) // 16 * 16 for case in cases[::2] if len(case.prompt) % 16)
+        yield Variant(
+            f"twice each, {listing(settings)}",
+            cases,
+            {**settings, "block_size": 16},
+            happened=lambda stats, copied=copied: stats.num_cached_tokens >= copied > 0,  # type: ignore[misc]
+            wanted=f"{copied} cached tokens",
+        )
 
 
 def _inside_a_page(work: ReferenceWorkload) -> Variant:

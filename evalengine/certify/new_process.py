@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from evalengine.certify.run import Answers, together
+from evalengine.certify.run import Answers, batched
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
 from evalengine.errors import EvalEngineError
@@ -39,7 +39,7 @@ def _answers(subject: Subject) -> Answers:
     checkpoint, tasks = open_subject(subject.config, subject.layers)
     cases = subject.cases(checkpoint, tasks)
     with subject.engine(checkpoint, cases) as llm:
-        return together(llm, Variant("a new process", cases))
+        return batched(llm, Variant("a new process", cases))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Tally
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
 from evalengine.certify.new_process import NoNeighbour, busy_neighbour, in_a_new_process
-from evalengine.certify.run import alone, together
+from evalengine.certify.run import alone, batched
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.certify.subject import Subject
 from evalengine.engine.llm import LLM
@@ -152,7 +152,7 @@ class Prover:
     def _control_with(self, attention_backend: str, fault_injected: bool = False) -> tuple[Control, list[str]]:
         """The control with that attention, and the other attentions that could serve the model here."""
         fault = f", products of up to {FEW_ROWS} rows split over K" if fault_injected else ""
-        _say(f"negative control: batch_invariant=false engine.attention_backend={attention_backend}{fault}")
+        _log(f"negative control: batch_invariant=false engine.attention_backend={attention_backend}{fault}")
         changed: dict[str, Any] = {"attention_backend": attention_backend, "enforce_eager": fault_injected}
         with self.subject.engine(self.checkpoint, self.cases, False, **changed) as llm:
             if fault_injected:
@@ -171,13 +171,13 @@ class Prover:
     def _workload(self, llm: LLM) -> ReferenceWorkload:
         started = time.perf_counter()
         reference = alone(llm, self.cases)
-        _say(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
+        _log(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
         settings = llm.settings
         assert llm.runner is not None
         has_graphs, has_cascade = llm.runner.ops.capturable, settings.attention_backend == "triton"
         sizes = (settings.max_model_len, llm.spec.vocab_size)
         ranks = _other_ranks(llm) if settings.numerics != "fast" else []
-        about = *sizes, settings.device.type, has_graphs, has_cascade, ranks
+        about = *sizes, settings.device.type, has_graphs, has_cascade, bool(llm.spec.recurrences), ranks
         return ReferenceWorkload(self.cases, reference, self.effort, *about)
 
     def _axis(self, name: str, variants: Iterator[Variant | Skip], work: ReferenceWorkload, llm: LLM) -> AxisResult:
@@ -194,7 +194,7 @@ class Prover:
                     result.skipped = variant.reason
                 except NoNeighbour as error:
                     result.skipped = str(error)
-                _say(f"{name}: skipped: {result.skipped}")
+                _log(f"{name}: skipped: {result.skipped}")
         return result
 
     def _of_ranks(self, ranks: int | None, llm: LLM, others: ExitStack) -> LLM:
@@ -217,7 +217,7 @@ class Prover:
             stats, answers = EngineStats(), in_a_new_process(self.subject)
         else:
             with busy_neighbour(str(llm.settings.device)) if variant.busy else nullcontext():
-                answers = together(llm, variant)
+                answers = batched(llm, variant)
             stats = llm.stats
         tally = Tally()
         for case, answer in answers:
@@ -226,7 +226,7 @@ class Prover:
             tally.add(f"{name}, {variant.label}", request, work.reference[case.key], answer)
         trial = Trial(variant, tally, stats, time.perf_counter() - started)
         differ = f"{tally.differing_logprobs:,} of {tally.logprobs:,} logprobs differ"
-        _say(f"{name}: {variant.label}: {differ}, {trial.seconds:.1f} s{f' ({trial.missed})' if trial.missed else ''}")
+        _log(f"{name}: {variant.label}: {differ}, {trial.seconds:.1f} s{f' ({trial.missed})' if trial.missed else ''}")
         return trial
 
 
@@ -258,5 +258,5 @@ def _merged(tallies: Iterable[Tally]) -> Tally:
     return total
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     warn(line, "verify: ")

@@ -43,7 +43,7 @@ def alone(llm: LLM, cases: list[Case]) -> dict[int, RequestOutput]:
     return answers
 
 
-def together(llm: LLM, variant: Variant) -> Answers:
+def batched(llm: LLM, variant: Variant) -> Answers:
     """Runs every pass over the variant's cases in one engine; the neighbours' answers are left out."""
     _reconfigure(llm, variant.cases, variant.settings, fill=float("nan") if variant.nan_pool else 0.0)
     cases = {case.request.request_id: case for case in variant.cases}

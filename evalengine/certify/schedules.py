@@ -27,6 +27,7 @@ class ReferenceWorkload:
     device_type: str
     has_graphs: bool = False  # the engine replays decode steps as CUDA graphs unless told not to
     has_cascade: bool = False  # its attention can read what decodes share once
+    has_states: bool = False  # some of the model's layers are recurrent
     ranks: Sequence[int] = ()  # other degrees of tensor parallelism that this machine can have
 
     def some(self, settings: Mapping[str, Any]) -> list[Case]:

@@ -28,7 +28,7 @@ LEVELS = {"margin": None, "flips": None, "alpha": 0.05, "power": 0.8}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Target:
     """What a gate is to show. Shares of 1."""
 
     margin: float
@@ -57,16 +57,16 @@ class Planned:
 
 def main(arguments: Namespace) -> int:
     """Runs `plan` with its words; returns the exit code. Raises ConfigError for bad usage, and for bad runs."""
-    names, runs, wanted = _parsed(arguments.words)
+    names, runs, required = _parsed(arguments.words)
     loaded = [load_run_data(run) for run in named_runs(runs)]
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
-    console.print(Text(f"A margin of {100 * wanted.margin:g} points: documents for a pass with probability "
-                       f"{wanted.power:g}, if nothing is lost (alpha {wanted.alpha:g})"))  # fmt: skip
+    console.print(Text(f"A margin of {100 * required.margin:g} points: documents for a pass with probability "
+                       f"{required.power:g}, if nothing is lost (alpha {required.alpha:g})"))  # fmt: skip
     planned = [_planned(name) for name in names]
     seen = {one.name: flips([run.run for run in loaded], one.tasks) for one in planned}
     paces = {one.name: pace(one.name, RESULTS) for one in planned}
-    print_sheet(_table(planned, wanted, seen, paces), console)
-    for line in [line for one in planned for line in _said(one, wanted, seen[one.name], paces[one.name], loaded)]:
+    print_sheet(_table(planned, required, seen, paces), console)
+    for line in [line for one in planned for line in _said(one, required, seen[one.name], paces[one.name], loaded)]:
         console.print(Text(line))
     console.print(Text("Flips: the share of answers that change for better or worse, as many of each. Exact and native "
                        "runs of equal weights have none; two checkpoints often 2 to 10 %."))  # fmt: skip
@@ -74,7 +74,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _said(
-    one: Planned, wanted: Wanted, seen: Flips | None, took: Pace | None, runs: Sequence[RunData]
+    one: Planned, required: Target, seen: Flips | None, took: Pace | None, runs: Sequence[RunData]
 ) -> Iterator[str]:
     """What is known of a task besides the table: where its figures are from, and what would need fewer documents."""
     if took is not None:
@@ -88,7 +88,7 @@ def _said(
         )
     for data in runs:
         for (task, metric, _), (count, parts) in sampled(data.run, one.tasks).items():
-            needs = ", ".join(f"{wanted.documents(2 * parts.within / k):,} ({k})" for k in SAMPLES)
+            needs = ", ".join(f"{required.documents(2 * parts.within / k):,} ({k})" for k in SAMPLES)
             yield (
                 f"{task} {metric}, {data.run.name}: a variance of {parts.between:.3g} between documents and of "
                 f"{parts.within:.3g} within ({count} samples each). Runs of one model differ by that alone, which "
@@ -100,13 +100,13 @@ def _said(
             right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
             yield (
                 f"{task}: these runs differ by {right:.3g} in right or wrong (mean square), by {likely:.3g} in the "
-                f"right choice's probability: scored by that, {wanted.documents(likely):,} documents do in place of "
-                f"{wanted.documents(right):,}, for a margin in points of probability"
+                f"right choice's probability: scored by that, {required.documents(likely):,} documents do in place of "
+                f"{required.documents(right):,}, for a margin in points of probability"
             )
 
 
-def _parsed(words: Sequence[str]) -> tuple[list[str], list[str], Wanted]:
-    """The tasks, earlier runs, and what is wanted. Raises ConfigError with all problems."""
+def _parsed(words: Sequence[str]) -> tuple[list[str], list[str], Target]:
+    """The tasks, earlier runs, and what is required. Raises ConfigError with all problems."""
     values: dict[str, str] = {}
     problems = []
     for word in words:
@@ -143,7 +143,7 @@ def _parsed(words: Sequence[str]) -> tuple[list[str], list[str], Wanted]:
         raise ConfigError([f"plan: {problem}" for problem in problems])
     assert margin is not None
     runs = [name for name in values.get("runs", "").strip("[]").split(",") if name]
-    return tasks, runs, Wanted(margin / 100, () if share is None else (share,), alpha, power)
+    return tasks, runs, Target(margin / 100, () if share is None else (share,), alpha, power)
 
 
 def _planned(name: str) -> Planned:
@@ -154,14 +154,17 @@ def _planned(name: str) -> Planned:
 
 
 def _table(
-    planned: Sequence[Planned], wanted: Wanted, seen: Mapping[str, Flips | None], paces: Mapping[str, Pace | None]
+    planned: Sequence[Planned],
+    required: Target,
+    seen: Mapping[str, Flips | None],
+    paces: Mapping[str, Pace | None],
 ) -> Sheet:
     rows = []
     for one in planned:
         measured, took = seen[one.name], paces[one.name]
-        shares = wanted.flips or (FLIPS if measured is None else (measured.share,))
+        shares = required.flips or (FLIPS if measured is None else (measured.share,))
         for number, share in enumerate(shares):
-            need = wanted.documents(share)
+            need = required.documents(share)
             first = [one.label, "?" if one.rows is None else f"{one.rows:,}"] if number == 0 else ["", ""]
             enough = "" if one.rows is None else "yes" if one.rows >= need else "no"
             time = "" if took is None or enough == "no" else _duration(took.seconds * need)

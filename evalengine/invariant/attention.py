@@ -122,15 +122,15 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         is_causal, scale, enable_gqa = ctx.options
         wanted = ctx.needs_input_grad[:4]
-        again = torch.is_grad_enabled()  # whether gradients of these gradients are wanted
+        create_graph = torch.is_grad_enabled()  # whether gradients of these gradients are wanted
         with torch.enable_grad():
             tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
-            if not again:
+            if not create_graph:
                 tensors = [None if x is None else x.detach() for x in tensors]
                 for x, of_x in zip(tensors, wanted, strict=True):
                     if x is not None and of_x:
                         x.requires_grad_()
             out = by_math(*tensors, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         leaves = [x for x, of_x in zip(tensors, wanted, strict=True) if x is not None and of_x]
-        found = iter(torch.autograd.grad(out, leaves, gradients, create_graph=again))
+        found = iter(torch.autograd.grad(out, leaves, gradients, create_graph=create_graph))
         return (*(next(found) if of_x else None for of_x in wanted), None, None, None)

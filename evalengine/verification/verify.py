@@ -22,10 +22,10 @@ from evalengine.kernels.row_variants import LLAMA
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.verification import verdict_cache
 from evalengine.verification.attention import verify_attention
+from evalengine.verification.compile_ahead import compile_ahead
 from evalengine.verification.experts import verify_experts
 from evalengine.verification.products import verify_matmul
 from evalengine.verification.rows import verify_parted_read_out, verify_row_variants, verify_rows
-from evalengine.verification.together import compile_together
 from evalengine.verification.verdict import Verdict, exclude
 
 PAGE_SIZES = (64,)  # the engine's default
@@ -108,7 +108,7 @@ def verify(
     if unknown and device.type == "cuda":
         shapes_of = [f"{name}: {parts[name][0]}" for name in unknown]
         logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s", "; ".join(shapes_of))
-        compile_together([parts[name][1] for name in unknown], device)
+        compile_ahead([parts[name][1] for name in unknown], device)
     verdicts = [_part(keys[name], run, device, known[name]) for name, (_, run) in parts.items()]
     return {
         "schedules": sum(part["schedules"] for part in verdicts),

@@ -23,9 +23,9 @@ INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernel
 MAX_CACHED_LAUNCHES = 1 << 12
 Replay = Callable[..., None]
 Repeated = TypeVar("Repeated")
-Told = Callable[[Any, tuple[int, int, int], tuple, tuple, dict[str, Any]], None]
+Observer = Callable[[Any, tuple[int, int, int], tuple, tuple, dict[str, Any]], None]
 _variants: dict[tuple, _Variant] = {}
-_told: Told | None = None
+_observer: Observer | None = None
 
 
 class _Variant:
@@ -70,15 +70,15 @@ class Launch:
 
 
 @contextmanager
-def launches_told_to(told: Told) -> Iterator[None]:
+def observed_launches(observer: Observer) -> Iterator[None]:
     """Within, `launch` runs nothing: it tells kernel, grid, arguments, constexprs and options. Results are not written,
     so nothing may depend on them."""
-    global _told
-    before, _told = _told, told
+    global _observer
+    before, _observer = _observer, observer
     try:
         yield
     finally:
-        _told = before
+        _observer = before
 
 
 def launch(
@@ -97,9 +97,9 @@ def launch(
     Kernels are compiled without FMA contraction, as the contract demands. Returns None if the launch cannot be
     repeated (the interpreter, an empty grid).
     """
-    if _told is not None or INTERPRETED or 0 in grid:
-        if 0 not in grid and _told is not None:
-            _told(kernel, grid, args, constants, _options(num_warps, num_stages, options))
+    if _observer is not None or INTERPRETED or 0 in grid:
+        if 0 not in grid and _observer is not None:
+            _observer(kernel, grid, args, constants, _options(num_warps, num_stages, options))
         elif 0 not in grid:
             kernel[grid](*args, *constants)
         return None

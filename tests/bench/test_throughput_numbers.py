@@ -23,6 +23,7 @@ from evalengine.bench.workload_files import generation
 from evalengine.engine.request import Request, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.models.decoder import weight_counts
 from evalengine.models.spec import Block
 from tests.bench.workload_lines import a_row, write_rows
@@ -54,6 +55,18 @@ def test_floor_of_a_hand_worked_example() -> None:
     moved = 3 * (1208 + 800) * 2 + 40 * 32
     seconds = floor_seconds(work, TINY, 2, Ceilings(1000.0, 100.0, 50.0))
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
+
+
+def test_states_are_read_and_written_by_decode_steps() -> None:
+    # A delta rule of 2 x 8 x 16 numbers of state, and 3 inputs of 2 x 16 + 2 x 8 channels: 4 x 256 + 2 x 3 x 48 bytes.
+    # Its weights are 8 x (48 + 16 + 2 + 2) + 4 x 48 + 2 + 2 + 8 + 8 x 16, and those of the layer around it 384 + 16.
+    rule = GatedDelta(num_key_heads=1, num_value_heads=2, key_dim=16, value_dim=8, taps=4)
+    spec = replace(TINY, num_layers=2, blocks=(Block(recurrence=rule), Block()))
+    work = LeastWork(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40, decode_tokens=5)
+    body = (544 + 192 + 4 + 8 + 128 + 400) + 600 + 8
+    flops = 2 * body * 10 + 4 * 2 * 4 * 55 + 2 * 800 * 2
+    moved = 3 * (body + 800) * 2 + 40 * 16 + 2 * 5 * (4 * 256 + 2 * 3 * 48)
+    assert floor_seconds(work, spec, 2, Ceilings(1000.0, 100.0, 50.0)) == pytest.approx(flops / 100 + moved / 1000)
 
 
 def test_windows_bound_what_the_floor_counts() -> None:

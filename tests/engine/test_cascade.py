@@ -13,7 +13,7 @@ from torch import Tensor
 from evalengine import LLM
 from evalengine.certify import axes
 from evalengine.certify.cases import Case
-from evalengine.certify.run import alone, together
+from evalengine.certify.run import alone, batched
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.engine import loaded_model
 from evalengine.engine.execute import cuda_graphs, sharing
@@ -148,7 +148,7 @@ def test_the_axis_of_verify_runs_it_and_sees_a_fault(make: Callable[..., LLM], m
     cases = [Case(0, generation), Case(1, GenerateRequest(1, [3, 4], SamplingParams(max_tokens=2)))]
 
     def differing(variant: Any) -> int:
-        answers = together(llm, variant)
+        answers = batched(llm, variant)
         assert len(answers) == 5 * variant.passes and variant.happened(llm.stats), variant.label
         return sum(count_differing(answer.logprobs, reference[case.key].logprobs) for case, answer in answers)
 

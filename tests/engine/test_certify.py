@@ -275,13 +275,13 @@ def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], m
 def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, the engine's requests run while the neighbouring process does, and it is gone afterwards."""
     neighbours: list[list[Any]] = []
-    run = proof.together
+    run = proof.batched
 
-    def together(llm: LLM, variant: Variant) -> Any:
+    def batched(llm: LLM, variant: Variant) -> Any:
         neighbours.append(multiprocessing.active_children())
         return run(llm, variant)
 
-    monkeypatch.setattr(proof, "together", together)
+    monkeypatch.setattr(proof, "batched", batched)
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     proven = prove("busy")
     assert proven.axes[0].tally.logprobs and proven.verdict == "IDENTICAL"

@@ -14,6 +14,7 @@ from evalengine.certify.subject import Subject, open_subject, read_settings
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, RequestOutput, ScoreRequest
+from evalengine.engine.states import state_bytes
 from evalengine.errors import ConfigError
 from evalengine.models.decoder import num_parameters, weight_counts
 from tests.engine.certify_double import CPU
@@ -92,6 +93,12 @@ def test_shapes() -> None:
         unused = weight_counts(spec).experts * (1 - spec.mixture.router.chosen / spec.mixture.router.experts)
         weights = num_parameters(spec)
         assert (round(weights / 1e9, 2), round((weights - unused) / 1e9, 2)) == (billions, used), name
+    # A layer's state: value heads of 128 x 128 numbers, and 3 inputs of 128 x (2 x 16 + value heads) channels.
+    for name, layers, heads, billions in (("qwen3.5-0.8b", 18, 16, 0.75), ("qwen3.5-4b", 24, 32, 4.21)):
+        spec = opened(f"shape:{name}").spec
+        assert len(spec.recurrences) == layers and round(num_parameters(spec) / 1e9, 2) == billions
+        state = 4 * heads * 128 * 128 + 2 * 3 * 128 * (2 * 16 + heads)
+        assert state_bytes(spec, 2) == layers * state
     for arguments in (("shape:qwen9", None), ("shape:qwen3-8b", 0), ("shape:qwen3-8b", 99), ("asset:tinymath", 2)):
         with pytest.raises(ConfigError, match=r"model.path=|--layers="):
             opened(*arguments)

@@ -16,7 +16,7 @@ import pytest
 from evalengine import LLM, evaluate
 from evalengine.certify import axes
 from evalengine.certify.cases import Case
-from evalengine.certify.run import alone, together
+from evalengine.certify.run import alone, batched
 from evalengine.certify.schedules import ReferenceWorkload
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
@@ -235,7 +235,7 @@ def test_the_axis_of_verify(small_checkpoint: Checkpoint, monkeypatch: pytest.Mo
         work = ReferenceWorkload(cases, reference, TINY, 128, 1000, "cpu")
 
         def differing(variant: Any) -> int:
-            found = together(llm, variant)
+            found = batched(llm, variant)
             assert planted or variant.happened(llm.stats), variant.label
             return sum(count_differing(answer.logprobs, reference[case.key].logprobs) for case, answer in found)
 

@@ -27,6 +27,9 @@ KINDS = {
     "reciprocal": "fp32",
     "slot_ptr": "*i64",
     "weights_ptr": "*fp32",
+    **dict.fromkeys(("beta_scale", "dt_least", "dt_most"), "fp32"),
+    **dict.fromkeys(("a_log_ptr", "dt_bias_ptr", "d_ptr"), "*fp32"),
+    **dict.fromkeys(("cu_seqlens", "seqlens", "state_slots"), "*i32"),
     **dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32"),
 }
 
@@ -147,7 +150,35 @@ def mixtures() -> Iterator[dict[str, Any]]:
         yield _counted(expert_rows._swiglu_kernel, dtype, {"BLOCK": 1024})
 
 
-CASES = {"mixtures": mixtures, "norms": norms, "heads": heads, "elements": elements, "fp8": fp8, "packed": packed}
+def recurrences() -> Iterator[dict[str, Any]]:
+    from evalengine.kernels import causal_conv, gated_delta, gated_norm, mamba2
+
+    for dtype in ("bf16", "fp32"):
+        conv = {"K": 4, "CHANNELS": 128}
+        for bias in ({}, {"bias_ptr": None}):
+            tile = {**conv, "SILU": not bias, "TOKENS": 32, "STORE": bool(bias), **bias}
+            yield _counted(causal_conv._conv_kernel, dtype, tile)
+        yield _counted(causal_conv._state_kernel, dtype, conv)
+        for gate_first in (True, False):
+            norm = {"GROUP": 96, "BLOCK": 128, "GATE_FIRST": gate_first, "REPEATED": not gate_first, "ONCE": gate_first}
+            yield _counted(gated_norm._gated_norm_kernel, dtype, norm)
+        KINDS["state_ptr"] = "*fp32"
+        delta = {"HK": 16, "HV": 32, "K": 128, "KP": 128, "V": 128, "ROWS": gated_delta.ROWS}
+        yield _counted(gated_delta._gated_delta_kernel, dtype, delta)
+        scan = {"H": 64, "P": 64, "G": 8, "N": 128, "NP": 128, "ROWS": mamba2.ROWS}
+        yield _counted(mamba2._mamba2_kernel, dtype, scan)
+        del KINDS["state_ptr"]
+
+
+CASES = {
+    "recurrences": recurrences,
+    "mixtures": mixtures,
+    "norms": norms,
+    "heads": heads,
+    "elements": elements,
+    "fp8": fp8,
+    "packed": packed,
+}
 
 
 if __name__ == "__main__":

@@ -36,3 +36,11 @@ def test_mixtures_compile_without_a_contraction() -> None:
     assert len(cases) == 30 and {case["rule"] for case in cases if "rule" in case} == {*ROUTERS}
     contracted = [case for case in cases if case["fma"]]
     assert contracted and all((case["kernel"], case["dtype"]) == ("_expert_kernel", "fp32") for case in contracted)
+
+
+def test_recurrences_compile() -> None:
+    """With the multiply-adds that they state, and those of expf."""
+    cases = compiled_elsewhere("recurrences", "compile_rows")
+    assert len(cases) == 14 and {case["dtype"] for case in cases} == {"bf16", "fp32"}
+    stated = [case["kernel"] for case in cases if case["fma"]]
+    assert {"_conv_kernel", "_gated_delta_kernel", "_mamba2_kernel"} <= {*stated}

@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2, reference
+from evalengine.kernels import (
+    causal_conv,
+    exact_recurrent,
+    gated_delta,
+    gated_norm,
+    mamba2,
+    reference,
+    reference_chunks,
+)
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers import plain_recurrent
 from tests import random_tensors
@@ -68,9 +77,10 @@ def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]
     return run
 
 
-def case(variant: GatedDelta | Mamba2, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def case(
+    variant: GatedDelta | Mamba2, dtype: torch.dtype, tokens: int = sum(LENGTHS)
+) -> tuple[list[Tensor], list[Tensor]]:
     """The operands of all sequences' tokens, and the heads' parameters."""
-    tokens = sum(LENGTHS)
     heads = variant.state_shape[0]
     delta = isinstance(variant, GatedDelta)
     operands = [randn(tokens, variant.channels, dtype=dtype)]
@@ -116,27 +126,67 @@ def test_a_convolution_may_end_anywhere(dtype: torch.dtype, channels: int, taps:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
 def test_recurrences_are_near_the_reference(variant: GatedDelta | Mamba2, level: str) -> None:
-    operands, heads = case(variant, torch.float32)
+    assert_near(level, variant, LENGTHS[0], reference)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("variant", [DELTAS[0], DELTAS[3], MAMBAS[0]])
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 127, 130])
+def test_recurrences_are_near_the_chunked_form(n: int, variant: GatedDelta | Mamba2, level: str) -> None:
+    """Behind one chunk of 64 and two, and beside their borders."""
+    assert_near(level, variant, n, reference_chunks)
+
+
+@pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_both_forms_are_one_recurrence(chunk: int, variant: GatedDelta | Mamba2) -> None:
+    """In float64, from a state on; but for their last bits, or the chunked one would be the other in disguise."""
+    operands, heads = case(variant, torch.float32, 130)
+    start = randn(*variant.state_shape, seed=9)
+    forms = [
+        in_float64(reference, variant, operands, heads, start),
+        in_float64(reference_chunks, variant, operands, heads, start, chunk=chunk),
+    ]
+    for one, other in zip(*forms, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-11)
+    assert chunk == 1 or count_differing(forms[0][0], forms[1][0])
+
+
+def assert_near(level: str, variant: GatedDelta | Mamba2, n: int, form: ModuleType) -> None:
+    """A level's output of n tokens, and its state behind them, are near those of a form in float64."""
+    operands, heads = case(variant, torch.float32, n)
     state = torch.zeros(1, *variant.state_shape, device=DEVICE)
-    n = LENGTHS[0]
-    out = recurrence(level, variant, heads)([x[:n] for x in operands], state, [n], [n], [0])
-    start = torch.zeros(variant.state_shape, device=DEVICE)
-    if isinstance(variant, GatedDelta):
-        size = variant.num_key_heads * variant.key_dim
-        q, k, v = operands[0][:n].split([size, size, variant.channels - 2 * size], -1)
-        sizes = variant.key_dim, variant.key_dim, variant.value_dim
-        parts = [x.unflatten(-1, (-1, d)) for x, d in zip((q, k, v), sizes, strict=True)]
-        scale = variant.beta_scale
-        true, end = reference.gated_delta(*parts, *(x[:n] for x in operands[1:]), *heads, start, scale)
-    else:
-        size = variant.num_groups * variant.state_dim
-        x, b, c = operands[0][:n].split([variant.channels - 2 * size, size, size], -1)
-        sizes = variant.head_dim, variant.state_dim, variant.state_dim
-        parts = [y.unflatten(-1, (-1, d)) for y, d in zip((x, b, c), sizes, strict=True)]
-        true, end = reference.mamba2(*parts, operands[1][:n], *heads, start, variant.dt_limits)
+    out = recurrence(level, variant, heads)(operands, state, [n], [n], [0])
+    true, end = in_float64(form, variant, operands, heads, torch.zeros(variant.state_shape, device=DEVICE))
     tolerance = 3e-5 if level == "native" else 3e-6
     torch.testing.assert_close(out.double(), true, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(state[0].double(), end, rtol=tolerance, atol=tolerance)
+
+
+def in_float64(
+    form: ModuleType,
+    variant: GatedDelta | Mamba2,
+    operands: list[Tensor],
+    heads: list[Tensor],
+    start: Tensor,
+    **more: int,
+) -> tuple[Tensor, Tensor]:
+    """One sequence's output and last state by a module that has both recurrences."""
+    if isinstance(variant, GatedDelta):
+        size = variant.num_key_heads * variant.key_dim
+        q, k, v = operands[0].split([size, size, variant.channels - 2 * size], -1)
+        sizes = variant.key_dim, variant.key_dim, variant.value_dim
+        parts = [x.unflatten(-1, (-1, d)) for x, d in zip((q, k, v), sizes, strict=True)]
+        delta: tuple[Tensor, Tensor] = form.gated_delta(
+            *parts, *operands[1:], *heads, start, beta_scale=variant.beta_scale, **more
+        )
+        return delta
+    size = variant.num_groups * variant.state_dim
+    x, b, c = operands[0].split([variant.channels - 2 * size, size, size], -1)
+    sizes = variant.head_dim, variant.state_dim, variant.state_dim
+    parts = [y.unflatten(-1, (-1, d)) for y, d in zip((x, b, c), sizes, strict=True)]
+    scan: tuple[Tensor, Tensor] = form.mamba2(*parts, operands[1], *heads, start, variant.dt_limits, **more)
+    return scan
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -180,13 +230,9 @@ def test_where_gated_norms_round(gate_first: bool, rounded_once: bool) -> None:
 
 
 def test_a_chunked_form_would_show_where_a_step_ends() -> None:
-    """The control: the same recurrence with its sums over two tokens at once differs in some bits."""
-    operands, heads = case(DELTAS[0], torch.float32)
-    n, state = LENGTHS[0], torch.zeros(1, *DELTAS[0].state_shape, device=DEVICE)
-    out = recurrence("native", DELTAS[0], heads)([x[:n] for x in operands], state, [n], [n], [0])
-    size = DELTAS[0].num_key_heads * DELTAS[0].key_dim
-    q, k, v = operands[0][:n].float().split([size, size, DELTAS[0].channels - 2 * size], -1)
-    start = torch.zeros(DELTAS[0].state_shape, device=DEVICE)
-    parts = (q.unflatten(-1, (-1, 16)), k.unflatten(-1, (-1, 16)), v.unflatten(-1, (-1, 8)))
-    other, _ = reference.gated_delta(*parts, *(x[:n] for x in operands[1:]), *heads, start)
-    assert count_differing(other.float(), out)
+    """The control: the chunked form differs in some bits, in float64 even, as soon as another token begins a chunk."""
+    variant = DELTAS[0]
+    operands, heads = case(variant, torch.float32, LENGTHS[0])
+    start = torch.zeros(variant.state_shape, device=DEVICE)
+    whole, shifted = (in_float64(reference_chunks, variant, operands, heads, start, chunk=c)[0] for c in (16, 17))
+    assert count_differing(whole, shifted)

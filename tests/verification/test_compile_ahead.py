@@ -15,9 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from evalengine.kernels.launching.launch import INTERPRETED, launch, launches_told_to
-from evalengine.verification import together, verify
-from evalengine.verification.together import compile_together, rehearse, side_by_side
+from evalengine.kernels.launching.launch import INTERPRETED, launch, observed_launches
+from evalengine.verification import compile_ahead as module
+from evalengine.verification import verify
+from evalengine.verification.compile_ahead import compile_ahead, dry_run, in_processes
 from evalengine.verification.verdict import Verdict
 from tests.verification.tiny_shapes import verified
 from tests.verification.verify_double import DEVICE, alone
@@ -55,7 +56,7 @@ def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.Mo
         patched.setattr(verify, "_part", part)
         verified()
     monkeypatch.setattr(interpreted, "__getitem__", getitem)
-    rehearse(
+    dry_run(
         comparisons, lambda kernel, grid, args, constants, _: told.add((kernel.fn.__name__, plain((*args, *constants))))
     )
     assert not made and len(told) > 20
@@ -69,7 +70,7 @@ def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.Mo
 def test_what_is_told_is_not_run_and_an_empty_grid_is_nothing() -> None:
     told: list[tuple] = []
     kernel, x = object(), torch.zeros(4, device=DEVICE)
-    with launches_told_to(lambda *launched: told.append(launched)):
+    with observed_launches(lambda *launched: told.append(launched)):
         assert launch(kernel, (2, 1, 1), (x, 4), (16,), 8, 2, maxnreg=64) is None
         assert launch(kernel, (0, 1, 1), (x, 4), (16,), 8, 2) is None
     ((_, grid, args, constants, options),) = told
@@ -82,7 +83,7 @@ def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
     cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test's, beside which nothing is forked
-    monkeypatch.setattr(together, "cores", lambda: cores)
+    monkeypatch.setattr(module, "cores", lambda: cores)
 
     def work(number: int) -> Callable[[], None]:
         def write() -> None:
@@ -93,7 +94,7 @@ def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
 
         return write
 
-    side_by_side([work(number) for number in range(9)])
+    in_processes([work(number) for number in range(9)])
     assert {path.name for path in tmp_path.iterdir()} == {str(number) for number in range(9) if number != 2}
     processes = {path.read_text() for path in tmp_path.iterdir()}
     assert (len(processes) > 1) == (cores > 1) and str(os.getpid()) in processes
@@ -103,7 +104,7 @@ def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, mon
     """As Triton has it: a compilation that another process has put into the cache is only read."""
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    monkeypatch.setattr(together, "cores", lambda: 2)
+    monkeypatch.setattr(module, "cores", lambda: 2)
     ready: dict[str, tuple[str, str]] = {}
 
     def kernel(name: str) -> Any:
@@ -128,7 +129,7 @@ def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, mon
         verdict.compare("matmul", None, "nowhere", lambda: x / 0, x)
         raise RuntimeError("a comparison that fails in the rehearsal")
 
-    compile_together([compare], DEVICE)
+    compile_ahead([compare], DEVICE)
     assert ready.keys() == {"a", "b", "c"} and {where for _, where in ready.values()} == {str(os.getpid())}
     assert len({by for by, _ in ready.values()}) == 2, "two processes share the work"
 
@@ -139,11 +140,11 @@ def test_the_comparison_on_a_gpu_compiles_nothing_more(monkeypatch: pytest.Monke
     late: list[str] = []
 
     def rehearsed(comparisons: Any, device: torch.device) -> None:
-        compile_together(comparisons, device)
+        compile_ahead(comparisons, device)
         listen: Any = lambda *, src, cache_hit, **_: None if cache_hit else late.append(src.name)  # noqa: E731
         monkeypatch.setattr(triton.knobs.compilation, "listener", listen)
 
-    monkeypatch.setattr(verify, "compile_together", rehearsed)
+    monkeypatch.setattr(verify, "compile_ahead", rehearsed)
     assert not verified(dtype=torch.bfloat16)["failed"]
     assert not late
 
@@ -152,4 +153,4 @@ def test_the_double_of_a_verdict_looks_at_nothing() -> None:
     def never() -> Tensor:
         raise AssertionError
 
-    together.Rehearsed().compare("matmul", None, "", never, torch.zeros(1))
+    module.DryRun().compare("matmul", None, "", never, torch.zeros(1))

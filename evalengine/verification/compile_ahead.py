@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from evalengine.kernels.launching.launch import launches_told_to
+from evalengine.kernels.launching.launch import observed_launches
 from evalengine.util.forked import ForkedTask, cores
 from evalengine.verification.verdict import Verdict
 
@@ -27,7 +27,7 @@ MOST = 16  # processes, or threads where no process can be forked
 Work = Callable[[], Any]
 
 
-class Rehearsed(Verdict):
+class DryRun(Verdict):
     """A verdict on nothing: what it is to compare is called, and its results are looked at by nobody."""
 
     def compare(self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor) -> None:
@@ -53,13 +53,13 @@ class _Postponed(Executor):
         return future
 
 
-def compile_together(comparisons: Sequence[Callable[[Verdict], None]], device: torch.device) -> None:
+def compile_ahead(comparisons: Sequence[Callable[[Verdict], None]], device: torch.device) -> None:
     """Compiles all kernels that the comparisons call on this GPU. What fails here fails again where it counts."""
     postponed = _Postponed()
     with triton.AsyncCompileMode(postponed, ignore_errors=True), torch.inference_mode(), torch.cuda.device(device):
         try:
-            rehearse(comparisons, _compile)
-            side_by_side([work for _, work in postponed.given])
+            dry_run(comparisons, _compile)
+            in_processes([work for _, work in postponed.given])
             with ThreadPoolExecutor(MOST) as pool:  # it only reads what is in the cache now
                 list(pool.map(_settle, *zip(*postponed.given, strict=True)) if postponed.given else ())
         finally:
@@ -67,15 +67,15 @@ def compile_together(comparisons: Sequence[Callable[[Verdict], None]], device: t
                 future.cancel()
 
 
-def rehearse(comparisons: Sequence[Callable[[Verdict], None]], told: Callable[..., None]) -> None:
-    """Calls `told` with every launch that the comparisons would make."""
-    with launches_told_to(told):
+def dry_run(comparisons: Sequence[Callable[[Verdict], None]], observer: Callable[..., None]) -> None:
+    """Calls `observer` with every launch that the comparisons would make."""
+    with observed_launches(observer):
         for compare in comparisons:
             with suppress(Exception):
-                compare(Rehearsed())
+                compare(DryRun())
 
 
-def side_by_side(works: Sequence[Work]) -> None:
+def in_processes(works: Sequence[Work]) -> None:
     """Does all of it, each in one of several processes, or of several threads where no process can be forked. What one
     of them raises is lost."""
     processes = min(cores(), MOST, len(works))
