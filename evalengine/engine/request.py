@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -76,6 +77,12 @@ class SamplingParams:
         if not read.problems and self.n > 1 and self.temperature == 0:
             read.problems.append(f"n={self.n}: at temperature=0 all samples are the same one; set a temperature")
         read.check()
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> SamplingParams:
+        """These fields in plain values, as `asdict` gives them. Raises TypeError for one that there is not."""
+        processors = plain.get("processors")
+        return cls(**{**plain, "processors": None if processors is None else LogitsProcessors(**processors)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from typing import Any
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.harness.requests import HarnessRequest
-from evalengine.models.processors import LogitsProcessors
 from evalengine.records.evidence import ASKED
 from evalengine.records.schema import RecordKey
 from evalengine.records.shapes import Count, Text, fits, with_fields, wrong
@@ -93,10 +92,7 @@ def _request(line: Any, request_id: int, number: int) -> tuple[RecordKey, Reques
 
 
 def _params(plain: Mapping[str, Any], number: int) -> SamplingParams:
-    settings = dict(plain)
     try:
-        if settings.get("processors") is not None:
-            settings["processors"] = LogitsProcessors(**settings["processors"])
-        return SamplingParams(**settings)
+        return SamplingParams.of_plain(plain)
     except TypeError as error:
         raise ValueError(f"line {number}: {error}") from error

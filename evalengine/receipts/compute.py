@@ -80,11 +80,8 @@ def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
     record = receipt.record
     if receipt.asked is None:
         return ScoreRequest(0, list(record.prompt_ids), list(record.output_ids))
-    settings = dict(receipt.asked)
     try:
-        if settings.get("processors") is not None:
-            settings["processors"] = LogitsProcessors(**settings["processors"])
-        params = SamplingParams(**settings)
+        params = SamplingParams.of_plain(receipt.asked)
     except TypeError as error:  # The engine knows no setting of that name.
         raise ConfigError(f"asked: {error}; ask for the receipt again") from error
     if params.max_tokens > checkpoint.spec.max_position_embeddings or params.n != 1 or params.logprobs:

@@ -1,6 +1,6 @@
 """Runs one scheduled step: puts it into integers, has the ranks compute it, and takes its results.
 
-T tokens in the step.
+T tokens in the step, n rows of it, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.execute.batch import Batch, LogitsRequests, NextToken, Pending, Result
-from evalengine.engine.execute.choosing import choose
+from evalengine.engine.execute.batch import Batch, LogitsRequests, NextToken, Pending, Result, SequenceShare
 from evalengine.engine.execute.cuda_graphs import Decoded, PendingTokens
 from evalengine.engine.execute.parallel.ranks import Ranks
+from evalengine.engine.execute.processing import NOTHING_LEFT, forbid, penalise
 from evalengine.engine.execute.rank_runner import Culprits, RankRunner
 from evalengine.engine.execute.read_out import DeviceResults
 from evalengine.engine.execute.sharing import Sharing
 from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.schedule.sequence import Generating, Status
-from evalengine.layers.metadata import Download
+from evalengine.kernels import sampling
+from evalengine.layers.metadata import Download, upload
+from evalengine.layers.ops import Ops
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class ModelRunner(RankRunner):
 
     def _choose(self, requests: LogitsRequests) -> Callable[[slice, Tensor], Tensor]:
         """The function that chooses some of the step's sampled tokens (`read_out.Choose`)."""
-        return lambda which, scores: choose(self.ops, requests.choosing[which], scores)
+        return lambda which, scores: _chosen(self.ops, requests.choosing[which], scores)
 
     def _replayed(
         self, chunks: list[Chunk], requests: LogitsRequests | None, decoded: Decoded, results: DeviceResults | None
@@ -197,6 +199,48 @@ def explain(runner: RankRunner, batch: Batch, rows: list[int]) -> tuple[Culprits
     culprits, hidden = runner.culprits(batch)
     finite = [bool(runner.model.compute_logits(hidden[row : row + 1]).isfinite().all()) for row in rows]
     return culprits, finite
+
+
+def _chosen(ops: Ops, choosing: list[tuple[SequenceShare, Generating]], scores: Tensor) -> Tensor:
+    """The next tokens, int64 [n], of rows that do not simply take the most probable one: their temperature is positive,
+    or processors come before the choice.
+
+    scores: a copy of the rows' logits, float32 [n, V]; overwritten.
+    """
+    states = [seq.processing for _, seq in choosing]
+    for (_, seq), state in zip(choosing, states, strict=True):
+        if state is not None:
+            state.advance(seq.token_ids)
+            seq.error = NOTHING_LEFT if len(state.forbidden) == scores.shape[1] else None
+    penalise(scores, states)
+    logprobs = ops.log_softmax(scores)
+    forbid(logprobs, states)
+    sampled = [row for row, (_, seq) in enumerate(choosing) if seq.request.params.temperature > 0]
+    if len(sampled) == len(choosing):
+        return _sample(ops, choosing, logprobs)
+    tokens = sampling.argmax_lowest(logprobs)
+    if sampled:
+        (rows,) = upload([np.array(sampled)], ops.device)
+        tokens[rows] = _sample(ops, [choosing[row] for row in sampled], logprobs[rows])
+    return tokens
+
+
+def _sample(ops: Ops, choosing: list[tuple[SequenceShare, Generating]], logprobs: Tensor) -> Tensor:
+    """A sampled token of each row, int64 [n], by its request's temperature, top-k, top-p and noise.
+
+    logprobs: float32 [n, V].
+    """
+    params = [seq.request.params for _, seq in choosing]
+    keys = np.array([seq.noise_key for _, seq in choosing], dtype=np.int64)
+    # The position that each new token will have.
+    positions = np.array([part.positions.stop for part, _ in choosing], dtype=np.int64)
+    return sampling.sample(
+        logprobs,
+        torch.tensor([p.temperature for p in params], dtype=torch.float64),
+        torch.tensor([p.top_k for p in params]),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        *upload([keys, positions], ops.device),
+    )
 
 
 def _of_argmax(chunks: list[Chunk], unread: PendingTokens) -> list[Result]:
