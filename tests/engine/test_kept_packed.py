@@ -21,6 +21,7 @@ from evalengine.kernels import packed_matmul
 from evalengine.kernels.packed_rows import PackedRows
 from evalengine.layers.base import checkpoint_tensors
 from evalengine.layers.native import NativeOps
+from evalengine.layers.parallel import TensorParallel
 from evalengine.models.decoder import without_storage
 from evalengine.models.registry import get_family
 from tests.bitwise import assert_bitwise_equal
@@ -120,6 +121,24 @@ def test_on_a_gpu_every_step_has_the_unpacked_models_bytes(method: str, tmp_path
     for count in (1, 21, 60):
         expected, found = (runner.step({f"s{count}": tokens(count)})[f"s{count}"] for runner in (unpacked, kept))
         assert_bitwise_equal(found, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("method", ["fp8", "gpt-oss"])
+def test_a_rank_keeps_its_rows(method: str, rank: int, tmp_path: Path, gpt_oss: tuple[Path, Path]) -> None:
+    """Those that it has of the unpacked weights."""
+    folder = gpt_oss[1] if method == "gpt-oss" else packed_folder(tmp_path / "own", method)[1]
+    layers: list[dict[str, Any]] = []
+    for keeps in (False, True):
+        ops = NativeOps(torch.float32, DEVICE)
+        ops.keeps_packed, ops.tp = keeps, TensorParallel(rank, 2, object())
+        model = load_model(without_tokenizer(folder), ops, 64)
+        layers.append({name: layer.prepared for name, layer in model.named_modules() if hasattr(layer, "prepared")})
+    kept = {name: rows for name, rows in layers[1].items() if isinstance(rows, PackedRows)}
+    assert kept
+    for name, rows in kept.items():
+        out = torch.empty(rows.shape, device=DEVICE)
+        assert_bitwise_equal(packed_matmul.unpack(rows, out), layers[0][name])
 
 
 def test_memory_counts_packed_bytes_and_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

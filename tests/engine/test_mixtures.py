@@ -44,10 +44,18 @@ def edited(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]])
 
 def with_ties(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Two experts of every layer have one row of the router, and its biases."""
-    ends = ("gate.weight", "router.weight", "router.bias", "router.layer.weight", "e_score_correction_bias")
+    ends = (
+        "gate.weight",
+        "router.weight",
+        "router.bias",
+        "router.layer.weight",
+        "e_score_correction_bias",
+        "expert_bias",
+    )
     for name in [name for name in tensors if name.endswith(ends)]:
         by_expert = tensors[name].view(-1) if "bias" in name else tensors[name]
-        by_expert[SECOND] = by_expert[FIRST]
+        if len(by_expert) > 1:  # a shared expert's gate has one row
+            by_expert[SECOND] = by_expert[FIRST]
     return tensors
 
 
@@ -70,7 +78,10 @@ def logits_of(checkpoint: Checkpoint, level: str = "exact") -> Tensor:
     return PagedRunner(model).step({"s": tokens(29)})["s"]
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "ernie-moe", "minimax-m2", "granite-moe"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3-moe", "gpt-oss", "ernie-moe", "minimax-m2", "granite-moe", "mixtral", "olmoe", "qwen2-moe", "lfm2-moe"],
+)
 def test_a_tie_of_the_router_goes_to_the_lower_id_under_every_schedule(name: str, tmp_path: Path) -> None:
     make(name, tmp_path)
     tied = edited(tmp_path, with_ties)
