@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,7 @@ class EvalEngineAPI(ModelAPI):
         self._recorder = None if self._run is None else Recorder(self._run)
         self._engine = EngineThread(self._llm)
         self._engine.start()
+        atexit.register(self.close)  # `inspect eval` closes no model, and a run that is kept must be finished
 
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
@@ -151,6 +153,7 @@ class EvalEngineAPI(ModelAPI):
 
     def close(self) -> None:
         """Ends the engine, and finishes the run that its answers are kept as. Idempotent."""
+        atexit.unregister(self.close)
         self._engine.stop(halt=True)
         run, self._run = self._run, None
         if run is not None:

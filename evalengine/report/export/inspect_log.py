@@ -11,9 +11,11 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.records.folder import sanitise, write_text_file
 from evalengine.report.read.load import RunData, load_run_data
+from evalengine.report.read.run import Key
 from evalengine.version import __version__
 
 VERSION = 2  # of inspect_ai's log
+HASHES = ("doc_hash", "prompt_hash", "target_hash")  # of a sample, in its metadata
 
 
 def write_inspect_logs(run: str, target: Path) -> int:
@@ -40,6 +42,9 @@ def _log(data: RunData, task: str, samples: list[dict[str, Any]]) -> dict[str, A
     model = f"evalengine/{run.manifest.model.name}" if run.kind == "run" else str(run.identity.get("model"))
     spec = {
         "created": started.replace("Z", "+00:00"),
+        "eval_id": (run.task_digests.get(task) or task)[:22],
+        "run_id": (run.digest or run.name)[:22],
+        "task_id": (run.task_digests.get(task) or task)[:22],
         "task": task,
         "task_version": str(data.results["versions"].get(task)),
         "dataset": {"name": config.get("dataset_path") if isinstance(config.get("dataset_path"), str) else task,
@@ -82,13 +87,29 @@ def _samples(data: RunData, task: str) -> Iterator[dict[str, Any]]:
         scores = {_named(metric, row["filter"]): _score(data, task, document, row, metric)
                   for row in rows for metric in row["metrics"]}  # fmt: skip
         for epoch, (text, reason) in enumerate(said_of(data, task, document, first), 1):
-            message = {"role": "assistant", "content": text, "source": "generate"}
-            output = {"model": data.run.name, "completion": text,
-                      "choices": [{"message": message, "stop_reason": reason}]}  # fmt: skip
+            name, thinking = f"{task}-{document}-{epoch}", (first.get("thinking") or [])[epoch - 1 : epoch]
+            content = [{"type": "reasoning", "reasoning": part} for part in thinking if part]
+            asked = {"id": f"{name}-asked", "role": "user", "content": prompt}
+            said = {"id": f"{name}-said", "role": "assistant", "source": "generate",
+                    "content": [*content, {"type": "text", "text": text}] if content else text}  # fmt: skip
+            usage = _usage(data, (task, document, 0, epoch - 1))
+            output = {"model": data.run.name, "completion": text, **({"usage": usage} if usage else {}),
+                      "choices": [{"message": said, "stop_reason": reason}]}  # fmt: skip
             yield {"id": document, "epoch": epoch, "input": prompt, "target": str(first["target"]), **several,
-                   "messages": [{"role": "user", "content": prompt}, message], "output": output,
+                   "messages": [asked, said], "output": output,
+                   "model_usage": {data.run.name: usage} if usage else {},
                    "scores": {name: score for name, score in scores.items() if score is not None},
-                   "metadata": {"doc_hash": first["doc_hash"], "prompt_hash": first["prompt_hash"]}}  # fmt: skip
+                   "metadata": {name: first[name] for name in HASHES}}  # fmt: skip
+
+
+def _usage(data: RunData, key: Key) -> dict[str, Any]:
+    """The tokens of a generation, where the run holds them."""
+    item, ending = data.run.items.get(key), data.endings.get(key)
+    if item is None or item.output_ids is None or ending is None or item.kind != "generate_until":
+        return {}
+    said, thought = len(item.output_ids), data.thinking.get(key)
+    usage = {"input_tokens": ending[1], "output_tokens": said, "total_tokens": ending[1] + said}
+    return usage if thought is None else {**usage, "reasoning_tokens": thought[0]}
 
 
 def asked_of(row: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import LENGTH_LIMITED
-from evalengine.records.shapes import Text, with_fields, wrong
+from evalengine.records.shapes import Sha256, Text, fits, with_fields, wrong
 from evalengine.report.read.lm_eval_folder import of_lm_eval
 from evalengine.report.read.run import Loaded
 from evalengine.util.plain_files import parse_json, read_json
@@ -54,7 +55,8 @@ def load_inspect_log(path: Path) -> Loaded:
             f"{path}: its evaluation did not end ({str(log.get('status'))[:20]}); run `inspect eval-retry`"
         )
     task = log["eval"]["task"].replace("/", "_")
-    rows = _rows(path, log["samples"])
+    packages = log["eval"].get("packages")  # inspect_ai itself does not name this one
+    rows = _rows(path, log["samples"], isinstance(packages, dict) and "evalengine" in packages)
     results = _results(task, log["eval"], rows)
     samples = {task: rows}
     return Loaded(of_lm_eval(path, results, samples), results, samples)
@@ -79,8 +81,8 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}: damaged, or no log of inspect_ai ({error}); {AGAIN}") from error
 
 
-def _rows(path: Path, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row of lm-eval's samples for each sample, whose epochs are its repeats. Samples are numbered in their ids'
+def _rows(path: Path, samples: Sequence[Mapping[str, Any]], ours: bool) -> list[dict[str, Any]]:
+    """Rows of lm-eval's samples for each sample, whose epochs are its repeats. Samples are numbered in their ids'
     order, numbers before texts, so that two logs of one task number them alike."""
     by_id: dict[Any, dict[int, Mapping[str, Any]]] = {}
     for sample in samples:
@@ -91,60 +93,79 @@ def _rows(path: Path, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             raise ConfigError(f"{path}: sample {sample['id']} has epoch {sample['epoch']} twice; {AGAIN}")
         epochs[sample["epoch"]] = sample
     ids = sorted(by_id, key=lambda one: (isinstance(one, str), one))
-    return [_row(number, [by_id[one][epoch] for epoch in sorted(by_id[one])]) for number, one in enumerate(ids)]
+    grouped = ([by_id[one][epoch] for epoch in sorted(by_id[one])] for one in ids)
+    return [row for number, epochs in enumerate(grouped) for row in _of_document(number, epochs, ours)]
 
 
-def _row(number: int, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _of_document(number: int, epochs: Sequence[Mapping[str, Any]], ours: bool) -> Iterator[dict[str, Any]]:
+    """A document's row; a row for each filter where the log is of a run of ours, whose scorers are called `metric
+    (filter)`, with the hashes that it had."""
     first = epochs[0]
     doc = {name: first[name] for name in ("id", "input", "choices", "target") if first.get(name) is not None}
     prompt, target = _json(first.get("input")), _json(first.get("target"))
+    hashes = {"doc_hash": _sha256(_json(doc)), "prompt_hash": _sha256(prompt), "target_hash": _sha256(target)}
+    told = first.get("metadata") if ours else None
+    if isinstance(told, dict):
+        hashes = {name: told[name] if fits(told.get(name), Sha256) else value for name, value in hashes.items()}
     values: dict[str, list[float]] = {}
     for sample in epochs:
         for scorer, score in (sample.get("scores") or {}).items():
             if isinstance(score, dict) and (value := _number(score.get("value"))) is not None:
                 values.setdefault(scorer, []).append(value)
-    metrics = {name: math.fsum(own) / len(own) for name, own in values.items() if len(own) == len(epochs)}
-    return {
-        "doc_id": number,
-        "doc": doc,
-        "target": target,
-        "arguments": {"gen_args_0": {"arg_0": prompt}},
-        "resps": [[_completion(sample) for sample in epochs]],
-        "filtered_resps": [_answer(first)],
-        "filter": "none",
-        "metrics": list(metrics),
-        "doc_hash": _sha256(_json(doc)),
-        "prompt_hash": _sha256(prompt),
-        "target_hash": _sha256(target),
-        LENGTH_LIMITED: sum(_stop_reason(sample) in LIMITS for sample in epochs),
-        **metrics,
-    }
+    filters: dict[str, dict[str, str]] = {}  # filter -> metric -> scorer
+    for scorer in [name for name, own in values.items() if len(own) == len(epochs)]:
+        found = re.fullmatch(r"(.+) \((.+)\)", scorer) if ours else None
+        metric, of = found.groups() if found else (scorer, "none")
+        filters.setdefault(of, {})[metric] = scorer
+    for of, scorers in (filters or {"none": {}}).items():
+        yield {
+            "doc_id": number,
+            "doc": doc,
+            "target": target,
+            "arguments": {"gen_args_0": {"arg_0": prompt}},
+            "resps": [[_completion(sample) for sample in epochs]],
+            "filtered_resps": [_answer(first, [*scorers.values()])],
+            "filter": of,
+            "metrics": list(scorers),
+            **hashes,
+            LENGTH_LIMITED: sum(_stop_reason(sample) in LIMITS for sample in epochs),
+            **{metric: math.fsum(values[scorer]) / len(epochs) for metric, scorer in scorers.items()},
+        }
 
 
 def _results(task: str, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """lm-eval's results of the rows: each metric's mean, and its standard error over the documents."""
-    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    values: dict[str, Any] = {"alias": task, "name": task, "sample_len": len(rows)}
-    for name in names:
-        own = [row[name] for row in rows if name in row["metrics"]]
+    names = list(dict.fromkeys((name, row["filter"]) for row in rows for name in row["metrics"]))
+    documents = len({row["doc_id"] for row in rows})
+    values: dict[str, Any] = {"alias": task, "name": task, "sample_len": documents}
+    for name, of in names:
+        own = [row[name] for row in rows if name in row["metrics"] and row["filter"] == of]
         mean = math.fsum(own) / len(own)
         spread = math.fsum((value - mean) ** 2 for value in own)
-        values[f"{name},none"] = mean
-        values[f"{name}_stderr,none"] = math.sqrt(spread / (len(own) - 1) / len(own)) if len(own) > 1 else "N/A"
+        values[f"{name},{of}"] = mean
+        values[f"{name}_stderr,{of}"] = math.sqrt(spread / (len(own) - 1) / len(own)) if len(own) > 1 else "N/A"
     asked = spec.get("model_generate_config") or {}
     return {
         "results": {task: values},
         "group_subtasks": {},
         "configs": {task: {"task": task, "output_type": "generate_until", "dataset_path": _named(spec)}},
-        "versions": {task: spec.get("task_version")},
+        "versions": {task: _version(spec.get("task_version"))},
         "n-shot": {task: 0},
-        "higher_is_better": {task: dict.fromkeys(names, True)},
-        "n-samples": {task: {"original": len(rows), "effective": len(rows)}},
+        "higher_is_better": {task: dict.fromkeys((name for name, _ in names), True)},
+        "n-samples": {task: {"original": documents, "effective": documents}},
         "config": {"model": spec["model"], "model_args": spec.get("model_args") or {}, "gen_kwargs": asked,
                    "random_seed": asked.get("seed"), "limit": None},
         "task_hashes": {},
         "harness": "inspect_ai",
     }  # fmt: skip
+
+
+def _version(value: Any) -> Any:
+    """A task's version; of a run of ours a number, which the log has as a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _named(spec: Mapping[str, Any]) -> str | None:
@@ -167,9 +188,11 @@ def _stop_reason(sample: Mapping[str, Any]) -> Any:
     return choices[0].get("stop_reason") if isinstance(choices, list) and choices else None
 
 
-def _answer(sample: Mapping[str, Any]) -> str:
-    """What was taken as the answer: the first scorer's, else the whole text."""
-    answers = [score.get("answer") for score in (sample.get("scores") or {}).values() if isinstance(score, dict)]
+def _answer(sample: Mapping[str, Any], scorers: Sequence[str]) -> str:
+    """What was taken as the answer: that of the first of the scorers that names one, else any other's, else all."""
+    scores = sample.get("scores") or {}
+    order = [*scorers, *(name for name in scores if name not in scorers)]
+    answers = [scores[name].get("answer") for name in order if isinstance(scores.get(name), dict)]
     return next((answer for answer in answers if isinstance(answer, str)), _completion(sample))
 
 
