@@ -7,6 +7,7 @@ import tests.serve.needs  # noqa: F401  # first
 # isort: split
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from evalengine import LLM, SamplingParams
+from tests.e2e.command import ROOT
 from tests.serve.running import QUESTION, Running
 
 GREEDY = {"prompt": QUESTION, "temperature": 0, "max_tokens": 12}
@@ -45,6 +47,14 @@ def test_a_completion_has_the_engines_text_and_every_bit_of_its_logprobs(served:
     for top, chosen in zip(said["top_logprobs"], said["token_logprobs"], strict=True):
         assert max(top.values()) == chosen, "a greedy token is the first of its alternatives, to the last bit"
     assert answer["usage"] == {"prompt_tokens": 26, "completion_tokens": 12, "total_tokens": 38}
+
+
+def test_the_page_shows_the_answer_that_is_given(served: Running) -> None:
+    """Its first question, and its answer to the byte: whoever follows the page sees the same."""
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    asked = re.search(r"/v1/completions -d '(.*)'\n", page)
+    assert asked is not None
+    assert served.client.post("/v1/completions", content=asked[1]).text in page.splitlines()
 
 
 def test_an_echo_has_the_prompts_logprobs(served: Running, llm: LLM) -> None:
