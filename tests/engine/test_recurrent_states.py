@@ -11,6 +11,7 @@ import torch
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import BegunAnswer, GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.errors import ConfigError
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from tests.engine.test_schedule_invariance import differing, one_by_one
@@ -80,6 +81,31 @@ def test_a_cut_answer_goes_on(checkpoint: Checkpoint, params: SamplingParams) ->
             (output,) = llm.run([replace(ask, begun=begun)])
             assert output.token_ids == whole.token_ids
             assert output.logprobs.tobytes() == whole.logprobs.tobytes()
+
+
+@pytest.mark.parametrize("shots", [0, 1])
+def test_choices_begin_at_the_end_of_their_context(checkpoint: Checkpoint, shots: int) -> None:
+    """Each context is computed once, but for what its last page has of it; and what all have in common once."""
+    asked: list[Request] = []
+    for i in range(6):
+        context = COMMON[:32] * shots + prompt(i, 35)
+        asked += [ScoreRequest(4 * i + choice, context, prompt(choice, 3)) for choice in range(4)]
+    expected = one_by_one(checkpoint, asked, batch_invariant=True, max_model_len=96)
+    with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16) as llm:
+        assert llm.runner is not None
+        llm.runner.fill_pool(float("nan"))
+        outputs = {output.request_id: output for output in llm.run(asked)}
+        assert llm.stats.num_computed_tokens == 32 * shots + 6 * (35 + 4 * (3 + 2))
+    assert not differing(outputs, expected)
+
+
+def test_a_slot_that_is_wanted_next_takes_none_that_many_want() -> None:
+    snapshots = Snapshots(range(2))
+    shared, brief = snapshots.new_slot(b"shared"), snapshots.new_slot(b"brief", brief=True)
+    assert {shared, brief} == {0, 1}
+    assert snapshots.new_slot(b"next", brief=True) == brief and [*snapshots.slot_of] == [b"shared", b"next"]
+    assert snapshots.new_slot(b"also shared") == brief and snapshots.new_slot(b"more", brief=True) is None
+    assert snapshots.new_slot(b"third") == shared and [*snapshots.slot_of] == [b"also shared", b"third"]
 
 
 def test_another_state_is_seen(checkpoint: Checkpoint, expected: dict[int, RequestOutput]) -> None:

@@ -172,7 +172,7 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             seq = self.running[index]
             num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, budget)
-            if seq.snapshot_at:
+            if seq.snapshot_at or seq.own_snapshot_at:
                 num_new = self._with_snapshot(schedule, seq, num_new)
             # Victims come from the tail, so none of them has been given a chunk in this step.
             while not self.block_manager.extend(seq, num_new):
@@ -198,8 +198,7 @@ class Scheduler:
             if copies is None:
                 return
             num_new = min(seq.num_tokens - seq.num_computed_tokens, budget)
-            if seq.snapshot_at:
-                num_new = self._until_snapshot(seq, num_new)
+            num_new = self._until_snapshot(seq, num_new)
             extended = self.block_manager.extend(seq, num_new)
             assert extended, "admit() has made sure of room"
             self.waiting.popleft()
@@ -238,18 +237,25 @@ class Scheduler:
 
     def _until_snapshot(self, seq: Sequence, num_new: int) -> int:
         """How many of the tokens a chunk takes, which ends where the sequence's state is copied."""
-        left = seq.snapshot_at - seq.num_computed_tokens
-        return min(num_new, left) if left > 0 else num_new
+        for place in (seq.snapshot_at, seq.own_snapshot_at):
+            if place > seq.num_computed_tokens:
+                num_new = min(num_new, place - seq.num_computed_tokens)
+        return num_new
 
     def _with_snapshot(self, schedule: SchedulerOutput, seq: Sequence, num_new: int) -> int:
-        """Has the state copied before the step if the sequence has come to that place; returns the chunk's tokens."""
-        snapshots = self.block_manager.snapshots
+        """Has the state copied before the step if the sequence has come to such a place; returns the chunk's tokens."""
+        snapshots, place = self.block_manager.snapshots, seq.num_computed_tokens
         assert snapshots is not None, "only recurrent layers have states"
-        if seq.num_computed_tokens == seq.snapshot_at:
-            digest = self.block_manager.digest_at(seq, seq.snapshot_at)
-            if digest not in snapshots.slot_of:
-                schedule.state_copies.append((seq.state_slot, snapshots.new_slot(digest)))
-            seq.snapshot_at = 0
+        if place and place in (seq.snapshot_at, seq.own_snapshot_at):
+            digest = self.block_manager.digest_at(seq, place)
+            slot = None if digest in snapshots.slot_of else snapshots.new_slot(digest, place != seq.snapshot_at)
+            if slot is not None:  # of copies into one slot the last one counts: none is read before all are made
+                earlier = [copy for copy in schedule.state_copies if copy[1] != slot]
+                schedule.state_copies = [*earlier, (seq.state_slot, slot)]
+            if place == seq.snapshot_at:
+                seq.snapshot_at = 0
+            else:
+                seq.own_snapshot_at = 0
         return self._until_snapshot(seq, num_new)
 
     def _comes_soon(self, seq: Sequence) -> bool:
@@ -308,6 +314,9 @@ def in_prefix_order(sequences: Iterable[Sequence], block_manager: BlockManager) 
             hashes = block_manager.page_hashes(seq)
             common = max((i + 1 for i, digest in enumerate(hashes) if digest in shared), default=0)
             seq.snapshot_at = common * block_manager.block_size
+            if seq.successors:
+                own = (seq.num_tokens - 1) // block_manager.block_size * block_manager.block_size
+                seq.own_snapshot_at = own if own > seq.snapshot_at else 0
     ordered: list[Sequence] = []
     followers: list[Sequence] = []
     for seq in sorted(order, key=places.__getitem__):

@@ -50,6 +50,7 @@ class Sequence(ABC):
     num_cached_tokens: int = 0  # how many tokens the prefix cache gave at the last admission
     num_in_flight: int = 0  # tokens that launched steps will append, not known on the host yet
     snapshot_at: int = 0  # where its state is worth a copy for other sequences; 0: nowhere
+    own_snapshot_at: int = 0  # and for its successors
     state_slot: int = -1  # its place in the pools of states while it runs
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
