@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +16,11 @@ from evalengine.engine.schedule.sequence import Generating, Top
 from evalengine.engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
+
+# Seconds that a busy thread may keep the interpreter from the engine's, which gives it up in each of a step's many
+# operations and asks for it again. Beside a thread that never rests a batch took 7.3 s with Python's 5 ms, and 5.1 s with
+# this; 3.2 s alone. Shorter ones gave no more.
+SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread. Threads of the whole process take turns more often from here on (`SWITCH_SECONDS`)."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self._thread.start()
 
     @property

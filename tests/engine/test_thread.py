@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
-from evalengine.engine.thread import EngineEnded, EngineFailure, EngineThread, Event
+from evalengine.engine.thread import SWITCH_SECONDS, EngineEnded, EngineFailure, EngineThread, Event
 
 SECONDS = 60  # after which a request counts as forgotten
 
@@ -164,6 +165,19 @@ def test_a_listener_that_raises_loses_its_own_event_alone(driven: Driven) -> Non
     assert isinstance(driven.next(), RequestOutput)
     driven.submit()
     assert isinstance(driven.next(), RequestOutput) and driven.thread.healthy
+
+
+def test_a_busy_thread_does_not_keep_the_interpreter_from_it(driven: Driven) -> None:
+    before = sys.getswitchinterval()
+    try:
+        for interval, then in ((0.005, SWITCH_SECONDS), (SWITCH_SECONDS / 5, SWITCH_SECONDS / 5)):
+            sys.setswitchinterval(interval)
+            thread = EngineThread(driven.thread.engine)
+            thread.start()
+            thread.stop()
+            assert sys.getswitchinterval() == pytest.approx(then, abs=2e-6)  # whole microseconds
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("seed", range(3))
