@@ -18,8 +18,8 @@ from evalengine.engine.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 # Seconds that a busy thread may keep the interpreter from the engine's, which gives it up in each of a step's many
-# operations and asks for it again. Beside a thread that never rests a batch took 7.3 s with Python's 5 ms, and 5.1 s with
-# this; 3.2 s alone. Shorter ones gave no more.
+# operations and asks for it again. Beside a thread that never rests a batch took 7.3 s with Python's 5 ms, 5.1 s with
+# this, and 3.2 s alone; shorter ones gave no more.
 SWITCH_SECONDS = 0.0005
 
 
