@@ -132,7 +132,7 @@ def _write(
         "model": config.model.name,
         "requests": len(answers),
         "retried": sum(answer.attempts > 1 for answer in answers.values()),
-        "length_limited": limited.total(),
+        "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
         "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in answers.values())),
         "unproved": UNPROVED,
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),

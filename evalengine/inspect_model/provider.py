@@ -41,9 +41,12 @@ from evalengine.serve.settings import ServeSettings
 
 LIMITS = ServeSettings()
 STOP_REASONS: dict[str, Any] = {"stop": "stop", "length": "max_tokens"}
-# Settings that would change an answer and are not built.
-NOT_BUILT = ("best_of", "frequency_penalty", "presence_penalty", "logit_bias", "prompt_logprobs", "response_schema",
-             "extra_body", "modalities", "effort", "reasoning_effort", "reasoning_tokens", "verbosity")  # fmt: skip
+BUILT = ("temperature", "top_p", "top_k", "max_tokens", "num_choices", "seed", "stop_seqs", "logprobs", "top_logprobs")
+# What inspect_ai does by itself, and how requests travel: no answer depends on these. All others would change one.
+BESIDE = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
+          "system_message", "parallel_tool_calls", "internal_tools", "max_tool_output", "cache_prompt", "cache",
+          "batch", "fallback_models", "fail_on_refusal", "reasoning_summary", "reasoning_history",
+          "extra_headers")  # fmt: skip
 
 
 class EvalEngineAPI(ModelAPI):
@@ -104,7 +107,7 @@ class EvalEngineAPI(ModelAPI):
         config: GenerateConfig,
     ) -> Ask | None:
         """What is asked; None if the prompt fills the model's context."""
-        if refused := [name for name in NOT_BUILT if getattr(config, name, None) is not None]:
+        if refused := [name for name, value in config if value is not None and name not in (*BUILT, *BESIDE)]:
             raise ApiError(400, f"{refused[0]}: not built; leave it out")
         if tool_choice not in ("auto", "none"):
             raise ApiError(400, f"tool_choice={tool_choice!r}: not built; auto and none are")

@@ -116,8 +116,9 @@ def test_what_generate_config_asks(model: Model) -> None:
     several = answer(model, "What is 3 plus 4?", max_tokens=6, num_choices=3)
     assert len({c.message.text for c in several.choices}) > 1 and several.metadata["evalengine"]["seed"] > 0
     assert answer(model, "flowers " * 1100, max_tokens=4).stop_reason == "model_length"
-    with pytest.raises(ValueError, match="frequency_penalty: not built"):
-        answer(model, "a", frequency_penalty=1.0)
+    for name, value in (("frequency_penalty", 1.0), ("reasoning_mode", "standard"), ("reasoning_effort", "low")):
+        with pytest.raises(ValueError, match=f"{name}: not built"):
+            answer(model, "a", **{name: value})
     picture = [ChatMessageUser(content=[ContentImage(image="data:image/png;base64,AAAA")])]
     with pytest.raises(ValueError, match="something else than text"):
         answer(model, picture)

@@ -26,8 +26,9 @@ POINTS = 40  # newest runs of a trend
 GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
 NOTE = (
     "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
-    "folder or the one above it. 95 %: by the standard error, which takes documents as unrelated. A row opens all "
-    "metrics, the command and the run's page; tick two rows or more for the command that compares them."
+    "folder or the one above it. 95 %: by the standard error, which takes documents as unrelated. Cut: answers of the "
+    "run that the length limit ended. A row opens all metrics, the command and the run's page; tick two rows or more "
+    "for the command that compares them."
 )
 COLUMNS = (
     Column("Date", "text", "19ch"),
@@ -37,9 +38,11 @@ COLUMNS = (
     Column("Score", "number", "8ch", digits=4),
     Column("95 %", "text", "15ch", phone=False),
     Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False),
+    Column("Cut", "number", "6ch", digits=0, phone=False),
     Column("Digest", "mono", "11ch", phone=False),
 )
-VERDICT = 6  # its place; the column is left out where there is no baseline and no damage
+# Places of columns that are left out where they are empty: no baseline and no damage; no answer that was cut.
+VERDICT, CUT = 6, 7
 
 
 def interval_of(metric: RunMetric) -> tuple[float, float] | None:
@@ -119,8 +122,10 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
         return page
     page.blocks("runs", [_item(entry, beside) for entry in listed])
     rows = [_row(entry) for entry in listed]
-    judged = any(row[VERDICT] for row in rows)
-    columns, rows = ([*COLUMNS], rows) if judged else _without(VERDICT, COLUMNS, rows)
+    columns = [*COLUMNS]
+    for place in (CUT, VERDICT):
+        if not any(row[place] for row in rows):
+            columns, rows = _without(place, columns, rows)
     body = grid(page, "runs", columns, rows, detail="run", blocks="runs", noun="rows", pick="compare")
     page.data("folders", [shlex.quote(str(entry.folder)) if entry.state == FINISHED else None for entry in listed])
     most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
@@ -139,12 +144,11 @@ def _row(entry: Entry) -> list[Any]:
     date = f"{entry.started:%Y-%m-%d %H:%M}" if entry.started else ""
     task = entry.task or entry.folder.name
     metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
-    metric += f" ({entry.cut:,} cut)" if entry.cut else ""
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
     bounds = interval_of(first) if first is not None and value is not None else None
     between = f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""
-    return [date, entry.model, task, metric, value, between, verdict, entry.digest[:10]]
+    return [date, entry.model, task, metric, value, between, verdict, entry.cut or None, entry.digest[:10]]
 
 
 def _item(entry: Entry, beside: Path) -> dict[str, Any]:

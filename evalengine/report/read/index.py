@@ -135,9 +135,15 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_ru
             digest=digest,
             baseline=baseline,
             verdict=verdict,
-            cut=manifest.counts.length_limited,
+            cut=manifest.counts.length_limited or _cut_by_an_endpoint(results),
             pace=_pace(manifest) if len(asked) == 1 else None,
         )
+
+
+def _cut_by_an_endpoint(results: Mapping[str, Any]) -> int:
+    facts = results.get("endpoint")
+    cut = facts.get("length_limited") if isinstance(facts, Mapping) else None
+    return cut if isinstance(cut, int) else 0
 
 
 def _pace(manifest: Manifest) -> float | None:
