@@ -25,7 +25,10 @@ from evalengine.kernels.matmul_parts import load, multiply_add, rounded
 from evalengine.kernels.matmul_schedules import POINTER, MatmulSchedule
 from evalengine.kernels.packed_rows import PackedRows
 
-FEW = 64  # rows up to which, or pairs an expert on average, packed bytes are read in the product
+# Rows up to which packed bytes are read in the product, and the tallest tile of an expert's rows: more rows would
+# unpack a number once for each tile. Reckoned, not measured.
+FEW = 256
+TALLEST = 64
 UNPACK_ROWS, UNPACK_COLUMNS = 16, 256  # of a program that unpacks a weight to memory
 _launches: dict[tuple, Replay] = {}
 
@@ -171,7 +174,7 @@ def linear(x: Tensor, weight: PackedRows, bias: Tensor | None, scratch: Tensor) 
 
 def expert_linear(x: Tensor, weight: PackedRows, bias: Tensor | None, groups: Groups, scratch: Tensor) -> Tensor:
     """x [T, K], or [T, k, K] for a row a pair; bias [E, N] -> [T, k, N]; see `expert_matmul.expert_linear`."""
-    if groups.block_m <= FEW and weight.form not in excluded:
+    if groups.block_m <= TALLEST and weight.form not in excluded:
         return fused(x, weight, bias, groups)
     return expert_matmul.expert_linear(x, unpack(weight, _room(scratch, weight)), bias, groups)
 
@@ -217,8 +220,9 @@ def fused(
 
 def choose(rows: int, n: int) -> MatmulSchedule:
     """The schedule for so many rows, up to FEW, or for tiles of so many."""
-    block_m = max(16, triton.next_power_of_2(rows))
-    return MatmulSchedule(POINTER, block_m, 32 if n <= 4096 else 64, 128, num_warps=4, num_stages=3, swap=True)
+    block_m = min(128, max(16, triton.next_power_of_2(rows)))
+    warps = 4 if block_m <= 64 else 8
+    return MatmulSchedule(POINTER, block_m, 32 if n <= 4096 else 64, 128, num_warps=warps, num_stages=3, swap=True)
 
 
 def forget_launches() -> None:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 Kind = Literal["e2m1", "e4m3", "int4", "int8"]
 GROUPS = tuple(1 << power for power in range(4, 11))  # sizes of groups that the kernels take, beside whole rows
 
@@ -62,3 +63,21 @@ class PackedRows(NamedTuple):
         zeros = torch.empty(*leading, groups, dtype=torch.int16, device=device) if form.zeros else None
         codes = torch.empty(*leading, numbers, dtype=torch.uint8, device=device)
         return cls(codes, torch.empty(*leading, groups, dtype=form.scale, device=device), zeros, form)
+
+
+def unpacked_by_torch(weight: PackedRows) -> Tensor:
+    """float32 [..., N, K]: the numbers, by torch's own operations."""
+    codes, scales, zeros, form = weight
+    if form.kind in ("e2m1", "int4"):
+        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    if form.kind == "e2m1":
+        numbers = torch.tensor(E2M1, device=codes.device)[codes.int()]
+    else:
+        numbers = codes.view(torch.float8_e4m3fn).float() if form.kind == "e4m3" else codes.float()
+    factors = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
+    if form.scale != torch.uint8:
+        factors = scales.float()
+    width = codes.shape[-1] // scales.shape[-1]
+    if zeros is not None:
+        numbers -= zeros.repeat_interleave(width, -1)
+    return numbers.mul_(factors.repeat_interleave(width, -1))

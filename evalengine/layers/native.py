@@ -19,8 +19,7 @@ from evalengine.kernels.shapes import Shapes
 from evalengine.layers.cuda import CudaOps
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.ops import Groups, PreparedWeight
-from evalengine.verification import verify
-from evalengine.verification.packed import verify_packed
+from evalengine.verification import packed, verify
 from evalengine.version import CONTRACT_VERSION
 
 
@@ -49,7 +48,7 @@ class NativeOps(CudaOps):
                 f"numerics=native cannot keep its promise on this GPU: {'; '.join(verdict['failed'])}. "
                 "Use numerics=exact, and report this with the output of `python -m evalengine verify kernels`"
             )
-        return verdict
+        return verdict if self._scratch is None else {**verdict, "packed": packed.packed_verdict()}
 
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return weight.detach()
@@ -59,8 +58,7 @@ class NativeOps(CudaOps):
         if self._scratch is None or len(self._scratch) < weight.shape.numel():
             self._scratch = None
             self._scratch = torch.empty(weight.shape.numel(), dtype=self.dtype, device=self.device)
-        verify_packed(weight, self._scratch)
-        return weight
+        return packed.verified(weight, self._scratch) if self.device.type == "cuda" else weight
 
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, PackedRows):

@@ -141,9 +141,12 @@ def test_a_rank_keeps_its_rows(method: str, rank: int, tmp_path: Path, gpt_oss: 
         assert_bitwise_equal(packed_matmul.unpack(rows, out), layers[0][name])
 
 
-def test_memory_counts_packed_bytes_and_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that fits by its packed bytes is loaded where its unpacked numbers would not fit."""
-    folder = packed_folder(tmp_path, "awq")[1]
+@pytest.mark.parametrize("method", ["awq", "gpt-oss"])
+def test_memory_counts_packed_bytes_and_scales(
+    method: str, tmp_path: Path, gpt_oss: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that fits by its packed bytes, of experts too, is loaded where its unpacked numbers would not fit."""
+    folder = gpt_oss[1] if method == "gpt-oss" else packed_folder(tmp_path / "own", method)[1]
     asked: list[int] = []
     check = memory._gib
     checkpoint = without_tokenizer(folder)

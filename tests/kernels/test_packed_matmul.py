@@ -65,7 +65,7 @@ def test_few_rows_and_many_are_one_product(form: PackedForm, monkeypatch: pytest
     """Whether the weight is unpacked to memory is schedule; so is a form that was excluded."""
     k, n = columns_of(form), 40
     weight, truth = packed(form, n, k, device=DEVICE)
-    x, scratch = numbers(70, k, dtype=torch.float32, seed=3), torch.empty(n * k + 8, device=DEVICE)
+    x, scratch = numbers(packed_matmul.FEW + 3, k, dtype=torch.float32, seed=3), torch.empty(n * k + 8, device=DEVICE)
     many = packed_matmul.linear(x, weight, None, scratch)
     assert_bitwise_equal(many, matmul.linear(x, truth.to(DEVICE)))
     torch.testing.assert_close(packed_matmul.linear(x[:9], weight, None, scratch), many[:9])

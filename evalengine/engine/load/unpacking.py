@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from evalengine.kernels.packed_rows import E2M1
+
 MXFP4_ROW = 32  # numbers that share a scale
 NVFP4_ROW = 16
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _EXPONENT_OF_ONE = 127
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each four bits of a word, the lowest first
 
@@ -111,7 +112,7 @@ def from_words(words: Tensor, bits: int, dim: int) -> Tensor:
 
 def _e2m1(words: Tensor) -> Tensor:
     """Bytes -> float32, two for each byte in a last dimension twice as long, the lower half first."""
-    values = torch.tensor(_E2M1)
+    values = torch.tensor(E2M1)
     pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], -1)
     return pairs[words.int()].flatten(-2)
 
