@@ -8,10 +8,15 @@ they name for the same tokens are taken and given back together (a block). A gro
 query will see again: the memory of a long sequence then grows with its full layers alone.
 
 A model whose layers all see the same has one group with one table, and pages of all its layers.
+
+Where layers' heads differ in number or size, a page has room for so many numbers a token, and each layer takes as many
+as it needs, from a place of its own on: a page holds fewer wide layers than narrow ones. A layer's keys and values then
+lie at a stride, where else they are contiguous.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,6 +60,9 @@ class KVLayout:
     groups: tuple[KVGroup, ...]
     # Of each layer: its block table, and its place among a page's layers. Of layers without attention neither counts.
     places: tuple[tuple[int, int], ...]
+    # Where heads differ: how many numbers a token has in a page; and of each layer its first, the heads and their size.
+    width: int = 0
+    slots: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def num_tables(self) -> int:
@@ -66,9 +74,21 @@ class KVLayout:
         """Each layer's block table."""
         return [table for table, _ in self.places]
 
+    def pool_shape(self, pages: int, size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """The pool's: pages are its third dimension. kv_heads, head_dim: those of all layers, where they are alike."""
+        if self.slots:
+            return 1, 1, pages, size, self.width
+        return self.layers_per_page, 2, pages, size, kv_heads, head_dim
+
     def caches(self, pool: Tensor) -> list[KVCache]:
-        """Each layer's keys and values in the pool [layers_per_page, 2, pages, size, Hkv, D]."""
-        return [(pool[place, 0], pool[place, 1]) for _, place in self.places]
+        """Each layer's keys and values [pages, size, Hkv, D] in the pool."""
+        if not self.slots:
+            return [(pool[place, 0], pool[place, 1]) for _, place in self.places]
+
+        def cut(first: int, heads: int, size: int) -> Tensor:
+            return pool[0, 0, ..., first : first + heads * size].unflatten(-1, (heads, size))
+
+        return [(cut(at, heads, size), cut(at + heads * size, heads, size)) for at, heads, size in self.slots]
 
     def blocks_for(self, num_tokens: int, size: int, largest_step: int) -> int:
         """How much room one sequence of so many tokens needs at most, in `size` tokens of all layers, rounded up."""
@@ -83,24 +103,46 @@ def kv_layout(spec: ModelSpec, settings: Settings) -> KVLayout:
     """The layout of a model's KV pool. A window that no sequence outgrows counts as none; so does every window under
     flash-attn, which multiplies what lies before it by zero instead of leaving it out."""
     kept = settings.attention_backend == "flash_attn"
-    windows: dict[int, int | None] = {}
+    kinds: dict[
+        int, tuple[int | None, int, int]
+    ] = {}  # of each layer that attends: its window, KV heads and their size
     for layer in range(spec.num_layers):
-        window = spec.block(layer).window
-        if spec.block(layer).attends:
-            windows[layer] = None if kept or window is None or window >= settings.max_model_len else window
-    distinct = sorted(set(windows.values()), key=lambda window: (window is not None, window))  # all keys first
-    members = [[layer for layer, own in windows.items() if own == window] for window in distinct]
-    size = _layers_per_page([len(layers) for layers in members])
-    groups, places, first = [], {}, 0
-    for window, layers in zip(distinct, members, strict=True):
-        places.update({layer: (first + i // size, i % size) for i, layer in enumerate(layers)})
-        groups.append(KVGroup(window, -(-len(layers) // size)))
-        first += groups[-1].num_tables
-    return KVLayout(size, tuple(groups), tuple(places.get(layer, (0, 0)) for layer in range(spec.num_layers)))
+        block = spec.block(layer)
+        window, heads = block.window, spec.heads_of(block)
+        if block.attends:
+            seen = None if kept or window is None or window >= settings.max_model_len else window
+            kinds[layer] = seen, max(1, heads.keys // settings.tensor_parallel_size), heads.size
+    distinct = sorted(set(kinds.values()), key=lambda kind: (kind[0] is not None, kind))  # all keys first
+    members = [[layer for layer, own in kinds.items() if own == kind] for kind in distinct]
+    unit = math.gcd(*(heads * size for _, heads, size in distinct))
+    widths = [heads * size // unit for _, heads, size in distinct]
+    room = _room([len(layers) for layers in members], widths)
+    tables: dict[int | None, int] = {}
+    places: dict[int, tuple[int, int]] = {}
+    for (window, *_), layers, width in zip(distinct, members, widths, strict=True):
+        first, per_page = sum(tables.values()), room // width
+        places.update({layer: (first + i // per_page, i % per_page) for i, layer in enumerate(layers)})
+        tables[window] = tables.get(window, 0) + -(-len(layers) // per_page)
+    groups = tuple(KVGroup(window, count) for window, count in tables.items())
+    of_layers = tuple(places.get(layer, (0, 0)) for layer in range(spec.num_layers))
+    if len({(heads, size) for _, heads, size in distinct}) == 1:
+        return KVLayout(room, groups, of_layers)
+    sizes = [kinds[layer][1:] for layer in range(spec.num_layers)]  # transformers' modules attend in every layer
+    slots = tuple((2 * place * h * d, h, d) for (_, place), (h, d) in zip(of_layers, sizes, strict=True))
+    return KVLayout(room, groups, of_layers, 2 * room * unit, slots)
 
 
-def _layers_per_page(counts: list[int]) -> int:
-    """How many layers a page holds, for groups of these sizes: so that there are few block tables, then little room
-    that no layer takes."""
-    fitting = [size for size in range(1, max(counts) + 1) if all(-n % size <= n // SPARE for n in counts)]
-    return min(fitting, key=lambda size: (sum(-(-n // size) for n in counts), size))
+def _room(counts: list[int], widths: list[int]) -> int:
+    """How wide a page is, for so many layers of each width: so that there are few block tables, then little room that
+    no layer takes. Of layers that are alike, whose width is 1, it is how many a page holds."""
+    taken = [count * width for count, width in zip(counts, widths, strict=True)]
+
+    def tables(room: int) -> list[int]:
+        return [-(-count // (room // width)) for count, width in zip(counts, widths, strict=True)]
+
+    def spare(room: int) -> list[int]:
+        return [number * room - own for number, own in zip(tables(room), taken, strict=True)]
+
+    rooms = range(max(widths), max(taken) + 1)
+    fitting = [r for r in rooms if all(left <= own // SPARE for left, own in zip(spare(r), taken, strict=True))]
+    return min(fitting or rooms, key=lambda room: (0 if fitting else sum(spare(room)), sum(tables(room)), room))

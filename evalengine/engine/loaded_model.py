@@ -101,7 +101,9 @@ class LoadedModel:
             size = settings.block_size
             with phase("schedules"):
                 verdicts = self._ranks.on_all_ranks(
-                    "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
+                    "verify",
+                    (size,),
+                    lambda: _verified(ops, self.spec, size),
                 )
             self._kernels_verdicts[size] = verdicts[0]
         if num_kv_blocks is None:
@@ -200,6 +202,13 @@ class LoadedModel:
         torch.set_num_threads(self._num_threads_before)
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _verified(ops: Ops, spec: ModelSpec, block_size: int) -> dict[str, Any] | None:
+    """The verdict on the kernels' schedules for the model; of several kinds of heads, all are compared, and the first
+    one's is given."""
+    first, *_ = [ops.verify_kernels(shapes, block_size=block_size) for shapes in spec.every_shapes]
+    return first
 
 
 def _drafter(config: EngineConfig, settings: Settings, spec: ModelSpec) -> Drafter | None:

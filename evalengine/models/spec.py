@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -36,6 +36,14 @@ class Multipliers:
     feed_forward_out: float = 1.0
 
 
+class Heads(NamedTuple):
+    """The heads of a layer's attention."""
+
+    queries: int
+    keys: int  # as many as have values
+    size: int  # of keys; values are as large in the pools
+
+
 @dataclass(frozen=True)
 class Block:
     """How a layer differs from Llama's: norm, attention, norm, gated SiLU feed-forward, each added to the residual."""
@@ -61,6 +69,7 @@ class Block:
     only: Literal["mixer", "feed-forward"] | None = field(default=None, metadata=LATER)  # the one branch, if it is one
     multipliers: Multipliers | None = field(default=None, metadata=LATER)
     latent: Latent | None = field(default=None, metadata=LATER)  # what keys and values are products of, if not of x
+    heads: Heads | None = field(default=None, metadata=LATER)  # None: the model's; others only in transformers' modules
 
     def __repr__(self) -> str:
         """All fields, but the later ones only where they are used: dummy weights of models without have their names."""
@@ -118,9 +127,21 @@ class ModelSpec:
     def __repr__(self) -> str:
         return text_of(self)
 
+    def heads_of(self, block: Block) -> Heads:
+        """A layer's heads."""
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim) if block.heads is None else block.heads
+
+    @property
+    def every_shapes(self) -> tuple[Shapes, ...]:
+        """`shapes` with each kind of heads that layers have."""
+        kinds = dict.fromkeys(self.heads_of(block) for block in self.blocks)
+        return tuple(
+            replace(self.shapes, num_heads=kind.queries, num_kv_heads=kind.keys, head_dim=kind.size) for kind in kinds
+        )
+
     @property
     def shapes(self) -> Shapes:
-        """The sizes that the kernels' schedules depend on. All layers have the same."""
+        """The sizes that the kernels' schedules depend on, where all layers have heads of the same number and size."""
         block = self.blocks[0]
         return Shapes(
             **{size.name: getattr(self if hasattr(self, size.name) else block, size.name) for size in fields(Shapes)}

@@ -36,7 +36,7 @@ from tests.parity.random_models import ModelFolders, without_tokenizer
 CPU = torch.device("cpu")
 MODE = {"batch_invariant": True, "max_model_len": 96, "device": "cpu"}
 FAST = {**MODE, "batch_invariant": False}
-ON_SCHEDULES = ["gpt2", "phi", "exaone", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "vaultgemma"]
+ON_SCHEDULES = ["gpt2", "phi", "exaone", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "mimo_v2_flash"]
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "RoPE of type dynamic depends on the longest row of a batch",
     ),
     "both ways": ({"model_type": "bert"}, "its attention is not causal"),
-    "other heads": ({"model_type": "gemma4_text"}, "different numbers or sizes of heads"),
     "packed": ({"model_type": "mixtral", "quantization_config": {"bits": 4}}, "packed weights are not supported"),
     "too deep": ({"model_type": "olmo", "num_hidden_layers": 10**9}, "must be a number of layers"),
     "no decoder": ({"model_type": "t5"}, "transformers has no decoder of texts for it"),

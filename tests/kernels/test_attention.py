@@ -56,6 +56,17 @@ def test_more_than_a_chunk() -> None:
         assert_close(batch, AttentionSchedule(16, 4, 1, by_block_max=by_block))
 
 
+def test_pools_that_lie_at_a_stride_give_the_same_bytes() -> None:
+    """As where layers' heads differ in size: a token's keys and values stand among those of other layers."""
+    batch = PagedBatch.random(MIXED, 4, 2, 32, 16, torch.float32)
+    expected = batch.run()
+    pool = torch.full((*batch.k_cache.shape[:2], 7 * 64), float("nan"), device=batch.q.device)
+    caches = [pool[..., at : at + 64].unflatten(-1, (2, 32)) for at in (128, 192)]
+    for cache, own in zip(caches, (batch.k_cache, batch.v_cache), strict=True):
+        cache.copy_(own)
+    assert_bitwise_equal(dataclasses.replace(batch, k_cache=caches[0], v_cache=caches[1]).run(), expected, "strided")
+
+
 @pytest.mark.parametrize("by_block", [0, 1 << 30])
 def test_arrivals_are_counted_anew_in_every_layer(by_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layers of a step share the count of chunks that have come, so each launch leaves it at 0."""

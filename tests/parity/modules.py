@@ -21,6 +21,17 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 
+MIMO = {
+    "num_attention_heads": 8,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": WINDOW,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 52,
+    "num_hidden_layers": 6,
+}
+
 # name -> (model_type, what its configuration has beside SIZES)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", HEADS),
@@ -34,6 +45,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3": ("internlm3", {}),
     "nanochat": ("nanochat", {"head_dim": None}),
     "persimmon": ("persimmon", {**HEADS, "qk_layernorm": False}),
+    # Its layers with a window have twice as many keys as the others.
+    "mimo_v2_flash": ("mimo_v2_flash", MIMO),
     "mixtral": ("mixtral", {"num_local_experts": 6}),
     "qwen3_moe": ("qwen3_moe", EXPERTS),
     "olmoe": ("olmoe", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 2}),

@@ -27,11 +27,11 @@ class PagedRunner:
     ):
         """most_sequences: that the pools of states have slots for."""
         spec, ops = model.spec, model.ops
-        shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.model, self.block_size, self.most_sequences = model, block_size, most_sequences
         pools = state_pools(spec, ops, most_sequences)
         self.caches: list[LayerCache] = []
         for layer in range(spec.num_layers):
+            shape = (num_blocks, block_size, *spec.heads_of(spec.block(layer))[1:])
             k, v = (torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
             self.caches.append((k, v))
             if layer in pools:

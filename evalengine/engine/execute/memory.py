@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +57,8 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the cures.
     """
     kv_heads, layout = spec.kv_heads_of_rank(settings.tensor_parallel_size), kv_layout(spec, settings)
-    layers = layout.layers_per_page * layout.num_tables
-    page = 2 * layers * settings.block_size * kv_heads * spec.head_dim * settings.dtype.itemsize
+    numbers = math.prod(layout.pool_shape(layout.num_tables, settings.block_size, kv_heads, spec.head_dim))
+    page = numbers * settings.dtype.itemsize
     free = _free_bytes(settings.device)
     if settings.device.type == "cpu":
         free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory

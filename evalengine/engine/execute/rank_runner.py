@@ -51,7 +51,7 @@ class RankRunner:
         self.block_size, self.least_saved = block_size, least_saved
         kv_heads = spec.kv_heads_of_rank(ops.tp.size)
         pages = num_blocks * layout.num_tables
-        shape = (layout.layers_per_page, 2, pages, block_size, kv_heads, spec.head_dim)
+        shape = layout.pool_shape(pages, block_size, kv_heads, spec.head_dim)
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
         self.kv_caches: list[LayerCache] = [*layout.caches(self.kv_pool)]
         self.table_of = layout.table_of

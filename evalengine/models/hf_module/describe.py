@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.hf_module import source
 from evalengine.models.hf_module.attention import AttentionRecorder, LayerAttention, attach
 from evalengine.models.rope import RopeSpec
-from evalengine.models.spec import ModelSpec
+from evalengine.models.spec import Heads, ModelSpec
 from evalengine.models.spec_checks import LARGEST, spec_problems
 
 TOKENS = 5  # of the sequence on the meta device
@@ -44,16 +45,21 @@ def spec_of_module(raw: Mapping[str, Any]) -> ModelSpec:
         raise ConfigError(problems)
     inner = getattr(config, "intermediate_size", None)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    blocks = tuple(layer.block for layer in layers)
+    heads = [Heads(layer.heads, layer.kv_heads, max(layer.head_dim, layer.value_dim)) for layer in layers]
+    largest = max(heads, key=lambda kind: (kind.size, kind.keys, kind.queries))
+    blocks = tuple(
+        layer.block if kind == largest else replace(layer.block, heads=kind)
+        for layer, kind in zip(layers, heads, strict=True)
+    )
     spec = ModelSpec(
         architecture=model.__name__,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=inner if isinstance(inner, int) else 4 * config.hidden_size,
         num_layers=len(layers),
-        num_heads=layers[0].heads,
-        num_kv_heads=layers[0].kv_heads,
-        head_dim=max(layers[0].head_dim, layers[0].value_dim),
+        num_heads=largest.queries,
+        num_kv_heads=largest.keys,
+        head_dim=largest.size,
         rms_norm_eps=1e-6,
         rope=RopeSpec(theta=10000.0),
         max_position_embeddings=longest,
@@ -110,5 +116,3 @@ def _layer_problems(layers: list[LayerAttention], count: int) -> Iterator[str]:
             f"its {count} layers do not attend once each through transformers' AttentionInterface, in their order "
             f"(attended: {shown(numbers)})"
         )
-    elif len({(layer.heads, layer.kv_heads, layer.head_dim, layer.value_dim) for layer in layers}) > 1:
-        yield "its layers have different numbers or sizes of heads, for which the KV pool has no room"

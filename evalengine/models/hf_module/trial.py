@@ -107,14 +107,11 @@ class _Pool:
         spec, ops = model.spec, model.ops
         pages = [-(-length // PAGE) for length in LENGTHS]
         self._model = model
-        shape = (sum(pages), PAGE, spec.num_kv_heads, spec.head_dim)
-        self._caches: list[KVCache] = [
-            (
-                torch.zeros(shape, dtype=ops.dtype, device=ops.device),
-                torch.zeros(shape, dtype=ops.dtype, device=ops.device),
-            )
-            for _ in range(spec.num_layers)
-        ]
+        self._caches: list[KVCache] = []
+        for layer in range(spec.num_layers):
+            shape = (sum(pages), PAGE, *spec.heads_of(spec.block(layer))[1:])
+            k, v = (torch.zeros(shape, dtype=ops.dtype, device=ops.device) for _ in range(2))
+            self._caches.append((k, v))
         numbers = list(range(sum(pages)))
         self._pages = [numbers[sum(pages[:i]) : sum(pages[: i + 1])] for i in range(len(pages))]
         steps = np.arange(max(LENGTHS), dtype=np.int64)

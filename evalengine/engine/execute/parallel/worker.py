@@ -56,7 +56,8 @@ class Worker:
         self.model = load_model(checkpoint, self.ops, settings.max_model_len)
 
     def verify(self, block_size: int) -> None:
-        self.ops.verify_kernels(self.spec.shapes, block_size=block_size)
+        for shapes in self.spec.every_shapes:
+            self.ops.verify_kernels(shapes, block_size=block_size)
 
     def drop(self) -> None:
         """Drops the pool, so that another fits."""
