@@ -15,7 +15,6 @@ the calls: linear 0.17, rms_norm 0.20, silu_and_mul 0.15.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact_math as em
+from evalengine.kernels.exact_aten_rows import as_rows, from_rows
 from evalengine.kernels.exact_product import LEFT_BITS, RIGHT_BITS, SEGMENT, left_limbs, product
 from evalengine.kernels.exact_wide import lower_limb, wide_product, wide_rows
 from evalengine.kernels.limits import MAX_VOCABULARY
@@ -139,19 +139,13 @@ def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     e is the exponent of the largest magnitude; zeros that pad a row change its sum in no bit.
     """
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
-    kept_sizes = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
-    length = math.prod(x.shape[axis] for axis in axes)
-    rows = moved.reshape(math.prod(kept_sizes), length)
+    rows, kept = as_rows(x, axes)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
         sums = em.row_sum(wide, em.grid(em.row_absmax(wide), em.SUM_BITS))
-        em.store_float32(sums.mul_(1.0 / length).squeeze(-1), out[tile])
-    result = out.view(kept_sizes)
-    for axis in axes if keepdim else []:
-        result = result.unsqueeze(axis)
-    return result
+        em.store_float32(sums.mul_(1.0 / rows.shape[1]).squeeze(-1), out[tile])
+    return from_rows(out, kept, axes, keepdim)
 
 
 def _softmax(x: Tensor, dim: int, finish: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
