@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -132,14 +133,21 @@ def leaf_of(path: str) -> Leaf:
     return tasks[task]
 
 
-def _of_file(file: Path) -> Leaf:
-    """The task of a user's YAML file, which `lm_eval_yaml` has checked."""
+@contextmanager
+def _of_lm_eval() -> Iterator[None]:
+    """Imports of what an lm-eval new enough has, quietly. Raises ConfigError for an older one."""
     installed = lm_eval_version()
     try:
         with quiet():
-            from lm_eval.tasks._yaml_loader import load_yaml
+            yield
     except ImportError as error:
         raise ConfigError(f"needs lm-eval {NEEDED} or newer; installed is {installed} ({error})") from error
+
+
+def _of_file(file: Path) -> Leaf:
+    """The task of a user's YAML file, which `lm_eval_yaml` has checked."""
+    with _of_lm_eval():
+        from lm_eval.tasks._yaml_loader import load_yaml
 
     def read(*, functions: bool) -> dict[str, Any]:
         content = load_yaml(file, resolve_func=functions)
@@ -220,13 +228,9 @@ def lm_eval_tasks() -> tuple[Any, Any]:
 
 
 def _lm_eval_tasks() -> tuple[Any, Any]:
-    installed = lm_eval_version()
-    try:
-        with quiet():
-            from lm_eval.tasks import TaskManager
-            from lm_eval.tasks._factory import TaskFactory
-    except ImportError as error:
-        raise ConfigError(f"needs lm-eval {NEEDED} or newer; installed is {installed} ({error})") from error
+    with _of_lm_eval():
+        from lm_eval.tasks import TaskManager
+        from lm_eval.tasks._factory import TaskFactory
 
     class Outline(TaskFactory):
         """lm-eval's own walk over groups, tags and overrides, which gives leaves instead of loaded tasks."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalengine.kernels.packed_rows import PackedRows
-from evalengine.layers.ops import Ops
+from evalengine.layers.ops import Ops, PreparedWeight
 from evalengine.layers.parallel import TensorParallel
 from evalengine.layers.variants import Fp8Rows
 
@@ -51,6 +51,22 @@ class Layer(nn.Module):
 
     def finalize(self) -> None:
         """Prepares the loaded weights for `ops`, and drops those that are no longer needed."""
+
+
+class ProductLayer(Layer):
+    """A layer that multiplies with a weight, in the form that the ops prepare once it is loaded."""
+
+    weight: nn.Parameter | None
+    prepared: PreparedWeight = None
+
+    def finalize(self) -> None:
+        assert self.weight is not None, "finalize() runs once"
+        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
+        self.prepared = self.prepare(weight) if packed is None else self.ops.prepare_packed(packed)
+
+    def prepare(self, weight: Tensor) -> PreparedWeight:
+        """The weight in that form."""
+        return self.ops.prepare_weight(weight)
 
 
 class MergedRows(Layer):

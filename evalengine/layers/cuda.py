@@ -7,7 +7,6 @@ they are the quickest, so `fast` does. Rounding is where transformers' eager cod
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels import (
@@ -36,7 +35,6 @@ from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, HeadNorms, Heads, Ops, PreparedWeight
-from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Fp8Rows, Norm
 
 NO_NORM = Norm(eps=0.0)
@@ -55,9 +53,6 @@ class CudaOps(Ops):
     fused = True
     vocabulary_block = softmax_parts.CHUNK
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(ids, table)
-
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm.rms_norm(x, weight, eps)
 
@@ -65,13 +60,6 @@ class CudaOps(Ops):
         if norm.kind == "layer":
             return layer_norm.layer_norm(x, weight, bias, norm.eps)
         return rms_norm.rms_norm(x, weight, norm.eps, offset=norm.offset, cast_first=norm.cast_first)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return x + residual
-
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        """torch's product: float32(factor) times x in float32, rounded once."""
-        return x * factor
 
     def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
         return fp8_rows.fp8_rows(x, rule.group, rule.scale)
@@ -93,11 +81,6 @@ class CudaOps(Ops):
         peers = self.tp.peers
         result = None if peers is None else peers.add_rms_norm(part, residual, weight, eps)
         return super().gather_add_rms_norm(part, residual, weight, eps) if result is None else result
-
-    def rope_table(
-        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return rope_table(inv_freq, max_positions, scaling, torch.float32 if wide else self.dtype, self.device)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rope.rope(x, cos, sin)
@@ -168,9 +151,6 @@ class CudaOps(Ops):
 
     def group(self, ids: Tensor, experts: int) -> Groups:
         return expert_groups.group(ids, experts, expert_matmul.height(self.dtype, ids.numel(), experts))
-
-    def prepare_experts(self, weight: Tensor) -> PreparedWeight:
-        return weight.detach()
 
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
         return expert_matmul.expert_linear(x, weight, bias, groups)

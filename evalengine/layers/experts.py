@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from evalengine.kernels.mixture_variant import Router
-from evalengine.layers.base import Layer, load_part, shard_rows
+from evalengine.layers.base import Layer, ProductLayer, load_part, shard_rows
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 
 
-class RouterLogits(Layer):
+class RouterLogits(ProductLayer):
     """[T, H] -> the experts' logits [T, E], in float32 if the router is wide, whose weight is float32 then."""
 
     def __init__(self, ops: Ops, router: Router, hidden_size: int) -> None:
@@ -24,7 +24,6 @@ class RouterLogits(Layer):
         self.router, self.shape = router, (router.experts, hidden_size)
         self.weight: nn.Parameter | None = self._parameter(*self.shape)
         self.bias = self._parameter(router.experts) if router.bias else None
-        self.prepared: PreparedWeight = None
 
     def _parameter(self, *shape: int) -> nn.Parameter:
         parameter = self.new_parameter(*shape)
@@ -32,10 +31,6 @@ class RouterLogits(Layer):
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {name: self.shape}
-
-    def finalize(self) -> None:
-        assert self.weight is not None, "finalize() runs once"
-        self.prepared, self.weight = self.ops.prepare_weight(self.weight), None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.linear(x.float() if self.router.wide else x, self.prepared, self.bias)
@@ -57,21 +52,17 @@ class ExpertChoice(Layer):
         return self.ops.route(logits, self.e_score_correction_bias, self.router)
 
 
-class _Experts(Layer):
+class _Experts(ProductLayer):
     """One product with a weight of each expert, [E, n, k]."""
 
-    weight: nn.Parameter | None
     bias: nn.Parameter | None
 
     def _allocate(self, experts: int, rows: int, columns: int, bias: bool) -> None:
         self.weight = self.new_parameter(experts, rows, columns)
         self.bias = self.new_parameter(experts, rows) if bias else None
-        self.prepared: PreparedWeight = None
 
-    def finalize(self) -> None:
-        assert self.weight is not None, "finalize() runs once"
-        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
-        self.prepared = self.ops.prepare_experts(weight) if packed is None else self.ops.prepare_packed(packed)
+    def prepare(self, weight: Tensor) -> PreparedWeight:
+        return self.ops.prepare_experts(weight)
 
 
 class ExpertGateUp(_Experts):
@@ -138,21 +129,16 @@ class Combine(Layer):
         return part if self.ops.fuses_gathers and not self.whole else tp.gather_features(part)
 
 
-class SharedGate(Layer):
+class SharedGate(ProductLayer):
     """x [T, H] and the shared expert's output [T, h] -> that output times sigmoid(x . weight)."""
 
     def __init__(self, ops: Ops, hidden_size: int) -> None:
         super().__init__(ops)
         self.shape = (1, hidden_size)
         self.weight: nn.Parameter | None = self.new_parameter(*self.shape)
-        self.prepared: PreparedWeight = None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {name: self.shape}
-
-    def finalize(self) -> None:
-        assert self.weight is not None, "finalize() runs once"
-        self.prepared, self.weight = self.ops.prepare_weight(self.weight), None
 
     def forward(self, x: Tensor, shared: Tensor) -> Tensor:
         return self.ops.gate(shared, self.ops.linear(x, self.prepared))

@@ -19,7 +19,6 @@ from evalengine.layers import fast_attention, fast_mixture
 from evalengine.layers.attention import store_kv
 from evalengine.layers.attention_backends import attention_function, variant_problems
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
-from evalengine.layers.rows import rope_table
 from evalengine.layers.variants import Activation, Norm
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -57,9 +56,6 @@ class FastOps(Ops):
             return F.linear(x.float(), weight)
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(ids, table)
-
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x is normed in float32, rounded to the model dtype, then multiplied with the weight."""
         wide = x.float()
@@ -80,19 +76,8 @@ class FastOps(Ops):
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
         return (normed * factor).to(x.dtype)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return x + residual
-
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        return x * factor
-
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         return torch.tanh(logits / cap) * cap
-
-    def rope_table(
-        self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return rope_table(inv_freq, max_positions, scaling, torch.float32 if wide else self.dtype, self.device)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Each product is rounded, and so is the sum; with a wide table only the sum is."""
@@ -122,9 +107,6 @@ class FastOps(Ops):
 
     def route(self, logits: Tensor, choice_bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
         return fast_mixture.route(logits, choice_bias, router, self.dtype)
-
-    def prepare_experts(self, weight: Tensor) -> PreparedWeight:
-        return weight.detach()
 
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
         return fast_mixture.expert_linear(x, weight, bias, groups)

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from evalengine.layers.base import Layer, MergedRows, load_part
-from evalengine.layers.ops import Ops, PreparedWeight
+from evalengine.layers.base import MergedRows, ProductLayer, load_part
+from evalengine.layers.ops import Ops
 
 
-class MergedLinear(MergedRows):
+class MergedLinear(ProductLayer, MergedRows):
     """One product for several checkpoint layers that share an input; `sizes` maps their names to their whole N."""
 
     def __init__(
@@ -33,16 +33,10 @@ class MergedLinear(MergedRows):
         self.in_features = in_features
         self.weight: nn.Parameter | None = self.new_parameter(self.rows, in_features)
         self.bias = self.new_parameter(self.rows) if bias else None
-        self.prepared: PreparedWeight = None
         self.unquantized: Tensor | None = None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {shard: (rows, self.in_features) for shard, rows in self.sizes.items()}
-
-    def finalize(self) -> None:
-        assert self.weight is not None, "finalize() runs once"
-        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
-        self.prepared = self.ops.prepare_weight(weight) if packed is None else self.ops.prepare_packed(packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, n]."""
@@ -64,7 +58,7 @@ class WholeLinear(MergedLinear):
         return 0, 1
 
 
-class OutputLinear(Layer):
+class OutputLinear(ProductLayer):
     """The product that ends an attention or a feed-forward: from the ranks' features to the whole residual stream.
 
     Where no sum may cross ranks, the inputs are gathered, each rank computes its own output columns with the whole
@@ -93,18 +87,12 @@ class OutputLinear(Layer):
         own = (out_features // size, in_features) if self.by_rows else (out_features, in_features // size)
         self.weight: nn.Parameter | None = self.new_parameter(*own)
         self.bias = self.new_parameter(own[0]) if bias else None
-        self.prepared: PreparedWeight = None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {name: self.shape}
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
         load_part(param, loaded_weight, self.ops.tp, self.by_rows)
-
-    def finalize(self) -> None:
-        assert self.weight is not None, "finalize() runs once"
-        weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
-        self.prepared = self.ops.prepare_weight(weight) if packed is None else self.ops.prepare_packed(packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""

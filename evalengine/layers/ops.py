@@ -37,7 +37,10 @@ Groups = Any  # the type of `group`'s result, likewise
 
 
 class Ops(ABC):
-    """One numerics level on one device. Every method is a pure function of its arguments."""
+    """One numerics level on one device. Every method is a pure function of its arguments.
+
+    What has a body here is plain torch; a level overrides it where it computes otherwise.
+    """
 
     name: str  # "fast" | "exact" | "native"
     # Whether the fused forms are kernels of their own, for callers that do not need the parts. With False on an
@@ -103,9 +106,9 @@ class Ops(ABC):
     def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
         """[T, H] -> float32 logits [T, V]."""
 
-    @abstractmethod
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """int64 [T], [V, H] -> [T, H] in `activation_dtype`."""
+        return F.embedding(ids, table)
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -115,13 +118,13 @@ class Ops(ABC):
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
         """[..., H] -> [..., H]: the norm that `norm` describes. A plain one is `rms_norm`."""
 
-    @abstractmethod
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The residual stream's rounded sum."""
+        return x + residual
 
-    @abstractmethod
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Any shape: x * factor, in float32 with float32(factor) (exact: both float64), rounded once."""
+        return x * factor
 
     def scale_rows(self, x: Tensor, factors: Tensor) -> Tensor:
         """[T, heads, D] times [T], of one dtype: the rounded product of the two numbers, at every level."""
@@ -143,12 +146,16 @@ class Ops(ABC):
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         """float32, any shape: cap * tanh(logits / cap)."""
 
-    @abstractmethod
     def rope_table(
         self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """float32 [D/2] -> cos, sin [max_positions, D/2], times `scaling`; on `device`. wide: they stay float32, and
-        `rope` rounds but its result; else they have the model's dtype, in which `rope` rounds its products, too."""
+        """float32 [D/2] -> cos, sin [max_positions, D/2] of the float32 angles, times `scaling`; on `device`. wide:
+        they stay float32, and `rope` rounds but its result; else they have the model's dtype, in which `rope` rounds
+        its products, too."""
+        positions = torch.arange(max_positions, dtype=torch.float32, device=self.device)
+        angles = positions[:, None] * inv_freq.to(self.device)
+        dtype = torch.float32 if wide else self.dtype
+        return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
     @abstractmethod
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -229,9 +236,9 @@ class Ops(ABC):
         """The experts [T, k] that `route` chose, in the form in which `expert_linear` takes them."""
         return ids
 
-    @abstractmethod
     def prepare_experts(self, weight: Tensor) -> PreparedWeight:
         """[E, N, K] in `dtype` -> the form that `expert_linear` multiplies with; called once, after loading."""
+        return weight.detach()
 
     @abstractmethod
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:

@@ -106,16 +106,6 @@ class ActivationLayer(Layer):
         return self.ops.gather_silu_and_mul(x) if self.ops.fuses_gathers else self.ops.silu_and_mul(x)
 
 
-def rope_table(
-    inv_freq: Tensor, max_positions: int, scaling: float, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The table of inverse frequencies, float32 [D/2]: cos and sin [max_positions, D/2] of the float32 angles, times
-    `scaling` in float32, rounded to `dtype`."""
-    positions = torch.arange(max_positions, dtype=torch.float32, device=device)
-    angles = positions[:, None] * inv_freq.to(device)
-    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
-
-
 class Table(NamedTuple):
     """What a table of cosines and sines is made of."""
 

@@ -53,12 +53,6 @@ class Float64Ops(Ops):
             return reference.layer_norm(x, weight, bias, norm.eps)
         return reference.rms_norm(x, weight, norm.eps, norm.offset)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return x + residual
-
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        return x * factor
-
     def rope_table(
         self, inv_freq: Tensor, max_positions: int, scaling: float, *, wide: bool = False
     ) -> tuple[Tensor, Tensor]:
