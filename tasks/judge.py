@@ -77,7 +77,7 @@ def read_scale(written: Any) -> Scale:
 
 
 def _scale_problems(given: Sequence[Any] | Mapping[Any, Any]) -> Iterator[str]:
-    if odd := [label for label in given if isinstance(label, bool) or not isinstance(label, str | int | float)]:
+    if odd := [label for label in given if not isinstance(label, str) and not _is_number(label)]:
         yield f'scale: {odd[0]} is no label; a word that YAML reads as true or false stands in quotes, as in "yes"'
     labels = [str(label) for label in given]
     if len({*labels}) < 2:
@@ -89,12 +89,17 @@ def _scale_problems(given: Sequence[Any] | Mapping[Any, Any]) -> Iterator[str]:
         yield "scale: a label is empty, or begins or ends with white space"
     if isinstance(given, Mapping):
         values = [*given.values()]
-        numbers = [isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values]
+        numbers = [_is_number(value) for value in values]
         words = [isinstance(v, str) and v in OUTCOMES for v in values]
         if not all(numbers) and not all(words):
             yield f"scale: its values must all be numbers, or all of {', '.join(OUTCOMES)}"
         elif all(words) and not {"first", "second"} <= {*values}:
             yield "scale: a pair needs a label for first and one for second"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a float64 holds; a truth value is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1000
 
 
 def judge_problems(config: JudgeConfig) -> list[str]:

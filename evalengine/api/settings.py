@@ -26,11 +26,19 @@ def flat(settings: Mapping[str, Any], problems: list[str], above: str = "") -> d
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             problems.append(f"{above}{shown(name)}: must be a setting's name")
             continue
-        name = f"{above}{'cache.path' if name == 'cache' and not isinstance(value, Mapping) else name}"
-        one = flat(value, problems, f"{name}.") if isinstance(value, Mapping) else {name: plain(value, name, problems)}
+        name = f"{above}{_in_full(name, value) if not above else name}"
+        above_others = isinstance(value, Mapping) and not name.endswith("judge.scale")  # whose keys are labels
+        one = flat(value, problems, f"{name}.") if above_others else {name: plain(value, name, problems)}
         problems.extend(f"{twice}: is given twice" for twice in read.keys() & one.keys())
         read |= one
     return read
+
+
+def _in_full(name: str, value: Any) -> str:
+    """The name, of which some stand for longer ones as on the command line."""
+    if name == "cache" and not isinstance(value, Mapping):
+        return "cache.path"
+    return "task.judge" if name == "judge" else name
 
 
 def plain(value: Any, where: str, problems: list[str]) -> Any:

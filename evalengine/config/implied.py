@@ -55,7 +55,7 @@ def _applied(shared: T, own: T, where: str, keys: Set[str]) -> T:
             continue
         if is_dataclass(value):
             changes[item.name] = _applied(value, mine, path, keys)
-        elif isinstance(value, dict):
+        elif str(item.type).startswith("dict"):
             changes[item.name] = mine | {key: text for key, text in value.items() if f"{path}.{key}" not in keys}
         else:
             changes[item.name] = value

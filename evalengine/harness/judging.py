@@ -20,6 +20,7 @@ from evalengine.harness.identity import engine_identity
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judge_run import judge_config, judged, references_of, sample_rows
 from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, open_run
 from evalengine.records.folder import IDENTITY, write_text_file
 from evalengine.records.lm_eval_file import results_files
@@ -64,7 +65,12 @@ class Judge:
         config = replace(self.config, output_dir=str(place), data_dir=str(place))
         rows = {item.task.name: self._rows(item, answers) for item in plan.tasks if item.task.name in self.asked}
         changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", own)]
-        found = (None if changed else _finished(place, config)) or ask(config)
+        found = None if changed else _finished(place, config)
+        if found is None:
+            if config.progress:
+                count = sum(len(row["responses"]) for own in rows.values() for row in own)
+                warn(f"{config.model.name} judges {count:,} answers", "")
+            found = ask(config)
         digest = open_run(found, page=False).digest if config.model.api is None else None  # an endpoint proves nothing
         judgements = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
         facts = {name: _facts(self.asked[name], rows[name], judgements[name]) for name in rows}

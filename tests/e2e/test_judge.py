@@ -15,6 +15,8 @@ from evalengine.engine.llm import LLM
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.report.html.samples import Truncator, _texts
+from evalengine.report.read.load import load_run_data
 from tests.e2e.command import Run, call, finish, runs, start
 
 ROWS = 8
@@ -108,6 +110,10 @@ def test_a_sample_shows_the_judges_prompt_and_its_items(reference: Run) -> None:
     assert row["judge"]["run"] == reference.manifest["judge"]["run"]
     page = (reference.folder / "report.html").read_text(encoding="utf-8")
     assert "Judged by tinymath" in page and "kappa of the verdicts with 8 given labels" in page
+    panel = _texts(load_run_data(reference.folder), "seats", 2, Truncator(1000, 1000))
+    assert ["judge", row["filtered_resps"][0], [["score", str(row["score"])]]] in panel[4]
+    assert ["judge's prompt", prompt] in panel[6]
+    assert [f"judge's items in {row['judge']['run']}", "seats/2/0, seats/2/1, seats/2/2"] in panel[6]
 
 
 def test_verdicts_have_the_same_bytes_whenever_they_are_asked(task: str, reference: Run, tmp_path: Path) -> None:

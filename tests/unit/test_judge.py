@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from evalengine.api.settings import flat
+from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig
 from evalengine.tasks.instance import Response
 from evalengine.tasks.judge import JudgeTask, Verdict, judge_problems, read_scale
@@ -57,12 +62,41 @@ def test_scales_as_they_are_written() -> None:
         ({"a": 1, "b": float("nan")}, "must all be numbers"),
         ({"a": "first", "b": "tie"}, "one for second"),
         ({"a": {"b": 1}, "c": 2}, "must all be numbers"),
+        ([1, float("inf")], "inf is no label"),
+        ([[], {}], "[] is no label"),
     ],
 )
 def test_a_scale_that_is_none_is_refused(scale: Any, said: str) -> None:
     with pytest.raises(ValueError, match="scale: ") as refused:
         read_scale(scale)
     assert said in str(refused.value)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["first", "tie"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+@settings(max_examples=300, deadline=None)
+def test_any_scale_is_read_or_refused_in_words(written: Any) -> None:
+    try:
+        scale = read_scale(written)
+    except ValueError as error:
+        assert all(line.startswith("scale: ") for line in str(error).split("\n"))
+        return
+    assert len(scale.values) > 1 and all(map(math.isfinite, scale.values.values()))
+    assert {*scale.values} <= {*scale.categories}
+
+
+def test_a_mapping_on_the_command_line_is_the_scale_as_a_whole() -> None:
+    words = ["judge.model=self", "judge.scale={bad: 0, good: 1}", "judge.template='{{response}}\\n'"]
+    (job,) = compose_jobs(words)
+    judge = job.config.tasks["arithmetic"].judge
+    assert judge.scale == {"bad": 0, "good": 1} and judge.template == "{{response}}\n"
+    assert flat({"judge": {"scale": {"1": -1, "2": 2}}}, []) == {"task.judge.scale": {"1": -1, "2": 2}}
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
