@@ -25,6 +25,7 @@ from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.registry import family_of_type
 from evalengine.models.spec import RopeSpec
+from tests.parity.gguf_files import write_file
 from tests.parity.paged import PagedRunner
 
 Q = gguf.GGMLQuantizationType
@@ -96,16 +97,9 @@ def write_gguf(
     if getattr(config, "head_dim", None):
         fields.setdefault(f"{arch}.attention.key_length", config.head_dim)
     for key, value in fields.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
+        if value is not None:
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add.get(type(value), writer.add_array)(key, value)
     own = GGUFNames(family_of_type(config.model_type)).own
     names = {own(name): name for name in gguf_names(config.num_hidden_layers)}
     for name, tensor in model.state_dict().items():
@@ -118,10 +112,7 @@ def write_gguf(
         writer.add_tensor(names[name], quantize(tensor.numpy(), stored), raw_dtype=stored)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     return path
 
 
@@ -194,10 +185,7 @@ def test_every_type_of_the_library_is_read(tmp_path: Path, kind: Q) -> None:
     writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "qwen2")
     writer.add_uint32("qwen2.attention.head_count", 1)
     writer.add_tensor("output.weight", raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     ((name, tensor),) = GGUFFile(tmp_path / "m.gguf").tensors()
     assert name == "lm_head.weight" and tensor.shape == (3, 2 * block)
     assert np.array_equal(tensor.numpy(), dequantize(raw, kind), equal_nan=True)

@@ -19,6 +19,7 @@ from evalengine.engine.load.gguf_header import StoredValue, read_header
 from evalengine.errors import EvalEngineError
 from tests.engine.test_gguf import resolve
 from tests.fuzz.gguf_bytes import Parts, Type, Value, sample
+from tests.parity.gguf_files import write_file
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +54,7 @@ def test_the_alignment_of_the_file_is_used(tmp_path: Path) -> None:
     writer.add_custom_alignment(128)
     for name in ("a", "b"):
         writer.add_tensor(name, np.ones((3, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     data = (tmp_path / "m.gguf").read_bytes()
     infos = read_header(data).tensors
     assert infos["b"].start - infos["a"].start == 128 and infos["a"].start % 128 == 0

@@ -54,6 +54,11 @@ def write_gguf(path: Path, model: PreTrainedModel, arch: str, kind: Q, more: dic
     for name, tensor in _tensors(model, arch):
         stored = kind if tensor.ndim > 1 and not name.startswith("rope_") else Q.F32
         writer.add_tensor(name, quantize(tensor.float().contiguous().numpy(), stored), raw_dtype=stored)
+    write_file(writer)
+
+
+def write_file(writer: gguf.GGUFWriter) -> None:
+    """Writes all that the writer was given, and closes the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

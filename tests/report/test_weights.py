@@ -23,6 +23,7 @@ from evalengine.report.compare.weight_tensors import in_words, weights_differenc
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.run import Run
 from evalengine.util.plain_files import fingerprint
+from tests.parity.gguf_files import write_file
 from tests.report.compared_runs import BASE, TOKEN, run
 
 
@@ -112,10 +113,7 @@ def written_gguf(file: Path, shift: float) -> Path:
     writer.add_tensor("plain", values)
     quantised = gguf.quants.quantize(values + shift, gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("blk.0.ffn_down.weight", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     return file
 
 
