@@ -19,7 +19,7 @@ from evalengine.kernels import matmul as products
 from evalengine.kernels.launching.launch import MAX_CACHED_LAUNCHES, operand_key
 from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification.products import MAX_ROWS
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ def _compare(product: partial[Tensor], schedule: products.MatmulSchedule, operan
     random = [_random_like(x, generator) for x in (left, right, *bias)]
     where = f"{list(left.shape)} by {list(right.shape)} {a.dtype}, before its first use"
     run = partial(product, *random)
-    Verdict().compare("matmul", schedule, where, partial(run, schedule=schedule), run(schedule=products.REFERENCE))
+    KernelsVerdict().compare(
+        "matmul", schedule, where, partial(run, schedule=schedule), run(schedule=products.REFERENCE)
+    )
 
 
 def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Fields(Protocol):
+class GGUFFields(Protocol):
     """Metadata by type: a value of another type is an error that names its key."""
 
     def integer(self, key: str, default: Any) -> Any: ...
@@ -25,7 +25,9 @@ class Metadata:
     """A file's metadata below its architecture's name. It remembers which keys were asked for: others that would change
     the numbers are refused."""
 
-    def __init__(self, fields: Fields, tensors: Iterable[str], factors: Callable[[str], list[float] | None]) -> None:
+    def __init__(
+        self, fields: GGUFFields, tensors: Iterable[str], factors: Callable[[str], list[float] | None]
+    ) -> None:
         """tensors: all names; factors: a tensor's numbers by its name, None if there is none."""
         self._fields, self._tensors, self.factors = fields, frozenset(tensors), factors
         self.read: set[str] = set()

@@ -20,7 +20,7 @@ from evalengine.kernels.attention_batch import SharedBlocks
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification import operands
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 
 # (new tokens, tokens) of each sequence, decodes first. Lengths lie on both sides of the borders of blocks (64) and
 # chunks (1024).
@@ -44,7 +44,7 @@ class _Batch:
 
 
 def verify_attention(
-    verdict: Verdict,
+    verdict: KernelsVerdict,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from evalengine.kernels.launching.launch import observed_launches
 from evalengine.util.forked import ForkedTask, cores
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 
 MOST = 16  # processes, or threads where no process can be forked
 
 Work = Callable[[], Any]
 
 
-class DryRun(Verdict):
+class DryRun(KernelsVerdict):
     """A verdict on nothing: what it is to compare is called, and its results are looked at by nobody."""
 
     def compare(self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor) -> None:
@@ -53,7 +53,7 @@ class _Postponed(Executor):
         return future
 
 
-def compile_ahead(comparisons: Sequence[Callable[[Verdict], None]], device: torch.device) -> None:
+def compile_ahead(comparisons: Sequence[Callable[[KernelsVerdict], None]], device: torch.device) -> None:
     """Compiles all kernels that the comparisons call on this GPU. What fails here fails again where it counts."""
     postponed = _Postponed()
     with triton.AsyncCompileMode(postponed, ignore_errors=True), torch.inference_mode(), torch.cuda.device(device):
@@ -67,7 +67,7 @@ def compile_ahead(comparisons: Sequence[Callable[[Verdict], None]], device: torc
                 future.cancel()
 
 
-def dry_run(comparisons: Sequence[Callable[[Verdict], None]], observer: Callable[..., None]) -> None:
+def dry_run(comparisons: Sequence[Callable[[KernelsVerdict], None]], observer: Callable[..., None]) -> None:
     """Calls `observer` with every launch that the comparisons would make."""
     with observed_launches(observer):
         for compare in comparisons:

@@ -16,11 +16,11 @@ from evalengine.kernels.expert_groups import group
 from evalengine.kernels.matmul_schedules import MatmulSchedule
 from evalengine.kernels.shapes import LinearShape
 from evalengine.verification import operands
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 
 
 def verify_experts(
-    verdict: Verdict, layers: dict[str, LinearShape], chosen: int, dtype: torch.dtype, device: torch.device
+    verdict: KernelsVerdict, layers: dict[str, LinearShape], chosen: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """The experts' products of a model whose tokens have k = `chosen` experts; layers: `Shapes.expert_layers`.
 

@@ -16,7 +16,7 @@ from evalengine.kernels import matmul, matmul_schedules
 from evalengine.kernels.matmul_device import Gpu, gpu_of
 from evalengine.kernels.shapes import LinearShape
 from evalengine.verification import operands
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 
 # The most rows that are compared: more than any tile has. For a persistent schedule there are more where one of its
 # programs needs them for a second tile.
@@ -24,7 +24,7 @@ MAX_ROWS = 1031
 
 
 def verify_matmul(
-    verdict: Verdict,
+    verdict: KernelsVerdict,
     shapes: Sequence[LinearShape],
     dtype: torch.dtype,
     device: torch.device,

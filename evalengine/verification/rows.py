@@ -16,13 +16,13 @@ from torch import Tensor
 from evalengine.kernels import kv_cache, layer_norm, log_softmax, log_softmax_parts, qkv, rms_norm, rope, softmax
 from evalengine.kernels.row_variants import RowVariants
 from evalengine.verification import operands
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 
 EPS = 1e-6
 
 
 def verify_rows(
-    verdict: Verdict,
+    verdict: KernelsVerdict,
     hidden_size: int,
     num_heads: int,
     num_kv_heads: int,
@@ -41,7 +41,7 @@ def verify_rows(
 
 
 def verify_row_variants(
-    verdict: Verdict,
+    verdict: KernelsVerdict,
     hidden_size: int,
     num_heads: int,
     num_kv_heads: int,
@@ -80,7 +80,7 @@ def _add_layer_norm(
 
 
 def _verify_norm(
-    verdict: Verdict,
+    verdict: KernelsVerdict,
     random: operands.Random,
     hidden_size: int,
     rows: int,
@@ -97,7 +97,7 @@ def _verify_norm(
     verdict.require_equal(f"{name} H{hidden_size}, {rows} rows against 1", parts[-1:], single)
 
 
-def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: int, most_logits: int) -> None:
+def _verify_log_softmax(verdict: KernelsVerdict, random: operands.Random, vocab_size: int, most_logits: int) -> None:
     """Compares log_softmax of one row and of so many that resident programs have several chunks each, and
     `read_out`."""
     logits = random(min(1024, max(2, most_logits // vocab_size)), vocab_size).float() * 4
@@ -119,7 +119,7 @@ def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: i
 
 
 def verify_parted_read_out(
-    verdict: Verdict, vocabulary: Sequence[range], dtype: torch.dtype, device: torch.device, rows: int = 37
+    verdict: KernelsVerdict, vocabulary: Sequence[range], dtype: torch.dtype, device: torch.device, rows: int = 37
 ) -> None:
     """Compares `read_out` of logits that lie on several ranks, whose token ids are `vocabulary`, with one device's."""
     ranks, vocab_size = len(vocabulary), vocabulary[-1].stop
@@ -140,7 +140,7 @@ def verify_parted_read_out(
 
 
 def _verify_qkv(
-    verdict: Verdict,
+    verdict: KernelsVerdict,
     random: operands.Random,
     heads: int,
     kv_heads: int,

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Verdict:
+class KernelsVerdict:
     """The schedules that were compared, and the results."""
 
     schedules: set[tuple[str, Any]] = field(default_factory=set)  # every (kernel, schedule) that was compared

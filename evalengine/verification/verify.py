@@ -26,7 +26,7 @@ from evalengine.verification.compile_ahead import compile_ahead
 from evalengine.verification.experts import verify_experts
 from evalengine.verification.products import verify_matmul
 from evalengine.verification.rows import verify_parted_read_out, verify_row_variants, verify_rows
-from evalengine.verification.verdict import Verdict, exclude
+from evalengine.verification.verdict import KernelsVerdict, exclude
 
 PAGE_SIZES = (64,)  # the engine's default
 
@@ -67,7 +67,7 @@ def verify(
     mixture, experts = shapes.mixture, shapes.expert_layers(ranks)
     wide = [LinearShape(mixture.router.experts, hidden_size)] if mixture and mixture.router.wide else []
 
-    def products(verdict: Verdict) -> None:
+    def products(verdict: KernelsVerdict) -> None:
         verify_matmul(verdict, layers, dtype, device)
         verify_matmul(verdict, lm_head, dtype, device, torch.float32, lm_head_rows)
         if wide:
@@ -75,7 +75,7 @@ def verify(
         if mixture is not None:
             verify_experts(verdict, experts, mixture.router.chosen, dtype, device)
 
-    def rows(verdict: Verdict) -> None:
+    def rows(verdict: KernelsVerdict) -> None:
         verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
         if own_rows:
             sizes = hidden_size, num_heads, num_kv_heads, head_dim
@@ -83,10 +83,10 @@ def verify(
         if ranks > 1:
             verify_parted_read_out(verdict, ids, dtype, device)
 
-    def attention_of(page_size: int) -> Callable[[Verdict], None]:
+    def attention_of(page_size: int) -> Callable[[KernelsVerdict], None]:
         heads = num_heads, num_kv_heads, head_dim, page_size
 
-        def run(verdict: Verdict) -> None:
+        def run(verdict: KernelsVerdict) -> None:
             for variant in variants:
                 verify_attention(verdict, *heads, dtype, device, variant)
 
@@ -96,7 +96,7 @@ def verify(
     parted = [f"{ranks} ranks"] if ranks > 1 else []
     own_experts = [mixture.router.chosen, *map(tuple, experts.values()), *map(tuple, wide)] if mixture else []
     own_rows = [shapes.row_variants] if shapes.row_variants != LLAMA else []
-    parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
+    parts: dict[str, tuple[list, Callable[[KernelsVerdict], None]]] = {
         "products": ([*(tuple(layer) for layer in (*layers, *lm_head)), *own_experts], products),
         "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted, *own_rows], rows),
         **{f"attention, pages of {n}": (attention_sizes, attention_of(n)) for n in page_sizes},
@@ -121,14 +121,14 @@ def verify(
 
 
 def _part(
-    key: dict[str, Any], run: Callable[[Verdict], None], device: torch.device, known: dict[str, Any] | None
+    key: dict[str, Any], run: Callable[[KernelsVerdict], None], device: torch.device, known: dict[str, Any] | None
 ) -> dict[str, Any]:
     """One part's verdict. known: what the cache keeps under this key; None if it has to be found, and is kept then."""
     if known is not None:
         for drop in known["dropped"]:
             exclude(drop)
         return {**known, "cached": True}
-    verdict = Verdict()
+    verdict = KernelsVerdict()
     with torch.inference_mode():
         run(verdict)
     result = {

@@ -103,7 +103,7 @@ def test_a_wrong_schedule_is_dropped_before_its_first_use(
 @pytest.mark.usefixtures("small")
 def test_without_the_comparison_a_wrong_schedule_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: its fault shows where nothing is compared."""
-    monkeypatch.setattr(first_use.Verdict, "compare", lambda *args: None)
+    monkeypatch.setattr(first_use.KernelsVerdict, "compare", lambda *args: None)
     real = matmul.matmul
     wrong = {None: 1.5, small: 1.5}
     monkeypatch.setattr(

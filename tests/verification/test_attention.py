@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 from evalengine.kernels import attention
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.verification.attention import verify_attention
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.verify_double import DEVICE, GPU
 from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
 
@@ -20,10 +20,10 @@ from tests.verification.verify_double import alone as alone  # The fixture is us
 SHORT = ((1, 1), (1, 70), (1, 1030), (3, 3), (5, 67))
 
 
-def check_attention(page_size: int = 16, **variant: Any) -> Verdict:
+def check_attention(page_size: int = 16, **variant: Any) -> KernelsVerdict:
     """The verdict on the attention of the sequences in SHORT, in pages of `page_size`; variant: what it has beside the
     scale."""
-    verdict = Verdict()
+    verdict = KernelsVerdict()
     verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, AttentionVariant(0.25, **variant), SHORT)
     return verdict
 

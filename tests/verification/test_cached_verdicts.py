@@ -12,7 +12,7 @@ import torch
 
 from evalengine.kernels import matmul_schedules
 from evalengine.verification import verdict_cache, verify
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 from evalengine.version import CONTRACT_VERSION
 from tests.verification.tiny_shapes import TINY, chosen, verified
 from tests.verification.verify_double import DEVICE
@@ -26,7 +26,7 @@ def only_matmul(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     shapes_asked: list[Any] = []
     bad = chosen(1)
 
-    def verify_matmul(verdict: Verdict, shapes: Any, *arguments: Any) -> None:
+    def verify_matmul(verdict: KernelsVerdict, shapes: Any, *arguments: Any) -> None:
         shapes_asked.extend(shapes)
         if len(shapes) == 4:
             verdict.drop("matmul", bad, "here", "planted")

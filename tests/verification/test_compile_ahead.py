@@ -19,7 +19,7 @@ from evalengine.kernels.launching.launch import INTERPRETED, launch, observed_la
 from evalengine.verification import compile_ahead as module
 from evalengine.verification import verify
 from evalengine.verification.compile_ahead import compile_ahead, dry_run, in_processes
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.tiny_shapes import verified
 from tests.verification.verify_double import DEVICE, alone
 
@@ -37,7 +37,7 @@ def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.Mo
     """For kernel, sizes and constexprs, what is told is what the comparison then launches."""
     made: set[tuple[str, tuple]] = set()
     told: set[tuple[str, tuple]] = set()
-    comparisons: list[Callable[[Verdict], None]] = []
+    comparisons: list[Callable[[KernelsVerdict], None]] = []
     interpreted = type(launch.__globals__["triton"].jit(lambda x: None))
     real = interpreted.__getitem__
 
@@ -48,7 +48,7 @@ def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.Mo
 
         return run
 
-    def part(key: Any, run: Callable[[Verdict], None], *_: Any) -> dict[str, Any]:
+    def part(key: Any, run: Callable[[KernelsVerdict], None], *_: Any) -> dict[str, Any]:
         comparisons.append(run)
         return {"schedules": 0, "checked": 0, "dropped": [], "failed": [], "cached": False}
 
@@ -60,7 +60,7 @@ def test_a_rehearsal_tells_of_every_launch_and_makes_none(monkeypatch: pytest.Mo
         comparisons, lambda kernel, grid, args, constants, _: told.add((kernel.fn.__name__, plain((*args, *constants))))
     )
     assert not made and len(told) > 20
-    verdict = Verdict()
+    verdict = KernelsVerdict()
     for compare in comparisons:
         compare(verdict)
     assert verdict.checked and not verdict.failed and not verdict.dropped
@@ -122,7 +122,7 @@ def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, mon
 
         return SimpleNamespace(warmup=warmup)
 
-    def compare(verdict: Verdict) -> None:
+    def compare(verdict: KernelsVerdict) -> None:
         x = torch.zeros(4)
         for name in ("a", "bad", "b", "a", "c"):
             launch(kernel(name), (1, 1, 1), (x,), (), 4, 1)

@@ -13,7 +13,7 @@ from evalengine.kernels import expert_matmul
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.verification import experts
 from evalengine.verification.experts import verify_experts
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.tiny_shapes import TINY, verified
 from tests.verification.verify_double import DEVICE
 from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
@@ -21,8 +21,8 @@ from tests.verification.verify_double import alone as alone  # The fixture is us
 SHAPES = replace(TINY, dense=False, mixture=Mixture(Router(6, 2, normed=True, wide=True), 24, bias=True))
 
 
-def check(dtype: torch.dtype = torch.float32) -> Verdict:
-    verdict = Verdict()
+def check(dtype: torch.dtype = torch.float32) -> KernelsVerdict:
+    verdict = KernelsVerdict()
     verify_experts(verdict, SHAPES.expert_layers(), 2, dtype, DEVICE)
     return verdict
 

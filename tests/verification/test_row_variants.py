@@ -17,7 +17,7 @@ from evalengine.models.hf_config import from_hf
 from evalengine.verification import operands, verify
 from evalengine.verification.operands import Random
 from evalengine.verification.rows import verify_row_variants
-from evalengine.verification.verdict import Verdict
+from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.tiny_shapes import TINY, verified
 from tests.verification.verify_double import DEVICE
 from tests.verification.verify_double import alone as alone  # The fixture is used by its name.
@@ -26,8 +26,8 @@ GEMMA, OLMO = NormVariant(offset=1.0, cast_first=False), NormVariant(cast_first=
 NORMS = (GEMMA, OLMO, NormVariant("layer", cast_first=False, bias=True), NormVariant("layer", cast_first=False))
 
 
-def row_verdict(variants: RowVariants) -> Verdict:
-    verdict = Verdict()
+def row_verdict(variants: RowVariants) -> KernelsVerdict:
+    verdict = KernelsVerdict()
     verify_row_variants(verdict, 96, 2, 1, 16, torch.float16, DEVICE, variants, rows=5)
     return verdict
 

@@ -26,7 +26,7 @@ from evalengine.layers.native import NativeOps
 from evalengine.layers.parallel import TensorParallel
 from evalengine.verification import operands, products, verify
 from evalengine.verification.rows import verify_rows
-from evalengine.verification.verdict import MODULES, Verdict, count_differing
+from evalengine.verification.verdict import MODULES, KernelsVerdict, count_differing
 from tests.verification.tiny_shapes import SHAPE, TINY, chosen, verified
 from tests.verification.verify_double import DEVICE
 from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
@@ -41,9 +41,9 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_matmul(
     dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None, biased: bool = False
-) -> Verdict:
+) -> KernelsVerdict:
     """The verdict on the products of SHAPE."""
-    verdict = Verdict()
+    verdict = KernelsVerdict()
     products.verify_matmul(verdict, [LinearShape(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
     return verdict
 
@@ -163,7 +163,7 @@ def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch
 
 def test_a_reference_that_differs_fails() -> None:
     """The reference takes the place of dropped schedules, so that dropping it would change nothing."""
-    verdict, x = Verdict(), torch.ones(2, device=DEVICE)
+    verdict, x = KernelsVerdict(), torch.ones(2, device=DEVICE)
     for module in MODULES:
         reference = MODULES[module].REFERENCE
         verdict.compare(module, reference, "here", lambda: x * 2, x)
@@ -240,9 +240,9 @@ def test_minus_zero_and_a_nan_are_bytes_too() -> None:
     assert count_differing(values, torch.tensor([-0.0, 1.0, float("nan")])) == 1
 
 
-def rows_verdict() -> Verdict:
+def rows_verdict() -> KernelsVerdict:
     """The verdict on the kernels that work row by row, at small sizes."""
-    verdict = Verdict()
+    verdict = KernelsVerdict()
     verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5, most_logits=800)
     return verdict
 
