@@ -80,21 +80,23 @@ def _block_problems(spec: ModelSpec) -> Iterator[str]:
             yield f"{name}: must be the same in all layers"
     if not any(block.attends for block in spec.blocks):
         yield "blocks: some layer must have attention"
-    for kind in spec.recurrent_kinds:
-        yield from _recurrence_problems(kind)
+    for kind in dict.fromkeys(block.recurrence for block in spec.blocks):
+        if kind is not None:
+            yield from _recurrence_problems(kind)
 
 
 def _recurrence_problems(kind: Recurrence) -> Iterator[str]:
     """A sentence for each size of a recurrence that is none, and for heads that cannot share their keys or groups."""
+    of = type(kind).__name__
     for name, value in vars(kind).items():
         least = 2 if name == "taps" else 1
         if name in RECURRENT_SIZES and not is_integer(value, least, LARGEST["hidden_size"]):
-            yield f"{name}={shown(value)}: must be an integer from {least} to {LARGEST['hidden_size']}"
+            yield f"{of}.{name}={shown(value)}: must be an integer from {least} to {LARGEST['hidden_size']}"
             return
     if isinstance(kind, GatedDelta) and kind.num_value_heads % kind.num_key_heads:
-        yield f"num_value_heads={kind.num_value_heads}: must be a multiple of num_key_heads={kind.num_key_heads}"
+        yield f"{of}.num_value_heads={kind.num_value_heads}: must be a multiple of num_key_heads={kind.num_key_heads}"
     if isinstance(kind, Mamba2) and kind.num_heads % kind.num_groups:
-        yield f"num_heads={kind.num_heads}: must be a multiple of num_groups={kind.num_groups}"
+        yield f"{of}.num_heads={kind.num_heads}: must be a multiple of num_groups={kind.num_groups}"
 
 
 def _latent_problems(spec: ModelSpec) -> Iterator[str]:
@@ -152,7 +154,8 @@ def _number_problems(spec: ModelSpec) -> Iterator[str]:
     for block in spec.blocks[: LARGEST["num_layers"]]:
         optional += [(name, getattr(block, name)) for name in ("softcap", "scale", "residual_scale")]
         if block.multipliers is not None:
-            optional += [(name, value) for name, value in vars(block.multipliers).items() if name != "projected"]
+            factors = vars(block.multipliers).items()
+            optional += [(f"multipliers.{name}", value) for name, value in factors if name != "projected"]
         if block.window is not None and not is_integer(block.window, 1, LARGEST["max_position_embeddings"]):
             yield f"window={shown(block.window)}: must be a number of tokens"
     for name, value in optional:

@@ -19,7 +19,7 @@ _READS = frozenset(
         *("layers_block_type", "layer_types", "hybrid_override_pattern", "layer_norm_epsilon", "mlp_hidden_act"),
         *("mlp_bias", "use_bias", "use_conv_bias", "mamba_hidden_act", "mamba_num_heads", "mamba_head_dim", "n_groups"),
         *("ssm_state_size", "conv_kernel", "expand", "chunk_size", "time_step_min", "time_step_limit", "no_rope"),
-        *("mamba_proj_bias", "mamba_ssm_cache_dtype"),
+        *("mamba_proj_bias", "mamba_ssm_cache_dtype", "time_step_rank"),  # no code of this model's asks for them
         # What experts have, of which a model without has none.
         *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size"),
         *("moe_shared_expert_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
