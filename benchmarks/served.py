@@ -46,7 +46,10 @@ def main(arguments: Namespace) -> int:
         for _ in range(arguments.rounds):
             rounds.append(_round(arguments, file))
             print(f"bench: {rounds[-1]}", file=sys.stderr, flush=True)
-    command = ["python", "-m", "benchmarks", "served", *without_places(arguments.settings)]
+    given = {name: str(getattr(arguments, name)) for name in ("requests", "clients", "tokens", "rounds")}
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    options += ["--logprobs"] if arguments.logprobs else []
+    command = ["python", "-m", "benchmarks", "served", *without_places(arguments.settings), *options]
     _write(arguments, rounds, environment(command))
     print("\n".join(_table(rounds)))
     return int(any(taken["other_answers"] for taken in rounds))
@@ -136,9 +139,11 @@ def _write(arguments: Namespace, rounds: Sequence[Mapping[str, Any]], about: Map
     from evalengine.bench.environment import slug
 
     where = str(about["cpu"] if about["driver"] is None else about["gpu"])
+    loads = [f"{taken['load_before']:.1f}" for taken in rounds]
     method = (
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}. Engine and server by turns, median "
-        f"of {len(rounds)}; the clients are a process of the same machine, whose seconds of the processor are given."
+        f"of {len(rounds)}; the clients are a process of the same machine, whose seconds of the processor are given. "
+        f"Load of the machine, which has {os.cpu_count()} cores, before each round: {', '.join(loads)}."
     )
     content = {"environment": about, "rounds": list(rounds)}
     name = "served" if arguments.name is None else f"served-{slug(arguments.name)}"
