@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n\r\n"
+Threads = dict[str, tuple[int, int]]
 Answer = list[Any]  # text, token ids, logprobs or None, finish_reason
 
 
@@ -29,9 +31,9 @@ def offline(file: Path, answers: Path, words: Sequence[str]) -> None:
     bodies = read_lines(file)
     with LLM(config.model, **mode, engine=config.engine) as llm:
         params = [SamplingParams(body["max_tokens"], body["temperature"], seed=body["seed"]) for body in bodies]
-        begin, cpu = time.perf_counter(), time.process_time()
+        begin, cpu, before = time.perf_counter(), time.process_time(), thread_times(os.getpid())
         outputs = llm.generate([body["prompt"] for body in bodies], params)
-        _say(begin, cpu, largest_batch=llm.stats.largest_batch)
+        _say(begin, cpu, waited_s=waited_seconds(before, thread_times(os.getpid())))
     _write(answers, [[one.text, list(one.token_ids), one.logprobs.tolist(), one.finish_reason] for one in outputs])
 
 
@@ -77,6 +79,20 @@ def _answer(content: bytes) -> Answer:
     (choice,) = json.loads(content)["choices"]
     logprobs = choice["logprobs"] and choice["logprobs"]["token_logprobs"]
     return [choice["text"], choice["token_ids"], logprobs, choice["finish_reason"]]
+
+
+def thread_times(process_id: int) -> Threads:
+    """Thread -> nanoseconds in which it ran, and in which it waited for a core that others had. Linux."""
+    files = Path(f"/proc/{process_id}/task").glob("*/schedstat")
+    values = {file.parent.name: file.read_text(encoding="utf-8").split() for file in files}
+    return {thread: (int(ran), int(waited)) for thread, (ran, waited, _) in values.items()}
+
+
+def waited_seconds(before: Threads, after: Threads) -> float:
+    """How long the busiest thread, which is the engine's, has waited for a core since `before`."""
+    spent = [(ran - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
+             for thread, (ran, waited) in after.items()]  # fmt: skip
+    return max(spent)[1] / 1e9
 
 
 def read_lines(file: Path) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.served import other_answers
-from benchmarks.served_sides import Answer
+from benchmarks.served_sides import Answer, waited_seconds
 from benchmarks.whole_run import timed, without_places
 from benchmarks.words import OWN
 from evalengine.errors import EvalEngineError
@@ -33,6 +33,12 @@ def test_a_server_is_timed_beside_its_engine(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("served-*.json")
     (taken,) = json.loads(file.read_text())["rounds"]
     assert taken["output_tokens"] == 28 and taken["other_answers"] == 0 and taken["ratio"] > 0
+
+
+def test_the_busiest_threads_waiting_counts() -> None:
+    before = {"1": (10, 7), "2": (0, 0)}
+    after = {"1": (10 + 10**9, 7 + 10**9), "2": (2 * 10**9, 3 * 10**9), "3": (5, 9 * 10**9)}
+    assert waited_seconds(before, after) == 3
 
 
 def test_answers_of_a_server_that_are_not_the_engines_are_counted() -> None:
