@@ -19,7 +19,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import LENGTH_LIMITED
-from evalengine.records.shapes import Sha256, Text, fits, with_fields, wrong
+from evalengine.records.shapes import Count, Sha256, Text, fits, with_fields, wrong
 from evalengine.report.read.lm_eval_folder import of_lm_eval
 from evalengine.report.read.run import Loaded
 from evalengine.util.plain_files import parse_json, read_json
@@ -28,8 +28,14 @@ SUFFIX = ".eval"
 HEADER, SAMPLES = "header.json", "samples/"
 AGAIN = "take the file from where it was copied"
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect_ai's `value_to_float`
-_SHAPE = with_fields({"eval": with_fields({"task": Text, "model": Text}), "samples": list[dict]})
-_SAMPLE = with_fields({"id": str | int, "epoch": int, "output": dict, "scores?": dict})
+_EVAL = with_fields({"task": Text, "model": Text, "packages?": dict, "dataset?": dict, "model_generate_config?": dict,
+                     "model_args?": dict})  # fmt: skip
+_SHAPE = with_fields({"eval": _EVAL, "samples": list[dict]})
+_SAMPLE = with_fields({"id": Text | Count, "epoch": Count, "output": dict, "scores?": dict, "metadata?": dict})
+# What a row has besides its metrics; a scorer of such a name is called `name (score)`.
+ROW = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash",
+       "prompt_hash", "target_hash", "doc_cluster", "thinking", "thinking_truncated", "outcomes",
+       LENGTH_LIMITED)  # fmt: skip
 LIMITS = ("max_tokens", "model_length")  # inspect_ai's reasons for the end of an answer that a limit cut
 MAX_BYTES = 1 << 32  # of all JSON in an `.eval` file
 
@@ -55,8 +61,8 @@ def load_inspect_log(path: Path) -> Loaded:
             f"{path}: its evaluation did not end ({str(log.get('status'))[:20]}); run `inspect eval-retry`"
         )
     task = log["eval"]["task"].replace("/", "_")
-    packages = log["eval"].get("packages")  # inspect_ai itself does not name this one
-    rows = _rows(path, log["samples"], isinstance(packages, dict) and "evalengine" in packages)
+    ours = "evalengine" in (log["eval"].get("packages") or {})  # which inspect_ai itself does not name
+    rows = _rows(path, log["samples"], ours)
     results = _results(task, log["eval"], rows)
     samples = {task: rows}
     return Loaded(of_lm_eval(path, results, samples), results, samples)
@@ -104,8 +110,7 @@ def _of_document(number: int, epochs: Sequence[Mapping[str, Any]], ours: bool) -
     doc = {name: first[name] for name in ("id", "input", "choices", "target") if first.get(name) is not None}
     prompt, target = _json(first.get("input")), _json(first.get("target"))
     hashes = {"doc_hash": _sha256(_json(doc)), "prompt_hash": _sha256(prompt), "target_hash": _sha256(target)}
-    told = first.get("metadata") if ours else None
-    if isinstance(told, dict):
+    if ours and (told := first.get("metadata")):
         hashes = {name: told[name] if fits(told.get(name), Sha256) else value for name, value in hashes.items()}
     values: dict[str, list[float]] = {}
     for sample in epochs:
@@ -116,7 +121,7 @@ def _of_document(number: int, epochs: Sequence[Mapping[str, Any]], ours: bool) -
     for scorer in [name for name, own in values.items() if len(own) == len(epochs)]:
         found = re.fullmatch(r"(.+) \((.+)\)", scorer) if ours else None
         metric, of = found.groups() if found else (scorer, "none")
-        filters.setdefault(of, {})[metric] = scorer
+        filters.setdefault(of, {})[f"{metric} (score)" if metric in ROW else metric] = scorer
     for of, scorers in (filters or {"none": {}}).items():
         yield {
             "doc_id": number,
@@ -128,7 +133,7 @@ def _of_document(number: int, epochs: Sequence[Mapping[str, Any]], ours: bool) -
             "filter": of,
             "metrics": list(scorers),
             **hashes,
-            LENGTH_LIMITED: sum(_stop_reason(sample) in LIMITS for sample in epochs),
+            LENGTH_LIMITED: sum(_choice(sample).get("stop_reason") in LIMITS for sample in epochs),
             **{metric: math.fsum(values[scorer]) / len(epochs) for metric, scorer in scorers.items()},
         }
 
@@ -175,17 +180,17 @@ def _named(spec: Mapping[str, Any]) -> str | None:
 
 def _completion(sample: Mapping[str, Any]) -> str:
     """The text of the model's answer, without what it thought."""
-    choices = sample["output"].get("choices")
-    message = choices[0].get("message") if isinstance(choices, list) and choices else None
+    message = _choice(sample).get("message")
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict) and part.get("text"))
     return content if isinstance(content, str) else ""
 
 
-def _stop_reason(sample: Mapping[str, Any]) -> Any:
+def _choice(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first of the model's answers."""
     choices = sample["output"].get("choices")
-    return choices[0].get("stop_reason") if isinstance(choices, list) and choices else None
+    return choices[0] if fits(choices, list[dict]) and choices else {}
 
 
 def _answer(sample: Mapping[str, Any], scorers: Sequence[str]) -> str:
