@@ -34,16 +34,16 @@ _launches: dict[tuple, Replay] = {}
 
 
 @triton.jit
-def _codes(pointer, row, first, K, stride, HALVES: tl.constexpr, BLOCK_K: tl.constexpr):
+def _codes(pointer, row, first, K, stride, HALVES: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
     """int32 [rows, BLOCK_K]: the numbers' codes from column `first` on, 0 past the end."""
-    if HALVES:
-        place = first // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
-        pairs = tl.load(pointer + row[:, None] * stride + place, mask=place < K // 2, other=0).to(tl.int32)
-        codes = tl.interleave(pairs & 15, pairs >> 4)
+    width: tl.constexpr = BLOCK_K // 2 if HALVES else BLOCK_K
+    place = (first // 2 if HALVES else first) + tl.arange(0, width)[None, :]
+    pointers = pointer + row[:, None] * stride + place
+    if EVEN_K:
+        stored = tl.load(pointers).to(tl.int32)
     else:
-        place = first + tl.arange(0, BLOCK_K)[None, :]
-        codes = tl.load(pointer + row[:, None] * stride + place, mask=place < K, other=0).to(tl.int32)
-    return codes
+        stored = tl.load(pointers, mask=place < (K // 2 if HALVES else K), other=0).to(tl.int32)
+    return tl.interleave(stored & 15, stored >> 4) if HALVES else stored
 
 
 @triton.jit
@@ -64,10 +64,10 @@ def _of_groups(pointer, row, first, K, stride, GROUP: tl.constexpr, BLOCK_N: tl.
 @triton.jit
 def _unpacked(
     codes_ptr, scales_ptr, zeros_ptr, row, first, K, stride_codes, stride_scales,
-    KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """float32 [rows, BLOCK_K]: the numbers from column `first` on; past the end anything finite."""
-    codes = _codes(codes_ptr, row, first, K, stride_codes, KIND == "e2m1" or KIND == "int4", BLOCK_K)
+    codes = _codes(codes_ptr, row, first, K, stride_codes, KIND == "e2m1" or KIND == "int4", BLOCK_K, EVEN_K)
     if KIND == "e2m1":  # an exponent of 0: halves; else 1 or 1.5 times a power of two
         exponent, mantissa = (codes >> 1) & 3, codes & 1
         doubled = tl.where(exponent == 0, mantissa, (2 + mantissa) << tl.maximum(exponent - 1, 0))
@@ -118,7 +118,7 @@ def _packed_kernel(
             left = K - step * BLOCK_K
             x = load(x_pointers, inside[None, :], k[:, None] < left, True, EVEN_K)
             w = _unpacked(codes_ptr, scales_ptr, zeros_ptr, row, step * BLOCK_K, K, stride_codes, stride_scales,
-                          KIND, GROUP, BLOCK_N, BLOCK_K)  # fmt: skip
+                          KIND, GROUP, BLOCK_N, BLOCK_K, EVEN_K)  # fmt: skip
             acc = multiply_add(x, w.to(x_ptr.dtype.element_ty), acc, True)
             x_pointers += BLOCK_K
         if bias_ptr is not None:
@@ -132,7 +132,7 @@ def _packed_kernel(
 @triton.jit
 def _unpack_kernel(
     codes_ptr, scales_ptr, zeros_ptr, out_ptr, ROWS, K, stride_codes, stride_scales,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     after_previous_kernel()
     parts = tl.cdiv(K, BLOCK_K)
@@ -140,7 +140,7 @@ def _unpack_kernel(
     first = tl.program_id(0) % parts * BLOCK_K
     row = tl.where(own < ROWS, own, 0)
     numbers = _unpacked(codes_ptr, scales_ptr, zeros_ptr, row, first, K, stride_codes, stride_scales,
-                        KIND, GROUP, BLOCK_N, BLOCK_K)  # fmt: skip
+                        KIND, GROUP, BLOCK_N, BLOCK_K, EVEN_K)  # fmt: skip
     column = first + tl.arange(0, BLOCK_K)[None, :]
     mask = (own < ROWS)[:, None] & (column < K)
     tl.store(out_ptr + row[:, None] * K + column, numbers.to(out_ptr.dtype.element_ty), mask=mask)
@@ -157,7 +157,7 @@ def unpack(weight: PackedRows, out: Tensor) -> Tensor:
     assert out.is_contiguous() and out.shape == weight.shape and all(x.is_contiguous() for x in weight.tensors)
     rows = out.numel() // k
     args = (weight.codes, weight.scales, weight.zeros, out, rows, k, weight.codes.shape[-1], weight.scales.shape[-1])
-    constants = (UNPACK_ROWS, UNPACK_COLUMNS, weight.form.kind, weight.form.group)
+    constants = (UNPACK_ROWS, UNPACK_COLUMNS, k % UNPACK_COLUMNS == 0, weight.form.kind, weight.form.group)
     grid = (-(-rows // UNPACK_ROWS) * -(-k // UNPACK_COLUMNS), 1, 1)
     launched = launch(_unpack_kernel, grid, args, constants, 4, num_stages=1)
     if launched:
@@ -219,8 +219,11 @@ def fused(
 
 
 def choose(rows: int, n: int) -> MatmulSchedule:
-    """The schedule for so many rows, up to FEW, or for tiles of so many."""
+    """The schedule for so many rows, up to FEW, or for tiles of so many: by what ptxas says of registers and of loads
+    in flight, not by a measurement."""
     block_m = min(128, max(16, triton.next_power_of_2(rows)))
+    if block_m == 16:  # narrow and deep: codes are few bytes, of which enough must be on their way
+        return MatmulSchedule(POINTER, 16, 32, 256, num_warps=4, num_stages=5, swap=True)
     warps = 4 if block_m <= 64 else 8
     return MatmulSchedule(POINTER, block_m, 32 if n <= 4096 else 64, 128, num_warps=warps, num_stages=3, swap=True)
 

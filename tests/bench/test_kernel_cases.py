@@ -176,7 +176,7 @@ def test_packed_measures_every_form_and_checks_its_bytes(monkeypatch: pytest.Mon
     sizes = packed_matmul.PackedShapes(((24, 128),), ((5, 2, 16, 64),), (3,), torch.float16)
     timer, _ = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)
     real = packed_matmul.packed_matmul.fused
-    dense = MatmulSchedule("pointer", 16, 32, 128, swap=True)
+    dense = MatmulSchedule("pointer", 16, 32, 256, swap=True)
     for module in (matmul, packed_matmul.expert_matmul):
         monkeypatch.setattr(module, "choose", lambda *_: dense)
     lines = list(packed_matmul.measure(timer, DEVICE, sizes))

@@ -101,7 +101,7 @@ def packed() -> Iterator[dict[str, Any]]:
     for form in FORMS:
         KINDS.update(codes_ptr="*u8", scales_ptr=f"*{names[form.scale]}", zeros_ptr="*i16")
         whole = {"KIND": form.kind, "GROUP": form.group, **({} if form.zeros else {"zeros_ptr": None})}
-        tile = {"BLOCK_N": 16, "BLOCK_K": 256}
+        tile = {"BLOCK_N": 16, "BLOCK_K": 256, "EVEN_K": True}
         yield _counted(packed_matmul._unpack_kernel, "bf16", {**tile, **whole})
         for rows in (16, 128):
             s = packed_matmul.choose(rows, 6144)
