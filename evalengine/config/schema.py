@@ -176,7 +176,9 @@ class JudgeConfig:
     labels: str | None = None  # the column of given labels, with which the verdicts are compared
     labelled: str | None = None  # the column of the texts that were given them; null: the run's own answers
     apply_chat_template: bool | None = None  # null: as the run's
+    chat_template_args: kinds.ChatVariables | None = None
     system_instruction: str | None = None
+    think_end_token: kinds.TokenOrText | None = None  # as `model.think_end_token`, of the judge
     max_model_len: kinds.Size | None = None  # tokens; null: the judge's own limit
 
 

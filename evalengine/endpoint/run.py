@@ -50,7 +50,7 @@ def run(config: Config) -> Path:
     """
     started, begin = time.time(), time.perf_counter()
     asked = endpoint_plan(config)
-    judge = find_judge(config, None)
+    judge = find_judge(config, asked.plan, None)
     identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
     name = f"{selection(config)}-{config.model.name}"
     run_id = content_sha256(identity)[:8]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.cluster.settings import uses_ray
-from evalengine.config.check import address_problems
+from evalengine.config.check import address_problems, run_problems
 from evalengine.config.implied import name_of_path
 from evalengine.config.schema import (
     CacheConfig,
@@ -26,14 +26,18 @@ from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
 from evalengine.records.evidence import open_run
-from evalengine.records.lm_eval_file import parse_sample
+from evalengine.records.folder import DIGEST
+from evalengine.records.lm_eval_file import parse_sample, results_files
 from evalengine.tasks.base import Task
 from evalengine.tasks.judge import ALIKE, CLS, PAIRED, SINGLE, judge_problems, prompt_names, read_scale
 from evalengine.tasks.templates import ENVIRONMENT, Field
 
 SELF = "self"  # as judge.model: the run's own model
 SPLIT = "judged"
-OF_THE_RUN = ("model", "revision", "api", "apply_chat_template", "system_instruction", "max_model_len")
+OF_THE_RUN = (
+    *("model", "revision", "api", "think_end_token", "max_model_len"),
+    *("apply_chat_template", "chat_template_args", "system_instruction"),
+)
 MADE_UP = "An answer."
 SHOWN = 5  # problems of one kind that are listed
 
@@ -60,7 +64,8 @@ def judge_config(config: Config) -> Config:
         for name, one in own.items()
     }
     chat = config.apply_chat_template if judge.apply_chat_template is None else judge.apply_chat_template
-    longest = config.engine.max_model_len if judge.model == SELF else None
+    own_model = judge.model == SELF
+    longest = config.engine.max_model_len if own_model else None
     return replace(
         config,
         task=TaskConfig(),
@@ -70,8 +75,8 @@ def judge_config(config: Config) -> Config:
         engine=replace(config.engine, max_model_len=judge.max_model_len or longest),
         limit=None,
         apply_chat_template=chat,
-        chat_template_args=config.chat_template_args if judge.model == SELF and chat else None,
-        enable_thinking=config.enable_thinking if judge.model == SELF and chat else None,
+        chat_template_args=judge.chat_template_args or (config.chat_template_args if own_model and chat else None),
+        enable_thinking=config.enable_thinking if own_model and chat else None,
         system_instruction=judge.system_instruction,
         logprobs=None,
         long_prompts="error",  # one that lost its beginning would be judged by half of the instructions
@@ -90,11 +95,12 @@ def judge_model(config: Config, judge: JudgeConfig) -> ModelConfig:
     """The judge's model. Raises ConfigError for a name that means two of them."""
     assert judge.model is not None, "`judging_problems` refuses a judge without one"
     if judge.api is not None:
-        return ModelConfig(name=judge.model, api=judge.api)
+        return ModelConfig(name=judge.model, api=judge.api, think_end_token=judge.think_end_token)
     if judge.model == SELF:
         return config.model
     model = ModelConfig(**(shipped_model(judge.model) or {"name": name_of_path(judge.model), "path": judge.model}))
-    return model if judge.revision is None else replace(model, revision=judge.revision)
+    own: dict[str, Any] = {"revision": judge.revision, "think_end_token": judge.think_end_token}
+    return replace(model, **{name: value for name, value in own.items() if value is not None})
 
 
 def judging_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
@@ -141,6 +147,8 @@ def _model_problems(config: Config) -> Iterator[str]:
         yield f"judge.model={judge.model}: has no tokenizer"
     elif asked.apply_chat_template and not checkpoint.tokenizer.chat_template:
         yield f"judge.model={judge.model}: has no chat template; set judge.apply_chat_template=false"
+    of_templates = "chat_template_args", "enable_thinking"
+    yield from (f"judge.{problem}" for problem in run_problems(asked) if problem.startswith(of_templates))
     if judge.system_instruction is not None and not asked.apply_chat_template:
         yield "judge.system_instruction: is told by a chat template; set judge.apply_chat_template=true"
     if judge.model != SELF or asked.engine != config.engine:  # else the run says it of its own engine
@@ -204,7 +212,7 @@ def references_of(task: Task, judge: JudgeConfig, limit: int | None) -> list[str
     folder = Path(judge.against)
     if not folder.is_dir():
         raise ConfigError(f"neither a column ({', '.join(docs[0])}) nor the folder of a run")
-    open_run(folder, page=False)
+    digest_of(folder)
     rows = sample_rows(folder, task.name)
     texts = []
     for number, doc in enumerate(docs):
@@ -213,6 +221,13 @@ def references_of(task: Task, judge: JudgeConfig, limit: int | None) -> list[str
             raise ConfigError(f"that run has not answered document {number} of {task.name}, or another document there")
         texts.append(row["resps"][0][0])
     return texts
+
+
+def digest_of(folder: Path) -> str | None:
+    """The digest of a run, whose files are checked; None for one through an endpoint, which has none. Raises
+    ConfigError."""
+    through_endpoint = results_files(folder) and not (folder / DIGEST).exists()
+    return None if through_endpoint else open_run(folder, page=False).digest
 
 
 def sample_rows(folder: Path, task: str) -> dict[int, dict[str, Any]]:

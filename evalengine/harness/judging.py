@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from evalengine.config.schema import Config, JudgeConfig, to_yaml
@@ -18,15 +19,18 @@ from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.journal import JournalEntry
-from evalengine.harness.judge_run import judge_config, judged, references_of, sample_rows
-from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
+from evalengine.harness.plan import Plan, TaskPlan, build_plan, prepare
+from evalengine.harness.rehearsal import MADE_UP
 from evalengine.plain_text import warn
-from evalengine.records.evidence import CONFIG, open_run
+from evalengine.records.evidence import CONFIG, file_sha256
 from evalengine.records.folder import IDENTITY, write_text_file
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.schema import RecordKey
+from evalengine.tasks.base import named_errors
 from evalengine.tasks.judge import read_scale
 
+REHEARSED = 50  # documents that are planned with made-up answers before the first is answered
 FOLDER = "judge"  # within the folder of the run whose answers are judged
 Ask = Callable[[Config], Path]  # makes a judge's run; returns its folder
 
@@ -63,7 +67,7 @@ class Judge:
         """
         place = folder / FOLDER
         config = replace(self.config, output_dir=str(place), data_dir=str(place))
-        rows = {item.task.name: self._rows(item, answers) for item in plan.tasks if item.task.name in self.asked}
+        rows = self._rows(plan, lambda key: answers[key].text)
         changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", own)]
         found = None if changed else _finished(place, config)
         if found is None:
@@ -71,14 +75,29 @@ class Judge:
                 count = sum(len(row["responses"]) for own in rows.values() for row in own)
                 warn(f"{config.model.name} judges {count:,} answers", "")
             found = ask(config)
-        digest = open_run(found, page=False).digest if config.model.api is None else None  # an endpoint proves nothing
+        digest = digest_of(found)
         judgements = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
         facts = {name: _facts(self.asked[name], rows[name], judgements[name]) for name in rows}
         run = {"run": f"{FOLDER}/{found.name}", "digest": digest, "model": config.model.name, "api": config.model.api}
         return judgements, {**run, "tasks": facts}
 
-    def _rows(self, plan: TaskPlan, answers: Mapping[RecordKey, JournalEntry]) -> list[dict[str, Any]]:
-        """A row for each document, in order."""
+    def rehearse(self, plan: Plan, engine: Answering) -> None:
+        """Raises ConfigError for what the judge could not be asked: a conversation that its chat template refuses, say.
+
+        The first documents are planned with made-up answers. engine: the judge's, which needs no weights yet.
+        """
+        with TemporaryDirectory() as place, named_errors("judge"):
+            for name, rows in self._rows(plan, lambda key: MADE_UP).items():
+                _write(Path(place) / f"{name}.jsonl", rows[:REHEARSED])
+            config = replace(self.config, data_dir=place)
+            build_plan(config, prepare(config, engine.checkpoint)[1], engine)
+
+    def _rows(self, plan: Plan, text_of: Callable[[RecordKey], str]) -> dict[str, list[dict[str, Any]]]:
+        """Task -> a row for each document, in order."""
+        judged_tasks = [item for item in plan.tasks if item.task.name in self.asked]
+        return {item.task.name: self._rows_of(item, text_of) for item in judged_tasks}
+
+    def _rows_of(self, plan: TaskPlan, text_of: Callable[[RecordKey], str]) -> list[dict[str, Any]]:
         task, judge = plan.task, self.asked[plan.task.name]
         references, rows = references_of(task, judge, self.limit), []
         for number, instances in enumerate(plan.instances):
@@ -88,7 +107,7 @@ class Judge:
             rows.append({
                 "doc": doc,
                 "target": str(task.target(doc)),
-                "responses": [answers[key].text for key in keys],
+                "responses": [text_of(key) for key in keys],
                 "reference": references[number],
                 "label": None if label is None else str(label),
                 "labelled": doc.get(judge.labelled) if judge.labelled and label is not None else None,
@@ -96,30 +115,33 @@ class Judge:
         return rows
 
 
-def find_judge(config: Config, llm: Answering | None) -> Judge | None:
+def find_judge(config: Config, plan: Plan, llm: Answering | None) -> Judge | None:
     """The judge of a run, if it has one; `judge_run.judging_problems` found nothing wrong with it. Hashes its weights.
 
-    llm: the run's engine; None where an endpoint answers.
+    llm: the run's engine; None where an endpoint answers. Raises ConfigError as `Judge.rehearse`.
     """
     asked = judged(config)
     if not asked:
         return None
     own = judge_config(config)
     shares = llm is not None and own.model == config.model and own.engine == config.engine
-    if own.model.api is not None:
-        model = {"api": own.model.api, "model": own.model.name}
-    elif llm is not None and shares:
-        model = engine_identity(own, llm)
-    else:
+    engine = llm if shares else None
+    if engine is None and own.model.api is None:
         mode: Any = {"batch_invariant": own.batch_invariant, "numerics": own.numerics}
-        model = engine_identity(own, DeferredLLM(resolve_checkpoint(own.model), **mode, engine=own.engine))
+        engine = DeferredLLM(resolve_checkpoint(own.model), **mode, engine=own.engine)
     runs = {name: Path(one.against) for name, one in asked.items() if one.against and Path(one.against).is_dir()}
     identity = {
-        **model,
+        **({"api": own.model.api, "model": own.model.name} if engine is None else engine_identity(own, engine)),
         **{name: getattr(own, name) for name in ("apply_chat_template", "system_instruction")},
-        **({"against": {name: open_run(folder, page=False).digest for name, folder in runs.items()}} if runs else {}),
     }
-    return Judge(own, asked, config.limit, shares, identity)
+    if runs:
+        identity["against"] = {
+            name: digest_of(run) or file_sha256(results_files(run)[-1]) for name, run in runs.items()
+        }
+    judge = Judge(own, asked, config.limit, shares, identity)
+    if engine is not None:
+        judge.rehearse(plan, engine)
+    return judge
 
 
 def _write(file: Path, rows: list[dict[str, Any]]) -> bool:

@@ -129,7 +129,7 @@ def run(
         llm = opened.enter_context(answering(config, checkpoint, llm))
         before = replace(llm.stats)
         plan = plan_and_load(config, tasks, llm)
-        judge = find_judge(config, llm)
+        judge = find_judge(config, plan, llm)
         facts = run_facts(config, plan, llm, None if judge is None else judge.identity)
         plan, resume, whole = continued(config, plan, facts.identity, llm)
         cached = opened.enter_context(open_answer_cache(config, plan, llm, facts.identity))

@@ -17,7 +17,7 @@ from evalengine.harness import runner
 from evalengine.harness.journal import Journal, JournalEntry
 from evalengine.report.html.samples import Truncator, _texts
 from evalengine.report.read.load import load_run_data
-from tests.e2e.command import Run, call, finish, runs, start
+from tests.e2e.command import Run, call, finish, runs, start, with_more_template
 
 ROWS = 8
 JUDGE = {
@@ -302,6 +302,28 @@ def test_everything_that_is_wrong_with_a_judge_is_listed_before_anything_runs(tm
 def test_a_wrong_setting_is_named(task: str, setting: str, said: str, tmp_path: Path) -> None:
     done = call(*words(task, tmp_path, setting))
     assert done.code == 2 and said in done.err, done.err
+
+
+def test_a_conversation_that_the_judges_template_refuses_is_told_before_the_first_answer(tmp_path: Path) -> None:
+    strict = with_more_template(tmp_path / "strict", "{{ raise_exception('no graders here') }}")
+    file = write_task(tmp_path, {**JUDGE, "model": str(strict), "apply_chat_template": True})
+    done = call(*words(file, tmp_path / "out"))
+    assert done.code == 2 and "judge: " in done.err and "no graders here" in done.err, done.err
+    assert not (tmp_path / "out").exists()
+    args = {"apply_chat_template": True, "chat_template_args": {"effort": "high"}}
+    done = call(*words(write_task(tmp_path, {**JUDGE, **args}), tmp_path / "out"))
+    assert "chat_template_args.effort" in done.err and "does not read it" in done.err, done.err
+    done = call(*words(write_task(tmp_path, {**JUDGE, "chat_template_args": {"effort": 1}}), tmp_path / "out"))
+    assert "judge.chat_template_args: the prompts are written without a chat template" in done.err, done.err
+
+
+def test_every_sample_of_a_document_is_judged(tmp_path: Path) -> None:
+    sampled = {"until": ["\n"], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0}
+    run = judged(write_task(tmp_path, generation_kwargs=sampled, repeats=2), tmp_path / "out")
+    rows = [row for row in run.samples("seats") if row["filter"] == "judge"]
+    assert all(row["score"] == sum(map(int, row["filtered_resps"])) / 2 for row in rows)
+    assert run.manifest["judge"]["tasks"]["seats"]["verdicts"] == 2 * ROWS == len(of_judge(run).records) / 3
+    assert "pass@2,none" in run.results["seats"]
 
 
 def test_a_task_that_writes_nothing_has_no_judge(tmp_path: Path) -> None:

@@ -84,3 +84,20 @@ def test_what_an_endpoint_cannot_judge_is_said_before_anything_is_asked(tmp_path
     done = call(*task, *own, "judge.model=x", "judge.api=nowhere", f"output_dir={tmp_path}/out")
     assert "judge.extract: is not set, and an endpoint (api) only writes" in done.err, done.err
     assert "judge.api=nowhere: must be an address" in done.err and not (tmp_path / "out").exists()
+
+
+def test_our_answers_are_judged_against_an_endpoints(tmp_path: Path, task: list[str]) -> None:
+    with serving(Fake().app) as url:
+        assert call(*task, f"model.api={url}/v1", "model.name=theirs", f"output_dir={tmp_path}/theirs").code == 0
+    pair = ["judge.model=self", "judge.scale=pairs", f"judge.against={only(tmp_path / 'theirs').folder}",
+            "judge.template='{{question}} A {{response_a}} B {{response_b}} Better:'"]  # fmt: skip
+    done = call(*task, *pair, f"output_dir={tmp_path}/ours")
+    assert done.code == 0, done.err
+    rows = [row for row in only(tmp_path / "ours").samples("sums") if row["filter"] == "judge"]
+    assert len(rows) == COUNT
+    for row in rows:
+        answer = row["doc"]["answer"]  # the endpoint's are right
+        assert row["judge"]["prompts"][0] == f"{row['doc']['question']} A {row['resps'][0][0]} B {answer} Better:"
+    (tmp_path / "rows.jsonl").write_text((tmp_path / "rows.jsonl").read_text().replace("What is 1", "What is one"))
+    done = call(*task, *pair, f"output_dir={tmp_path}/other")
+    assert done.code == 2 and "has not answered document 1 of sums, or another document there" in done.err, done.err
