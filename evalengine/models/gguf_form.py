@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class GGUFFields(Protocol):
+class FieldReader(Protocol):
     """Metadata by type: a value of another type is an error that names its key."""
 
     def integer(self, key: str, default: Any) -> Any: ...
@@ -26,7 +26,7 @@ class Metadata:
     the numbers are refused."""
 
     def __init__(
-        self, fields: GGUFFields, tensors: Iterable[str], factors: Callable[[str], list[float] | None]
+        self, fields: FieldReader, tensors: Iterable[str], factors: Callable[[str], list[float] | None]
     ) -> None:
         """tensors: all names; factors: a tensor's numbers by its name, None if there is none."""
         self._fields, self._tensors, self.factors = fields, frozenset(tensors), factors
