@@ -41,7 +41,7 @@ def describe(
     family: Family,
     config: Any,
     *,
-    biases: tuple[bool, bool] = (False, False),
+    biases: tuple[bool, bool] | None = None,
     qk_norm: bool = False,
     rope: RopeSpec | None = None,
     eps: str = "rms_norm_eps",
@@ -51,10 +51,12 @@ def describe(
 ) -> ModelSpec:
     """The spec of a transformers configuration.
 
-    biases: whether (q, k and v; the output projection) have them. rope: of all layers; None: the configuration's. eps:
+    biases: whether (q, k and v; the output projection) have them; None: all of them
+    where the configuration has an `attention_bias`. rope: of all layers; None: the configuration's. eps:
     what the configuration calls it. intermediate_size: None: the configuration's. more: further fields of `ModelSpec`.
     """
     heads = config.num_attention_heads
+    of_qkv, of_output = biases or (config.attention_bias, config.attention_bias)
     return ModelSpec(
         architecture=family.architecture,
         vocab_size=config.vocab_size,
@@ -68,8 +70,8 @@ def describe(
         rope=rope_of(config) if rope is None else rope,
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=config.tie_word_embeddings,
-        attention_bias=biases[0],
-        attention_output_bias=biases[1],
+        attention_bias=of_qkv,
+        attention_output_bias=of_output,
         qk_norm=qk_norm,
         dtype=getattr(config, "dtype", None) or torch.float32,
         bos_token_id=config.bos_token_id,

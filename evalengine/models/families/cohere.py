@@ -1,12 +1,14 @@
-"""Cohere's Command R7B: attention and feed-forward take the same layer norm's output and are added together.
+"""Cohere's Command R and R7B: attention and feed-forward take the same layer norm's output and are added together.
 
-Layers that see a window turn pairs side by side; the others have no positions.
+Layers turn pairs side by side; of R7B only those that see a window do, the others have no positions. Command R+, which
+norms each head of q and k by weights of its own, is refused.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from evalengine.errors import ConfigError
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, rope_of, window
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
@@ -14,26 +16,26 @@ from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
 
+_EPS = "layer_norm_eps"
 
-def _spec(family: Family, config: Any) -> ModelSpec:
+
+def _spec(family: Family, config: Any, blocks: tuple[Block, ...]) -> ModelSpec:
+    rope, norm = rope_of(config, interleaved=True, wide=True), Norm(eps=0.0, kind="layer", cast_first=False)
+    return describe(family, config, rope=rope, eps=_EPS, blocks=blocks, norm=norm, logits_scale=config.logit_scale)
+
+
+def _command_r(family: Family, config: Any) -> ModelSpec:
+    if config.use_qk_norm:
+        raise ConfigError("use_qk_norm=true: norms with a weight for each head are not supported")
+    return _spec(family, config, (Block(parallel="one norm"),))
+
+
+def _r7b(family: Family, config: Any) -> ModelSpec:
     def block(kind: str) -> Block:
         slides = kind == "sliding_attention"
-        return Block(
-            rope=None if slides else NO_ROPE,
-            window=window(config) if slides else None,
-            parallel="one norm",
-        )
+        return Block(rope=None if slides else NO_ROPE, window=window(config) if slides else None, parallel="one norm")
 
-    return describe(
-        family,
-        config,
-        biases=(config.attention_bias, config.attention_bias),
-        rope=rope_of(config, interleaved=True, wide=True),
-        eps="layer_norm_eps",
-        blocks=by_layer(config, block),
-        norm=Norm(eps=0.0, kind="layer", cast_first=False),
-        logits_scale=config.logit_scale,
-    )
+    return _spec(family, config, by_layer(config, block))
 
 
 def _gguf(metadata: Metadata, config: Config) -> None:
@@ -41,10 +43,17 @@ def _gguf(metadata: Metadata, config: Config) -> None:
     add_windows(metadata, config, period=4)
 
 
+COMMAND_R = Family(
+    "CohereForCausalLM",
+    "cohere",
+    _command_r,
+    frozenset({_EPS, "logit_scale", "use_qk_norm"}),
+    gguf=GGUFForm("command-r", named(logit_scale="logit_scale"), eps=_EPS),
+)
 COHERE2 = Family(
     "Cohere2ForCausalLM",
     "cohere2",
-    _spec,
-    WINDOW | {"layer_norm_eps", "logit_scale"},
-    gguf=GGUFForm("cohere2", _gguf, eps="layer_norm_eps"),
+    _r7b,
+    WINDOW | {_EPS, "logit_scale"},
+    gguf=GGUFForm("cohere2", _gguf, eps=_EPS),
 )

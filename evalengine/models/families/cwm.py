@@ -10,7 +10,7 @@ from evalengine.models.spec import Block, ModelSpec
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    return describe(family, config, blocks=windows(config, Block(mlp_bias=config.mlp_bias)))
+    return describe(family, config, biases=(False, False), blocks=windows(config, Block(mlp_bias=config.mlp_bias)))
 
 
 CWM = Family("CwmForCausalLM", "cwm", _spec, WINDOW | {"mlp_bias"})

@@ -85,8 +85,7 @@ def _spec(
 ) -> ModelSpec:
     turned = config.qk_rope_head_dim
     rope = rope_of(config, rotary_dim=turned, at_end=True, interleaved=interleaved, wide=wide)
-    biases = (config.attention_bias, config.attention_bias)
-    spec = describe(family, config, biases=biases, rope=rope, blocks=blocks)
+    spec = describe(family, config, rope=rope, blocks=blocks)
     return replace(spec, head_dim=config.qk_nope_head_dim + turned, num_kv_heads=spec.num_heads)
 
 

@@ -25,7 +25,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
             norm_after=True,
         )
 
-    return describe(family, config, qk_norm=True, blocks=by_layer(config, block))
+    return describe(family, config, biases=(False, False), qk_norm=True, blocks=by_layer(config, block))
 
 
 EXAONE4 = Family(

@@ -49,7 +49,6 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         blocks=(block,),
         embedding_scale=config.embedding_multiplier,
         embedding_scale_rounded=False,

@@ -1,7 +1,9 @@
-"""Gemma 2 and 3: norms around both branches whose weights are kept less one, and an embedding times sqrt(hidden size).
+"""Gemma: norm weights kept less one, an embedding times sqrt(hidden size), and a GELU.
 
-Gemma 2 caps its scores and its logits; Gemma 3 norms each head's query and key instead, and its layers that see a
-window have a RoPE of their own. Checkpoints of 4B and more have a part for images, whose tensors no text needs.
+Of Gemma 1 and CodeGemma transformers takes the tanh's approximation of a GELU, whatever name the file has for it.
+Gemma 2 and 3 have norms around both branches. Gemma 2 caps its scores and its logits; Gemma 3 norms each head's query
+and key instead, and its layers that see a window have a RoPE of their own. Checkpoints of 4B and more have a part for
+images, whose tensors no text needs.
 """
 
 from __future__ import annotations
@@ -17,11 +19,17 @@ from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import OF_TEXT_PART, WeightNames
 
 _READS = WINDOW | {"hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
+_NORM = Norm(eps=0.0, offset=1.0, cast_first=False)
 _PARTS = {
     "post_attention_layernorm": "attention_output_norm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp_output_norm",
 }
+
+
+def _gemma1(family: Family, config: Any) -> ModelSpec:
+    blocks = (Block(activation=activation_of(config)),)
+    return describe(family, config, blocks=blocks, norm=_NORM, embedding_scale=config.hidden_size**0.5)
 
 
 def _spec(family: Family, config: Any, *, qk_norm: bool) -> ModelSpec:
@@ -39,11 +47,10 @@ def _spec(family: Family, config: Any, *, qk_norm: bool) -> ModelSpec:
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         qk_norm=qk_norm,
         rope=blocks[0].rope,
         blocks=blocks,
-        norm=Norm(eps=0.0, offset=1.0, cast_first=False),
+        norm=_NORM,
         embedding_scale=config.hidden_size**0.5,
         logits_softcap=config.final_logit_softcapping,
     )
@@ -80,6 +87,13 @@ def _gguf3(metadata: Metadata, config: Config) -> None:
     add_windowed_rope(metadata, config, theta=10000.0)
 
 
+GEMMA = Family(
+    "GemmaForCausalLM",
+    "gemma",
+    _gemma1,
+    frozenset({"hidden_act", "hidden_activation"}),
+    gguf=GGUFForm("gemma", norms_plus_one=True),
+)
 GEMMA2 = Family(
     "Gemma2ForCausalLM",
     "gemma2",

@@ -1,7 +1,7 @@
-"""GLM-4, with norms around both branches, and GLM-4.5, with experts; both turn half of each head.
+"""GLM-4 9B of 2024; GLM-4, with norms around both branches; GLM-4.5, with experts. All turn half of each head.
 
-GLM-4's pairs stand side by side, and its gate and up in one tensor. GLM-4.5's first layers have no experts, its others
-a shared one, too; its checkpoints have a layer more, which guesses further tokens and is left out.
+The pairs of the first two stand side by side, and their gate and up in one tensor. GLM-4.5's first layers have no
+experts, its others a shared one, too; its checkpoints have a layer more, which guesses further tokens and is left out.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from evalengine.kernels.mixture_variant import Mixture
 from evalengine.models.describe import describe, first_dense, grouped_router, rope_of
 from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
-from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.spec import PLAIN, Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
 
 
-def _spec(family: Family, config: Any) -> ModelSpec:
+def _spec(family: Family, config: Any, block: Block = PLAIN[0]) -> ModelSpec:
     rope = rope_of(config, interleaved=True)
-    return describe(family, config, biases=(config.attention_bias, False), rope=rope, blocks=(Block(norm_after=True),))
+    return describe(family, config, biases=(config.attention_bias, False), rope=rope, blocks=(block,))
+
+
+def _glm4(family: Family, config: Any) -> ModelSpec:
+    return _spec(family, config, Block(norm_after=True))
 
 
 def _moe(family: Family, config: Any) -> ModelSpec:
@@ -29,10 +33,13 @@ def _moe(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, biases=biases, qk_norm=config.use_qk_norm, blocks=blocks)
 
 
+GLM = Family(
+    "GlmForCausalLM", "glm", _spec, frozenset({"partial_rotary_factor"}), WeightNames(gate_up="mlp.gate_up_proj")
+)
 GLM4 = Family(
     "Glm4ForCausalLM",
     "glm4",
-    _spec,
+    _glm4,
     frozenset({"partial_rotary_factor"}),
     WeightNames(
         parts={"post_self_attn_layernorm": "attention_output_norm", "post_mlp_layernorm": "mlp_output_norm"},

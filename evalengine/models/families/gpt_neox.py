@@ -17,8 +17,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     block = Block(activation=activation_of(config), gated=False, mlp_bias=True)
     if config.use_parallel_residual:
         block = replace(block, parallel="two norms")
-    biases = config.attention_bias, config.attention_bias
-    return describe(family, config, biases=biases, eps="layer_norm_eps", blocks=(block,), norm=LAYER_NORM)
+    return describe(family, config, eps="layer_norm_eps", blocks=(block,), norm=LAYER_NORM)
 
 
 GPT_NEOX = Family(

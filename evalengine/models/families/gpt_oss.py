@@ -30,13 +30,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
         seen = window(config) if kind == "sliding_attention" else None
         return Block(window=seen, sinks=True, activation="clamped_swiglu", mixture=mixture)
 
-    return describe(
-        family,
-        config,
-        biases=(config.attention_bias, config.attention_bias),
-        blocks=by_layer(config, block),
-        norm=Norm(eps=0.0, cast_first=False),
-    )
+    return describe(family, config, blocks=by_layer(config, block), norm=Norm(eps=0.0, cast_first=False))
 
 
 def _gguf(metadata: Metadata, config: Config) -> None:

@@ -17,15 +17,11 @@ _READS = frozenset({"embedding_multiplier", "logits_scaling", "residual_multipli
 
 def _spec(family: Family, config: Any, *, mlp_bias: bool = False, mixture: Mixture | None = None) -> ModelSpec:
     block = Block(
-        scale=config.attention_multiplier,
-        residual_scale=config.residual_multiplier,
-        mlp_bias=mlp_bias,
-        mixture=mixture,
+        scale=config.attention_multiplier, residual_scale=config.residual_multiplier, mlp_bias=mlp_bias, mixture=mixture
     )
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         blocks=(block,),
         embedding_scale=config.embedding_multiplier,
         logits_scale=1.0 / config.logits_scaling,

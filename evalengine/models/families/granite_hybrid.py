@@ -38,7 +38,6 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         rope=rope,
         blocks=by_layer(config, block, "linear_attention"),
         embedding_scale=config.embedding_multiplier,

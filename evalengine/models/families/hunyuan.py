@@ -24,8 +24,7 @@ def _rope(config: Any) -> RopeSpec:
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    biases = (config.attention_bias, config.attention_bias)
-    return describe(family, config, biases=biases, qk_norm=True, rope=_rope(config), blocks=(Block(qk_norm_last=True),))
+    return describe(family, config, qk_norm=True, rope=_rope(config), blocks=(Block(qk_norm_last=True),))
 
 
 HUNYUAN = Family(

@@ -27,7 +27,9 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     conv = Block(recurrence=ShortConv(config.hidden_size, config.conv_L_cache, config.conv_bias))
     blocks = by_layer(config, lambda kind: conv if kind == "conv" else Block(), "conv")
     width = _intermediate_size(config)
-    return describe(family, config, qk_norm=True, eps="norm_eps", blocks=blocks, intermediate_size=width)
+    return describe(
+        family, config, biases=(False, False), qk_norm=True, eps="norm_eps", blocks=blocks, intermediate_size=width
+    )
 
 
 def _intermediate_size(config: Any) -> int:
@@ -61,7 +63,7 @@ def _moe(family: Family, config: Any) -> ModelSpec:
     dense = config.num_dense_layers
     layers = range(config.num_hidden_layers)
     own = tuple(replace(blocks[i % len(blocks)], mixture=mixture if i >= dense else None) for i in layers)
-    return describe(family, config, qk_norm=True, eps="norm_eps", blocks=own)
+    return describe(family, config, biases=(False, False), qk_norm=True, eps="norm_eps", blocks=own)
 
 
 _NAMES = WeightNames(

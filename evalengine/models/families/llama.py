@@ -12,7 +12,7 @@ from evalengine.models.spec import ModelSpec
 
 def _spec(family: Family, config: Any) -> ModelSpec:
     """`attention_bias`, where set, covers q, k, v and the output projection."""
-    return describe(family, config, biases=(config.attention_bias, config.attention_bias))
+    return describe(family, config)
 
 
 LLAMA = Family("LlamaForCausalLM", "llama", _spec, gguf=GGUFForm("llama", permuted=True))

@@ -23,7 +23,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     experts, chosen = config.num_local_experts, config.num_experts_per_tok
     router = Router(experts, chosen, "sigmoid", choice_bias=True, normed=True, rounded=False)
     block = Block(qk_norm_of="vector", mixture=Mixture(router, config.intermediate_size))
-    return describe(family, config, qk_norm=True, blocks=(block,))
+    return describe(family, config, biases=(False, False), qk_norm=True, blocks=(block,))
 
 
 MINIMAX_M2 = Family(

@@ -19,7 +19,7 @@ from evalengine.models.weight_names import OF_TEXT_PART
 
 def _mistral(family: Family, config: Any) -> ModelSpec:
     block = Block() if config.sliding_window is None else Block(window=window(config))
-    return describe(family, config, blocks=(block,))
+    return describe(family, config, biases=(False, False), blocks=(block,))
 
 
 def _ministral3(family: Family, config: Any) -> ModelSpec:

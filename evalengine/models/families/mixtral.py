@@ -19,7 +19,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     router = Router(config.num_local_experts, config.num_experts_per_tok, normed=True, rounded=False)
     seen = None if config.sliding_window is None else window(config)
     block = Block(window=seen, mixture=Mixture(router, config.intermediate_size))
-    return describe(family, config, blocks=(block,))
+    return describe(family, config, biases=(False, False), blocks=(block,))
 
 
 MIXTRAL = Family(

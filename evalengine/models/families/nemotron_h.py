@@ -61,7 +61,6 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         rope=NO_ROPE,
         eps="layer_norm_epsilon",
         blocks=tuple(blocks[_KINDS[kind]] for kind in kinds),

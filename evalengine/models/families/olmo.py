@@ -22,8 +22,7 @@ _BLOCK = Block(norm_before=False, norm_after=True, qk_norm_of="vector")
 def _spec(family: Family, config: Any, blocks: tuple[Block, ...]) -> ModelSpec:
     rope = blocks[0].rope or rope_of(config, wide=True)
     norm = Norm(eps=0.0, cast_first=False)
-    biases = (config.attention_bias, config.attention_bias)
-    return describe(family, config, biases=biases, qk_norm=True, rope=rope, blocks=blocks, norm=norm)
+    return describe(family, config, qk_norm=True, rope=rope, blocks=blocks, norm=norm)
 
 
 def _olmo2(family: Family, config: Any) -> ModelSpec:

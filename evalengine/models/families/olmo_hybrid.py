@@ -36,7 +36,6 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         qk_norm=True,
         rope=rope_of(config, wide=True) if turned else NO_ROPE,
         blocks=by_layer(

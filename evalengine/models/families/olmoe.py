@@ -14,8 +14,7 @@ from evalengine.models.spec import Block, ModelSpec
 def _spec(family: Family, config: Any) -> ModelSpec:
     router = Router(config.num_experts, config.num_experts_per_tok, normed=config.norm_topk_prob)
     block = Block(qk_norm_of="vector", mixture=Mixture(router, config.intermediate_size))
-    biases = (config.attention_bias, config.attention_bias)
-    return describe(family, config, biases=biases, qk_norm=True, blocks=(block,))
+    return describe(family, config, qk_norm=True, blocks=(block,))
 
 
 OLMOE = Family(

@@ -25,8 +25,8 @@ from evalengine.models.weight_names import WeightNames
 def _spec(family: Family, config: Any) -> ModelSpec:
     block = Block() if config.sliding_window is None else Block(window=window(config))
     if config.rope_parameters.get("rope_type") != "longrope":
-        return describe(family, config, blocks=(block,))
-    return describe(family, config, rope=_longrope(config), blocks=(block,))
+        return describe(family, config, biases=(False, False), blocks=(block,))
+    return describe(family, config, biases=(False, False), rope=_longrope(config), blocks=(block,))
 
 
 def _growth(stretched: float, original: int) -> float:

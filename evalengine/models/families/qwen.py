@@ -20,8 +20,7 @@ def _qwen2(family: Family, config: Any) -> ModelSpec:
 
 
 def _qwen3(family: Family, config: Any) -> ModelSpec:
-    biases = (config.attention_bias, config.attention_bias)
-    return describe(family, config, biases=biases, qk_norm=True, blocks=windows(config, Block()))
+    return describe(family, config, qk_norm=True, blocks=windows(config, Block()))
 
 
 QWEN2 = Family("Qwen2ForCausalLM", "qwen2", _qwen2, _READS, gguf=GGUFForm("qwen2"))

@@ -53,7 +53,6 @@ def _spec(family: Family, config: Any, mixture: Mixture | None = None) -> ModelS
     return describe(
         family,
         config,
-        biases=(config.attention_bias, config.attention_bias),
         qk_norm=True,
         blocks=blocks,
         norm=Norm(eps=0.0, offset=1.0, cast_first=False),

@@ -46,8 +46,7 @@ def _qwen2(family: Family, config: Any) -> ModelSpec:
 def _qwen3(family: Family, config: Any) -> ModelSpec:
     block = Block(window=window(config)) if config.use_sliding_window else Block()
     blocks = _with_experts(config, (block,), Mixture(_router(config), config.moe_intermediate_size))
-    biases = (config.attention_bias, config.attention_bias)
-    return describe(family, config, biases=biases, qk_norm=True, blocks=blocks)
+    return describe(family, config, qk_norm=True, blocks=blocks)
 
 
 _experts = named(

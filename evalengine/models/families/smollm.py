@@ -22,7 +22,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
         raise ConfigError(f"no_rope_layers={shown(turned)}: must have 0 or 1 for each of {layers} layers")
     seen = windows(config, Block(mlp_bias=config.mlp_bias))
     blocks = tuple(replace(seen[i % len(seen)], rope=None if turned[i] else NO_ROPE) for i in range(layers))
-    return describe(family, config, biases=(config.attention_bias, config.attention_bias), blocks=blocks)
+    return describe(family, config, blocks=blocks)
 
 
 def _gguf(metadata: Metadata, config: Config) -> None:
