@@ -22,7 +22,7 @@ def kappa(table: Table, quadratic: bool = False) -> tuple[float, float, float] |
 
     The interval is Wilson's of p_o, with p_e as fixed as in Cohen's own standard error. It has a width where all agree,
     and covers no less than 90 % with 20 documents, where the asymptotic error of Fleiss, Cohen & Everitt (1969) covers
-    26 to 95 %. With quadratic weights it is wider than it need be.
+    26 to 94 %. With quadratic weights it is wider than it need be.
     """
     count, size = sum(map(sum, table)), len(table)
     rows = [math.fsum(row) / count if count else 0.0 for row in table]
