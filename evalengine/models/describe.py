@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from evalengine.errors import ConfigError
-from evalengine.kernels.mixture_variant import Router
-from evalengine.kernels.recurrent_variant import Mamba2
+from evalengine.kernels.mixture_variant import Mixture, Router
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers.variants import Activation
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.registry import Family
@@ -155,6 +155,24 @@ def mamba2_of(config: Any) -> Mamba2:
         state_dim=config.mamba_d_state, taps=config.mamba_d_conv, conv_bias=config.mamba_conv_bias,
         bias=config.mamba_proj_bias, dt_limits=(float(least), float(most)),
     )  # fmt: skip
+
+
+def gated_delta_of(config: Any, **more: Any) -> GatedDelta:
+    """A gated delta rule by the names that Qwen and OLMo share. Raises ConfigError for heads that do not divide."""
+    heads, keys = config.linear_num_value_heads, config.linear_num_key_heads
+    if not keys or heads % keys:
+        raise ConfigError(f"linear_num_value_heads={heads}: must be a multiple of linear_num_key_heads={keys}")
+    sizes = config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim
+    return GatedDelta(keys, heads, *sizes, **more)
+
+
+def with_experts(
+    config: Any, blocks: tuple[Block, ...], mixture: Mixture, has: Callable[[int], bool]
+) -> tuple[Block, ...]:
+    """A block for each layer, taken in turn, with experts where `has` says so; one block if all are alike."""
+    layers = range(config.num_hidden_layers)
+    every = tuple(replace(blocks[i % len(blocks)], mixture=mixture if has(i) else None) for i in layers)
+    return every[:1] if len({*every}) == 1 else every
 
 
 def first_dense(config: Any, block: Block) -> tuple[Block, ...]:

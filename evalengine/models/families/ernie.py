@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.models.describe import describe, rope_of
+from evalengine.models.describe import describe, rope_of, with_experts
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata
 from evalengine.models.registry import Family
-from evalengine.models.spec import Block, ModelSpec
+from evalengine.models.spec import PLAIN, Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
 
 
@@ -36,12 +35,9 @@ def _moe(family: Family, config: Any) -> ModelSpec:
     if not all(is_integer(number, 0, 1024) for number in (first, last)) or not is_integer(step, 1, 1024):
         raise ConfigError(f"moe_layer_start_index={shown(first)}, moe_layer_end_index={shown(last)}, "
                           f"moe_layer_interval={shown(step)}: must name layers")  # fmt: skip
-    dense = Block()
-    layers = range(config.num_hidden_layers)
-    own = tuple(
-        replace(dense, mixture=mixture) if first <= i <= last and (i + 1) % step == 0 else dense for i in layers
-    )
-    return _spec(family, config, own[:1] if len({*own}) == 1 else own)
+    chosen = range(first, last + 1)
+    own = with_experts(config, PLAIN, mixture, lambda layer: layer in chosen and (layer + 1) % step == 0)
+    return _spec(family, config, own)
 
 
 def _gguf(metadata: Metadata, config: Config) -> None:

@@ -73,9 +73,7 @@ FALCON_H1 = Family(
         prefixes={"model.final_layernorm.": "model.norm."},
         parts={
             "pre_ff_layernorm": "post_attention_layernorm",
-            "feed_forward.gate_proj": "mlp.gate_proj",
-            "feed_forward.up_proj": "mlp.up_proj",
-            "feed_forward.down_proj": "mlp.down_proj",
+            **{f"feed_forward.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
             **MAMBA,
         },
         buffers=(".mup_vector",),

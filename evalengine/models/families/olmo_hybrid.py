@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.errors import ConfigError
-from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.layers.variants import Norm
-from evalengine.models.describe import by_layer, describe, rope_of
+from evalengine.models.describe import by_layer, describe, gated_delta_of, rope_of
 from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
@@ -22,14 +20,9 @@ _READS = frozenset(
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    heads, keys = config.linear_num_value_heads, config.linear_num_key_heads
-    if not keys or heads % keys:
-        raise ConfigError(f"linear_num_value_heads={heads}: must be a multiple of linear_num_key_heads={keys}")
-    rule = GatedDelta(
-        *(keys, heads, config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim),
-        beta_scale=2.0 if config.linear_allow_neg_eigval else 1.0,
-        norm_eps=1e-5,  # transformers' `OlmoHybridGatedDeltaNet.o_norm`
-    )
+    beta_scale = 2.0 if config.linear_allow_neg_eigval else 1.0
+    eps = 1e-5  # transformers' `OlmoHybridGatedDeltaNet.o_norm`
+    rule = gated_delta_of(config, beta_scale=beta_scale, norm_eps=eps)
     attention = Block(norm_before=False, norm_after=True, qk_norm_of="vector")
     recurrent = Block(recurrence=rule, qk_norm_of="vector")
     turned = (config.rope_parameters or {}).get("rope_theta") is not None

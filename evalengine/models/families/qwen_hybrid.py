@@ -7,9 +7,8 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.layers.variants import Norm
-from evalengine.models.describe import by_layer, describe
+from evalengine.models.describe import by_layer, describe, gated_delta_of
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import OF_TEXT_PART, WeightNames
@@ -23,17 +22,9 @@ _READS = frozenset(
 _MIXTURE = frozenset({"moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok"})
 _NAMES = WeightNames(
     parts={
-        "linear_attn.in_proj_qkvz": "mixer.in_proj_qkvz",
-        "linear_attn.in_proj_ba": "mixer.in_proj_ba",
-        "linear_attn.in_proj_qkv": "mixer.in_proj_qkv",
-        "linear_attn.in_proj_z": "mixer.in_proj_z",
-        "linear_attn.in_proj_b": "mixer.in_proj_b",
-        "linear_attn.in_proj_a": "mixer.in_proj_a",
+        **{f"linear_attn.in_proj_{part}": f"mixer.in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")},
+        **{f"linear_attn.{part}": f"mixer.{part}" for part in ("A_log", "dt_bias", "norm", "out_proj")},
         "linear_attn.conv1d": "mixer.conv",
-        "linear_attn.A_log": "mixer.A_log",
-        "linear_attn.dt_bias": "mixer.dt_bias",
-        "linear_attn.norm": "mixer.norm",
-        "linear_attn.out_proj": "mixer.out_proj",
     },
     skipped=("mtp.",),
     bare=(".A_log", ".dt_bias"),
@@ -42,12 +33,7 @@ _NAMES = WeightNames(
 
 
 def _spec(family: Family, config: Any, mixture: Mixture | None = None) -> ModelSpec:
-    heads, keys = config.linear_num_value_heads, config.linear_num_key_heads
-    if not keys or heads % keys:
-        raise ConfigError(f"linear_num_value_heads={heads}: must be a multiple of linear_num_key_heads={keys}")
-    rule = GatedDelta(
-        keys, heads, config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim
-    )
+    rule = gated_delta_of(config)
     attention, recurrent = Block(output_gate=True, mixture=mixture), Block(recurrence=rule, mixture=mixture)
     blocks = by_layer(config, lambda kind: recurrent if kind == "linear_attention" else attention, "linear_attention")
     return describe(

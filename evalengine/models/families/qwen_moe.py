@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.models.describe import WINDOW, describe, window, windows
+from evalengine.models.describe import WINDOW, describe, window, windows, with_experts
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, named
 from evalengine.models.registry import Family
@@ -26,10 +25,7 @@ def _with_experts(config: Any, blocks: tuple[Block, ...], mixture: Mixture) -> t
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     if not is_integer(step, 1, 1024) or not (isinstance(dense, list) and all(is_integer(layer) for layer in dense)):
         raise ConfigError(f"decoder_sparse_step={shown(step)}, mlp_only_layers={shown(dense)}: must name layers")
-    layers = range(config.num_hidden_layers)
-    own = [mixture if i not in dense and (i + 1) % step == 0 else None for i in layers]
-    every = tuple(replace(blocks[i % len(blocks)], mixture=own[i]) for i in layers)
-    return every[:1] if len({*every}) == 1 else every
+    return with_experts(config, blocks, mixture, lambda layer: layer not in dense and (layer + 1) % step == 0)
 
 
 def _router(config: Any) -> Router:
