@@ -140,9 +140,9 @@ def _write(
     }
     groups = group_results(config.groups, results[0])
     model = ModelInfo(config.model.name, asked.url, "", None, None, 0, 0, "", None)
-    how = replace(invocation(config, started, timings), model_args={"base_url": asked.url, "model": config.model.name})
+    how = invocation(config, started, timings)
     content = results_dict([replace(one, samples=()) for one in results[0]], model, how, groups)
-    content["config"]["model"] = "endpoint"
+    content["config"] |= {"model": "endpoint", "model_args": {"base_url": asked.url, "model": config.model.name}}
     content["harness"] = "endpoint"
     content["endpoint"] = {**facts, "in_words": lines(facts)}
     folder.write_json(results_name(finished), json.loads(json.dumps(content, default=str)))

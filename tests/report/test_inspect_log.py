@@ -61,6 +61,13 @@ def test_two_logs_compare_document_by_document(tmp_path: Path) -> None:
     assert done.code == 1 and "wrong to right" in done.out, done.out + done.err
 
 
+def test_logs_of_two_models_are_models(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.json", log(dict.fromkeys(range(9), ("C",)), "openai/one"))
+    b = write(tmp_path / "b.eval", log(dict.fromkeys(range(9), ("I",)), "openai/two"))
+    done = call("compare", str(a), str(b))
+    assert done.code == 1 and "best on sums match: one" in done.out and "two against one" in done.out, done.err
+
+
 def test_a_thinking_is_no_part_of_the_answer(tmp_path: Path) -> None:
     content = log({1: ("C",)})
     parts = [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "it is 7"}]

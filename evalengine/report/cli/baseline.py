@@ -21,5 +21,5 @@ def main(arguments: Namespace) -> int:
     size = write_baseline(run, file, arguments.force)
     if (root_of(run.source) / INDEX).exists():
         refresh_index(root_of(run.source))  # it says of every run whether it equals the latest baseline
-    say(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
+    say(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or f'none ({run.program})'}")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.folder import sanitise, write_text_file
+from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.load import RunData, load_run_data
 from evalengine.report.read.run import Key
 from evalengine.version import __version__
@@ -39,7 +40,7 @@ def write_inspect_logs(run: str, target: Path) -> int:
 def _log(data: RunData, task: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
     run, config = data.run, data.results["configs"].get(task) or {}
     started = run.manifest.content.get("started") or "1970-01-01T00:00:00Z"
-    model = f"evalengine/{run.manifest.model.name}" if run.kind == "run" else str(run.identity.get("model"))
+    model = f"evalengine/{run.manifest.model.name}" if run.kind == "run" else labels([run])[0]
     spec = {
         "created": started.replace("Z", "+00:00"),
         "eval_id": (run.task_digests.get(task) or task)[:22],

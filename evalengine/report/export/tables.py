@@ -58,7 +58,7 @@ def _cell(run: Run, key: ScoreKey) -> str:
 def _made(run: Run) -> str:
     """`exact numerics, digest 28bdce46b423, 200 requests`."""
     level = run.manifest.numerics or run.identity.get("numerics")
-    how = f"{level} numerics" if level else run.kind
+    how = f"{level} numerics" if level else run.program
     digest = f"digest {run.digest[:12]}" if run.digest else "no digest"
     return f"{how}, {digest}, {counted(len(run.items), 'request')}"
 
