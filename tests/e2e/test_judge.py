@@ -17,7 +17,7 @@ from evalengine.harness import runner
 from evalengine.harness.journal import Journal, JournalEntry
 from evalengine.report.html.samples import Truncator, _texts
 from evalengine.report.read.load import load_run_data
-from tests.e2e.command import Run, call, finish, runs, start, with_more_template
+from tests.e2e.command import SHORT, Run, call, finish, finished, runs, start, with_more_template
 
 ROWS = 8
 JUDGE = {
@@ -114,6 +114,14 @@ def test_a_sample_shows_the_judges_prompt_and_its_items(reference: Run) -> None:
     assert ["judge", row["filtered_resps"][0], [["score", str(row["score"])]]] in panel[4]
     assert ["judge's prompt", prompt] in panel[6]
     assert [f"judge's items in {row['judge']['run']}", "seats/2/0, seats/2/1, seats/2/2"] in panel[6]
+
+
+def test_a_bundled_task_is_judged_by_the_command_line_alone(tmp_path: Path) -> None:
+    own = ["judge.model=asset:tinymath", "judge.scale=yes_no", r"judge.template='{{question}}\n{{response}}\nRight?'"]
+    run = finished(tmp_path, "limit=2", SHORT, *own)
+    assert {"exact_match,strict-match", "score,judge"} <= run.results["arithmetic"].keys()
+    (row, *_) = (row for row in run.samples("arithmetic") if row["filter"] == "judge")
+    assert row["judge"]["prompts"] == [f"{row['doc']['question']}\n{row['resps'][0][0]}\nRight?"]
 
 
 def test_verdicts_have_the_same_bytes_whenever_they_are_asked(task: str, reference: Run, tmp_path: Path) -> None:
