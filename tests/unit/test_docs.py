@@ -65,6 +65,13 @@ def test_every_folder_of_tests_and_every_helper_is_on_the_map() -> None:
     assert "(tests/README.md)" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
+def test_every_folder_of_the_package_is_on_the_map_of_the_code() -> None:
+    code = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    named = {name.removeprefix("evalengine/") for name in re.findall(r"`([\w/]+)/`", code)}
+    folders = {folder.name for folder in (ROOT / "evalengine").iterdir() if next(folder.glob("*.py"), None)}
+    assert folders <= named, f"docs/code.md says nothing of {sorted(folders - named)}"
+
+
 def test_no_file_of_tests_is_longer_than_a_reader_looks() -> None:
     lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in MAP.parent.rglob("*.py")}
     assert {file.name: lines for file, lines in lengths.items() if lines > 350} == {}
