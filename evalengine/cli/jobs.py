@@ -68,7 +68,7 @@ def _composed(arguments: Namespace) -> list[Job]:
 
 def _chosen(settings: Sequence[str]) -> int:
     """How many tasks and groups the settings choose by the name of a shipped file."""
-    from evalengine.config.task_outline import names_in
+    from evalengine.config.shipped import names_in
 
     return sum(len(names_in(word.removeprefix("task="))) for word in settings if word.startswith("task="))
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from evalengine.cli.paces import Pace, pace
-from evalengine.config.shipped import available
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
 from evalengine.report.read.load import RunData, load_run_data
 from evalengine.report.read.names import RESULTS, named_runs

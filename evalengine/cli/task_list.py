@@ -13,9 +13,8 @@ from rich.text import Text
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, TaskConfig, leaves
-from evalengine.config.shipped import available
+from evalengine.config.shipped import available, outline
 from evalengine.config.task_files import offered
-from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
 from evalengine.plain_text import printable
 from evalengine.util.command import Namespace

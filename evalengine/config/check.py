@@ -24,12 +24,6 @@ TRACKERS = ("wandb", "mlflow")  # names of their libraries, and of this package'
 TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
 
 
-def validate(config: Config) -> None:
-    """Raises one `ConfigError` that lists every setting that cannot be honoured."""
-    if problems := config_problems(config)[1]:
-        raise ConfigError(problems)
-
-
 def config_problems(
     config: Any, complete: Callable[[Config], Config] = lambda read: read, selects: bool = True
 ) -> tuple[Config, list[str]]:

@@ -25,14 +25,13 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from evalengine.config.check import config_problems, read_settings
-from evalengine.config.globs import with_folders
 from evalengine.config.implied import complete_model, completed
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, available
 from evalengine.config.sources import Source, register, searched
 from evalengine.config.task_files import namesakes
 from evalengine.config.texts import read_texts
-from evalengine.config.words import LAUNCHER, first_line, names_set, parse, quoted, unknown
+from evalengine.config.words import LAUNCHER, first_line, names_set, parse, quoted, unknown, with_folders
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 

@@ -17,19 +17,9 @@ from evalengine.config import kinds
 Numerics = Literal["fast", "exact", "native"]
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock
 SCHEDULE_FIELDS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "num_kv_blocks",
-    "kv_cache_memory_fraction",
-    "gpu_memory_utilization",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "cascade_attention",
-    "speculation",
-    "device",
-    "num_threads",
-    "tensor_parallel_size",
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_fraction"),
+    *("gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "cascade_attention", "speculation"),
+    *("device", "num_threads", "tensor_parallel_size"),
 )
 
 # lm-eval's names for `max_gen_toks`, of which the first one given counts, and its generation settings that change

@@ -1,13 +1,25 @@
-"""The configuration files that come with the package, by group; listed without Hydra, so that help answers at once."""
+"""The configuration files that come with the package, by group; listed without Hydra, so that help answers at once. And
+the tasks and groups of `conf/task/` for listings that need names and settings but no run.
+
+Hydra takes 20 ms to compose a task (4 s for the 200 shipped ones), since it checks each against the schema and merges
+it with everything else. The shipped files use three of Hydra's rules, and only these are built here: `@package`,
+`defaults` with `_self_`, and `@_here_` (tests/unit/test_task_outline.py compares the result with Hydra's).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
+from evalengine.util.plain_files import deep_merged, read_bytes, read_yaml
+
+if TYPE_CHECKING:
+    from evalengine.config.schema import Config
 
 CONF = "evalengine.conf"
 ONE_OF = ("model", "engine", "cluster")  # groups of which a run has one: Hydra would mix the files of several
@@ -28,8 +40,6 @@ def shipped_model(name: str) -> dict[str, Any] | None:
     """
     if name not in available("model"):
         return None
-    from evalengine.util.plain_files import read_yaml
-
     settings: dict[str, Any] = read_yaml(Path(str(files(CONF) / "model" / f"{name}.yaml")))
     if Path(name).exists():
         raise ConfigError(
@@ -42,11 +52,53 @@ def shipped_model(name: str) -> dict[str, Any] | None:
 def package_of(path: Path) -> str | None:
     """The package that the file's `@package` line names. Hydra reads that line only if it precedes all other lines,
     comments included."""
-    from evalengine.util.plain_files import read_bytes
-
     for line in filter(str.strip, read_bytes(path).decode().splitlines()):
         if not re.match(r"\s*#\s*@", line):
             return None
         if match := PACKAGE.match(line.strip()):
             return match[1]
     return None
+
+
+def outline(name: str) -> Config:
+    """The configuration of `task=NAME` for a shipped task or group, with only the settings that task files set."""
+    from evalengine.config.schema import Config  # pydantic takes long to import
+    from evalengine.config.typed import read_as
+
+    tree: dict[str, Any] = {}
+    for package, content in _contents(_file(name), None):
+        for part in () if package == "_global_" else reversed(package.split(".")):
+            content = {part: content}
+        tree = deep_merged(tree, content)
+    return read_as(Config, tree)
+
+
+def names_in(name: str) -> list[str]:
+    """The names of the tasks and groups that `task=NAME` chooses; none if NAME is no shipped file."""
+    if not _file(name).is_file():
+        return []
+    config = outline(name)
+    return [*config.tasks, *config.groups]
+
+
+def _file(name: str) -> Path:
+    return Path(str(files(CONF))) / "task" / f"{name}.yaml"
+
+
+def _contents(file: Path, here: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(package, settings) of the file and of the files that it names; each overrides those before it."""
+    package, content = _read(file)
+    own = here or package or "task"
+    defaults = content.get("defaults", [])
+    for entry in [*defaults, *([] if "_self_" in defaults else ["_self_"])]:
+        if entry == "_self_":
+            yield own, {key: value for key, value in content.items() if key != "defaults"}
+            continue
+        place, _, where = entry.partition("@")
+        below = _file(place.removeprefix("/task/"))
+        yield from _contents(below, own if where == "_here_" else None)
+
+
+@lru_cache(None)  # several groups name the subjects of MMLU
+def _read(file: Path) -> tuple[str | None, dict[str, Any]]:
+    return package_of(file), read_yaml(file) or {}

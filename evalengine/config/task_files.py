@@ -16,8 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.shipped import package_of
-from evalengine.config.task_outline import names_in
+from evalengine.config.shipped import names_in, package_of
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 

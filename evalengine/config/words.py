@@ -4,16 +4,19 @@ twice. Every command that a message here tells to write is one that works (tests
 from __future__ import annotations
 
 import difflib
+import glob
 import importlib.util
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
+from fnmatch import fnmatch
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from evalengine.config.schema import Config
@@ -234,3 +237,37 @@ def _kind(key: str) -> Any:
 def _holds(kind: Any, wanted: type) -> bool:
     """Whether a type, or one of those that it joins by |, is `wanted`."""
     return wanted in [get_origin(one) or one for one in (kind, *get_args(kind))] and get_origin(kind) is not dict
+
+
+GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the folders that a pattern matches
+
+
+def with_folders(parsed: Sequence[Override]) -> list[str]:
+    """The overrides' texts, with a glob of models replaced by the folders and .gguf files that it matches,
+    sorted with numbers by value (checkpoint-900 before checkpoint-1000).
+
+    Raises `ConfigError` for a pattern that matches nothing.
+    """
+    return [_listed(override) if _is_glob(override) else str(override.input_line) for override in parsed]
+
+
+def _is_glob(override: Override) -> bool:
+    return override.key_or_group == GLOBBED and isinstance(override.value(), Glob)
+
+
+def _listed(override: Override) -> str:
+    pattern = override.value()
+    assert isinstance(pattern, Glob)
+    matches = {path for include in pattern.include for path in glob.glob(include) if _is_model(Path(path))}
+    models = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
+    if not models:
+        raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")
+    return f"{GLOBBED}={','.join(map(written, models))}"
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".gguf"
+
+
+def _natural(path: str) -> list[tuple[bool, int, str]]:
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path)]

@@ -19,7 +19,7 @@ import numpy as np
 from evalengine.errors import ConfigError
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
 from evalengine.records.schema import RecordKey
-from evalengine.report.compare.divergence import ulps
+from evalengine.report.compare.item_differences import ulps
 from evalengine.report.read.names import item_name
 
 Pair = tuple[Computation, Computation]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 MINUS = "\u2212"
 
@@ -65,3 +66,12 @@ def counted(count: int, noun: str) -> str:
 def p_value(p: float) -> str:
     """A p-value with two significant digits and more where they matter: 0.031, 0.0002, 1."""
     return f"{p:.2g}" if p >= 0.0001 else f"{p:.1e}"
+
+
+def finite_json(value: Any) -> Any:
+    """The value with None in the place of each number that JSON cannot hold, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: finite_json(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,12 @@ def fingerprint(files: list[Path]) -> str:
                 content.update(chunk)
         digest.update(file.name.encode() + b"\0" + content.digest())
     return digest.hexdigest()
+
+
+def deep_merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one file over those of another: mappings are merged name by name, anything else is replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        below = base.get(key)
+        result[key] = deep_merged(below if isinstance(below, dict) else {}, value) if isinstance(value, dict) else value
+    return result

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.tasks.wikitext import split_pages
 
 HASHES = Path(__file__).with_name("all_rows.json")

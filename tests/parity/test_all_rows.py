@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task

@@ -12,7 +12,7 @@ import yaml
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GroupConfig, leaves
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.harness.groups import group_results
 from evalengine.harness.metrics import summarize
 from evalengine.records.lm_eval import TaskResult

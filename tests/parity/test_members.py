@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from evalengine.config.schema import DatasetConfig
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.registry import load_task

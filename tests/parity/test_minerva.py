@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from evalengine.config.schema import DatasetConfig
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.tasks import math_worker, minerva
 from evalengine.tasks.base import Task

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evalengine.config.schema import DatasetConfig
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.harness.metrics import summarize
 from evalengine.tasks import aime, drop, ifeval
 from evalengine.tasks.base import Task

@@ -12,8 +12,17 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.report.cli import gate as gate_cli
-from evalengine.report.gate.forms import ANNOTATIONS, junit, markdown, workflow_commands
-from evalengine.report.gate.report import Check, Report, headline, plain, to_json
+from evalengine.report.gate.report import (
+    ANNOTATIONS,
+    Check,
+    Report,
+    headline,
+    junit,
+    markdown,
+    plain,
+    to_json,
+    workflow_commands,
+)
 
 HOSTILE = (
     "</failure><script>alert(1)</script>]]>&'\"|`*_[x](javascript:1)![i](http://e.vil/a.png) @org www.e.vil #1\n"

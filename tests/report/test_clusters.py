@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evalengine.config.schema import Config, DatasetConfig, TaskConfig
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import Sample, sample_row
 from evalengine.records.manifest import run_identity

@@ -11,7 +11,7 @@ import pytest
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import Comparison, compare
-from evalengine.report.compare.divergence import logprob_change, ulps
+from evalengine.report.compare.item_differences import logprob_change, ulps
 from evalengine.report.compare.matrix import matrix, matrix_report, matrix_table, runs_table
 from evalengine.report.compare.report import report, verdict
 from evalengine.report.read.run import Run

@@ -12,7 +12,7 @@ import pytest
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compare
-from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, logprob_change
+from evalengine.report.compare.item_differences import NEAR_TIE, TIE_CEILING, logprob_change
 from evalengine.report.compare.matrix import matrix
 from evalengine.report.compare.metric_tables import value_text
 from evalengine.report.compare.report import report, verdict

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evalengine.report.compare.compare import compare
-from evalengine.report.compare.divergence import shared_text
+from evalengine.report.compare.item_differences import shared_text
 from evalengine.report.html.map_section import divergence_map, map_section
 from evalengine.report.html.page import Page
 from evalengine.report.read.run import Run

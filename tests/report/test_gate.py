@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.forms import markdown, report_lines
 from evalengine.report.gate.policies import AccuracyRule, Policy
 from evalengine.report.gate.policy_reader import POLICIES, available, load_policy, parse_policy
-from evalengine.report.gate.report import Check
+from evalengine.report.gate.report import Check, markdown, report_lines
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.run import Run
 from tests.report.gate_runs import METRIC, RIGHT, item, judge, make_run

@@ -12,9 +12,17 @@ import pytest
 from benchmarks.statistics_cases import flips
 from evalengine.__main__ import main
 from evalengine.report.cli import gate as gate_cli
-from evalengine.report.gate.forms import junit, markdown, report_lines, workflow_commands
 from evalengine.report.gate.policy_reader import parse_policy
-from evalengine.report.gate.report import STYLES, Check, Report, headline
+from evalengine.report.gate.report import (
+    STYLES,
+    Check,
+    Report,
+    headline,
+    junit,
+    markdown,
+    report_lines,
+    workflow_commands,
+)
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from evalengine.report.stats.significance import mcnemar

@@ -12,7 +12,7 @@ from evalengine.__main__ import main
 from evalengine.errors import ConfigError
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import SWEEP_FORMAT, named_runs, newest_run, root_of, runs_below, stands_for
-from evalengine.report.read.provenance import command_line, parsed, provenance
+from evalengine.report.read.run import command_line, parsed, provenance
 from tests.run_double import generated, write_run
 
 RECORDS = [generated(doc) for doc in range(4)]

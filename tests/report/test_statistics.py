@@ -8,7 +8,7 @@ import math
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalengine.report.numbers import finite_json
 from evalengine.report.stats.paired import PairedResult, paired
 from evalengine.report.stats.significance import family_p, holm, one_test, sign_flip
 from tests.report.model_runs import model
@@ -154,7 +155,7 @@ def test_odd_scores_and_settings_are_refused(
 
 
 def test_json_holds_no_infinity() -> None:
-    text = json.dumps(paired([0.25], [0.5]).to_json(), allow_nan=False)
+    text = json.dumps(finite_json(asdict(paired([0.25], [0.5]))), allow_nan=False)
     read = json.loads(text)
     assert read["stderr"] is read["ci_low"] is read["minimum_detectable_effect"] is None
     assert (read["test"], read["difference"], read["n"]) == ("permutation", 0.25, 1)
@@ -236,7 +237,7 @@ def test_every_result_is_sane(rows: list[tuple[float, float, int]], grouped: boo
     assert result.minimum_detectable_effect > 0 and result.minimum_detectable_loss > 0
     assert math.isinf(result.minimum_detectable_loss) is bool(result.undetectable)
     assert close(result.difference, result.mean_b - result.mean_a)
-    json.dumps(result.to_json(), allow_nan=False)
+    json.dumps(finite_json(asdict(result)), allow_nan=False)
 
 
 @settings(max_examples=25, deadline=None)

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare import weight_tensors
 from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.compare import compared
 from evalengine.report.compare.report import report
-from evalengine.report.compare.two_runs import compared, differing_weights
-from evalengine.report.compare.weight_tensors import in_words, weights_difference
+from evalengine.report.compare.weight_tensors import differing_weights, in_words, weights_difference
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.run import Run
 from evalengine.util.plain_files import fingerprint

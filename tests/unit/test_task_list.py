@@ -10,8 +10,7 @@ import yaml
 
 from evalengine.__main__ import main
 from evalengine.config.compose import compose_jobs
-from evalengine.config.shipped import available
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import available, outline
 from evalengine.tasks.registry import load_task
 
 ROWS = [{"question": f"What is {n}?", "answer": f"So.\n#### {n}"} for n in range(5)]

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.config import task_outline
+from evalengine.config import shipped as task_outline
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
-from evalengine.config.shipped import available
-from evalengine.config.task_outline import names_in, outline
+from evalengine.config.shipped import available, names_in, outline
 from evalengine.errors import ConfigError
 from evalengine.tasks.registry import task_class
 from tests.unit.shipped_tasks import each_task

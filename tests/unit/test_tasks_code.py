@@ -12,7 +12,7 @@ import pytest
 from evalengine.cli.task_list import metric_names, needs
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.programs.limits import ProgramLimits, ProgramVerdict
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block

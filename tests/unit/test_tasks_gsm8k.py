@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.compose import compose_jobs
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.harness.outcome import SampleHashes, sample_hashes, task_hash
 from evalengine.tasks.base import Task

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evalengine.config.compose import compose_jobs
-from evalengine.config.task_outline import outline
+from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response

@@ -11,10 +11,9 @@ from pathlib import Path
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import write_text_file
 from evalengine.report.compare.as_json import comparison_json, matrix_json
-from evalengine.report.compare.compare import LEVELS
+from evalengine.report.compare.compare import LEVELS, compared
 from evalengine.report.compare.matrix import matrix, matrix_report
 from evalengine.report.compare.report import report
-from evalengine.report.compare.two_runs import compared
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.leaderboard.compose import Board, board

@@ -17,10 +17,20 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import printable, warn
-from evalengine.report.gate.forms import junit, markdown, report_lines, workflow_commands, write
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
 from evalengine.report.gate.policy_reader import available, load_policy
-from evalengine.report.gate.report import STYLES, Report, headline, plain, to_json
+from evalengine.report.gate.report import (
+    STYLES,
+    Report,
+    headline,
+    junit,
+    markdown,
+    plain,
+    report_lines,
+    to_json,
+    workflow_commands,
+    write,
+)
 from evalengine.report.gate.sources import made_run
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run

@@ -11,8 +11,8 @@ from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
 from evalengine.records.folder import write_text_file
 from evalengine.report.compare.beside import is_pair
+from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
-from evalengine.report.compare.two_runs import compared
 from evalengine.report.export.every_eval import write_every_eval
 from evalengine.report.export.files import write_model_index, write_samples
 from evalengine.report.export.inspect_log import write_inspect_logs

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare.compare import LEVELS, Comparison
-from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
 from evalengine.report.compare.flips import tally
+from evalengine.report.compare.item_differences import NEAR_TIE, TIE_CEILING, LogprobChange
 from evalengine.report.compare.matrix import Matrix
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.read.run import Key, Run
+from evalengine.report.numbers import finite_json
+from evalengine.report.read.run import Key, Run, by_name
 from evalengine.report.stats.metric_interval import Cut, cut_of
 
 FORMAT = "evalengine.compare"
@@ -36,10 +36,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "unchecked": c.unchecked,
         "differing_in": c.kinds,
         "answers": c.answers,
-        "answers_by_metric": [
-            {**dict(zip(("task", "metric", "filter"), key, strict=True)), **counts}
-            for key, counts in sorted(tally(c.flips).items())
-        ],
+        "answers_by_metric": [{**by_name(key), **counts} for key, counts in sorted(tally(c.flips).items())],
         "causes": c.causes,
         "causes_explained": {cause: c.why.get(cause, []) for cause in c.causes},
         "tensors": c.tensors,
@@ -52,7 +49,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "flips": [asdict(flip) for flip in c.flips],
         "metrics": [_metric(metric, {"a": c.a, "b": c.b}) for metric in c.metrics],
     }
-    plain: dict[str, Any] = _finite(content)
+    plain: dict[str, Any] = finite_json(content)
     return plain
 
 
@@ -96,18 +93,15 @@ def _logprobs(change: LogprobChange) -> dict[str, Any]:
 
 
 def _metric(metric: MetricDelta, runs: Mapping[str, Run]) -> dict[str, Any]:
-    task, name, filter_name = metric.key
     return {
-        "task": task,
-        "metric": name,
-        "filter": filter_name,
+        **by_name(metric.key),
         "a": metric.value_a,
         "b": metric.value_b,
         "common_a": metric.common_a,
         "common_b": metric.common_b,
         "delta": metric.difference,
         "no_delta_because": metric.apart or None,
-        "paired": None if metric.paired is None else metric.paired.to_json(),
+        "paired": None if metric.paired is None else asdict(metric.paired),
         "p_holm": metric.p_holm,
         "unit": metric.unit,
         "left_out": metric.left_out,
@@ -118,11 +112,3 @@ def _metric(metric: MetricDelta, runs: Mapping[str, Run]) -> dict[str, Any]:
 def cut_json(cut: Cut | None) -> dict[str, Any] | None:
     """Documents whose answers the length limit cut, of how many, and the metric's value on these and on the others."""
     return None if cut is None else asdict(cut)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

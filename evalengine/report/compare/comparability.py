@@ -26,8 +26,7 @@ from evalengine.report.read.identities import (
     section,
     thing,
 )
-from evalengine.report.read.lm_eval_samples import BY_CHOICE, ROLLING
-from evalengine.report.read.rolling import aligned
+from evalengine.report.read.lm_eval_samples import BY_CHOICE, ROLLING, aligned
 from evalengine.report.read.run import UNBOUND, Item, Run
 
 Subject = Literal["data", "configuration"]

@@ -13,15 +13,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from evalengine.errors import ConfigError
 from evalengine.report.compare.attribution import Attribution, surroundings
-from evalengine.report.compare.comparability import Finding, findings, unchecked
-from evalengine.report.compare.divergence import Divergence, LogprobChange, divergence, logprob_change
+from evalengine.report.compare.comparability import Finding, findings, incomparable, unchecked
 from evalengine.report.compare.flips import OF_ANSWER, SCORER, Change, Flip, changed_documents, flips
-from evalengine.report.compare.item_differences import KINDS, ItemDifference, item_differences, outputs_known, pairs
+from evalengine.report.compare.item_differences import (
+    KINDS,
+    Divergence,
+    ItemDifference,
+    LogprobChange,
+    divergence,
+    item_differences,
+    logprob_change,
+    outputs_known,
+    pairs,
+)
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
+from evalengine.report.compare.weight_tensors import differing_weights
 from evalengine.report.numbers import same_value
-from evalengine.report.read.asked import Asked
-from evalengine.report.read.rolling import aligned
+from evalengine.report.read.asked import Asked, asked_of
+from evalengine.report.read.lm_eval_samples import aligned
 from evalengine.report.read.run import Key, Run
 
 Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
@@ -187,6 +198,30 @@ def compare(a: Run, b: Run) -> Comparison:
         surroundings=[text for _, text in surroundings(a, b)],
         why=blame.why,
     )
+
+
+def compared(a: Run, b: Run, allow: bool) -> Comparison:
+    """Two runs compared, with their weights where they differ and can be read, and what the changed documents asked.
+
+    Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request.
+    """
+    why = incomparable(a, b)
+    if not a.items.keys() & b.items.keys():
+        raise _refusal(a, b, why, "They have no request in common.")
+    if why and not allow:
+        raise _refusal(a, b, why, "--allow compares them on the requests that they share.")
+    return replace(with_questions(compare(a, b)), tensors=differing_weights(a, b))
+
+
+def with_questions(c: Comparison) -> Comparison:
+    """The comparison, with what the documents asked whose output or answer differs."""
+    changed = {(flip.task, flip.doc_id) for flip in c.flips} | {d.key[:2] for d in c.differences if "output" in d.kinds}
+    return replace(c, asked=asked_of((c.a, c.b), changed))
+
+
+def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> ConfigError:
+    what = f"{a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}"
+    return ConfigError(what, *(f"  - {line}" for line in why), cure)
 
 
 def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Key]) -> list[Divergence]:

@@ -1,9 +1,12 @@
-"""The requests whose records differ between two runs, each with every kind of difference."""
+"""The requests whose records differ between two runs, each with every kind of difference: where two outputs part, and
+how far their logprobs lie apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -11,9 +14,168 @@ import numpy as np
 from evalengine.errors import ConfigError
 from evalengine.report.compare.attribution import Attribution
 from evalengine.report.compare.comparability import data_differs, document_change, prompt_differs
-from evalengine.report.compare.divergence import changed_bits, shared_tokens
 from evalengine.report.numbers import same_value
 from evalengine.report.read.run import Item, Key, Run
+
+NEAR_TIE = 0.05  # nat: candidates whose logprobs lie no further apart than this are nearly as likely as each other
+TIE_CEILING = -math.log1p(math.exp(-NEAR_TIE))  # -0.668 nat: the logprob that neither of two such candidates exceeds
+TOKENS_SHOWN = 8  # tokens of either continuation, from the first that differs
+TEXT_BEFORE, TEXT_AFTER = 24, 40  # characters shown around the place where the texts part
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first differing token of two outputs of one prompt. Lists start at it; None: not held by a run."""
+
+    key: Key
+    position: int  # in the output, from 0; the shorter output's length where it is the other's beginning
+    tokens_a: list[int]
+    tokens_b: list[int]
+    logprob_a: float | None  # A's logprob of tokens_a[0]
+    logprob_b: float | None  # B's logprob of tokens_b[0]
+    gap: float | None  # logprob_a - logprob_b, nat
+    near_tie: bool | None  # whether it may have been a near-tie; None: not judged (`divergence`)
+    before: str  # the end of the text common to both
+    text_a: str
+    text_b: str
+
+
+@dataclass(frozen=True)
+class LogprobChange:
+    """How logprobs of equal tokens after equal tokens differ, bit by bit; NaN equals NaN. Percentiles are over those
+    that differ and have a distance."""
+
+    compared: int
+    differing: int
+    not_finite: int  # differing pairs without a distance, as one logprob is NaN or infinite
+    max_abs: float  # nat, of those that have a distance
+    percentiles: dict[str, float]  # "p50" -> |delta|, nat
+    max_ulps: int  # float32 values between the two
+    percentile_ulps: dict[str, float]
+
+    @property
+    def measured(self) -> int:
+        """How many of those that differ have a distance."""
+        return self.differing - self.not_finite
+
+    @property
+    def largest(self) -> str:
+        """The largest change for people, `0.1 nat`, and how many changes have no distance."""
+        if not self.not_finite:
+            return f"{self.max_abs:.3g} nat"
+        odd = f"NaN or infinite in {self.not_finite:,}"
+        return f"{odd}, else {self.max_abs:.3g} nat" if self.measured else odd
+
+
+def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
+    """The first differing token of two requests; None if the outputs are equal or a run holds no tokens.
+
+    greedy: both runs took the likeliest token, after the same prompt. Otherwise, and where an output ends, no near-tie
+    is judged.
+
+    Whether that was a near-tie, two candidates within e = NEAR_TIE of each other, needs the runner-up's logprob, which
+    no record holds. The chosen tokens' logprobs p = log P(a) in A and q = log P(b) in B tell when it was no near-tie.
+    Two candidates of one distribution have P(a) + P(b) <= 1; if log P(b) >= log P(a) - e, then
+    P(a) (1 + exp(-e)) <= 1, so that p <= log(1 / (1 + exp(-e))) = TIE_CEILING, and in B likewise for q: a token that is
+    likelier has no rival that near. And if no logprob moved by more than e between the runs, the likeliest of A lies
+    within e of the likeliest of B: |p - q| <= e. So a near-tie is possible only if p and q are both at most TIE_CEILING
+    and no further apart than e. That it was one does not follow.
+    """
+    if x.output_ids is None or y.output_ids is None or x.output_ids == y.output_ids:
+        return None
+    at = shared_tokens(x, y)
+    logprobs = [None if i.logprobs is None or at >= len(i.logprobs) else float(i.logprobs[at]) for i in (x, y)]
+    left, right = logprobs
+    gap = left - right if left is not None and right is not None and math.isfinite(left - right) else None
+    possible = left is not None and right is not None and max(left, right) <= TIE_CEILING
+    text_a, text_b = x.text or "", y.text or ""
+    parting = shared_text(text_a, text_b)
+    return Divergence(
+        key=x.key,
+        position=at,
+        tokens_a=list(x.output_ids[at : at + TOKENS_SHOWN]),
+        tokens_b=list(y.output_ids[at : at + TOKENS_SHOWN]),
+        logprob_a=left,
+        logprob_b=right,
+        gap=gap,
+        near_tie=possible and abs(gap) <= NEAR_TIE if gap is not None and greedy else None,
+        before=text_a[max(0, parting - TEXT_BEFORE) : parting],
+        text_a=text_a[parting : parting + TEXT_AFTER],
+        text_b=text_b[parting : parting + TEXT_AFTER],
+    )
+
+
+def shared_tokens(x: Item, y: Item) -> int:
+    """How many tokens both outputs begin with; 0 if a run holds none."""
+    pairs = zip(x.output_ids or (), y.output_ids or (), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def shared_text(a: str, b: str) -> int:
+    """How many characters both texts begin with."""
+    at, end = 0, min(len(a), len(b))
+    while at < end:  # a[:at] == b[:at]; slices compare far quicker than characters one by one
+        middle = (at + end + 1) // 2
+        at, end = (middle, end) if a[at:middle] == b[at:middle] else (at, middle - 1)
+    return at
+
+
+def logprob_change(pairs: Iterable[tuple[Item, Item]]) -> LogprobChange | None:
+    """How the logprobs of two runs differ, over the tokens that each pair of outputs begins with alike.
+
+    None if no pair holds logprobs on both sides.
+    """
+    left, right = [], []
+    for x, y in pairs:
+        if x.logprobs is not None and y.logprobs is not None:
+            shared = shared_tokens(x, y)
+            left.append(np.asarray(x.logprobs[:shared], dtype=np.float32))
+            right.append(np.asarray(y.logprobs[:shared], dtype=np.float32))
+    if not left:
+        return None
+    a, b = np.concatenate(left), np.concatenate(right)
+    changed = changed_bits(a, b)
+    a, b = a[changed], b[changed]
+    finite = np.isfinite(a) & np.isfinite(b)
+    delta = np.abs(a[finite].astype(np.float64) - b[finite])
+    steps = ulps(a[finite], b[finite])
+    return LogprobChange(
+        compared=len(changed),
+        differing=len(a),
+        not_finite=int((~finite).sum()),
+        max_abs=float(delta.max(initial=0.0)),
+        percentiles=_percentiles(delta),
+        max_ulps=int(steps.max(initial=0)),
+        percentile_ulps=_percentiles(steps),
+    )
+
+
+def changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two float32 arrays of one shape differ in their bits, bool; NaN equals NaN, whatever its bits."""
+    unlike: np.ndarray = a.view(np.int32) != b.view(np.int32)
+    return unlike & ~(np.isnan(a) & np.isnan(b))
+
+
+def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many float32 values apart two arrays are, int64. a, b: finite float32 of one shape. 0.0 and -0.0 are 0 apart.
+
+    Floats of one sign are ordered as their bits are (IEEE 754-2019, 3.4); negative ones count downwards from zero.
+    """
+    return np.abs(_rank(a) - _rank(b))
+
+
+def _rank(values: np.ndarray) -> np.ndarray:
+    """Each float32's place in the order of all float32 values, from 0 at zero, int64."""
+    bits = values.view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def _percentiles(values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {f"p{q}": 0.0 for q in PERCENTILES}
+    return {f"p{q}": float(v) for q, v in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+
 
 Kind = Literal["document", "prompt", "output", "logprobs", "text"]
 KINDS: tuple[Kind, ...] = ("document", "prompt", "output", "logprobs", "text")

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, Divergence, LogprobChange
 from evalengine.report.compare.flips import CHANGES, Flip, tally
 from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups
-from evalengine.report.compare.item_differences import KINDS
+from evalengine.report.compare.item_differences import KINDS, NEAR_TIE, TIE_CEILING, Divergence, LogprobChange
 from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_table, p_words, pairing_notes, units
 from evalengine.report.numbers import shown
 from evalengine.report.read.asked import Asked

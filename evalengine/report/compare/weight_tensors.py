@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from evalengine.errors import first_of, listed
 from evalengine.report.numbers import counted, shown
-from evalengine.util.plain_files import parse_json
+from evalengine.report.read.identities import short
+from evalengine.report.read.run import Run
+from evalengine.util.plain_files import fingerprint, parse_json, read_json
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
 MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit
 AT_ONCE = 1 << 22  # elements of a tensor that are held as float64 at one time
+RUN_BYTES = 2_000_000_000  # most of a run's weights that `compare` reads, twice: two such take half a minute
+INDEX = "model.safetensors.index.json"
 SHOWN = 5  # the most tensors that are named, the largest change first
 
 
@@ -59,6 +64,64 @@ def weights_difference(a: Sequence[Path], b: Sequence[Path]) -> WeightsDifferenc
     diffs = [d for name in names if (d := _difference(name, left[name], right[name])) is not None]
     diffs.sort(key=lambda d: (d.differing is not None, -d.max_abs, d.name))
     return WeightsDifference(len(names), diffs, sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys()))
+
+
+def differing_weights(a: Run, b: Run, at_most: int = RUN_BYTES) -> list[str]:
+    """Which tensors differ, a sentence each without its full stop; or why that is not known.
+
+    Empty where a run recorded no hash of its weights, or both recorded the same.
+    """
+    hashes = [run.identity.get("weights") for run in (a, b)]
+    if None in hashes or hashes[0] == hashes[1]:
+        return []
+    weights = []
+    for label, run in (("A", a), ("B", b)):
+        try:
+            weights.append(_weights_of(run, at_most))
+        except (OSError, ValueError) as error:
+            return [f"which tensors differ is not known: {label}'s weights {error}"]
+    try:
+        return in_words(weights_difference(*weights))
+    except (OSError, ValueError) as error:
+        return [f"which tensors differ is not known: {error}"]
+
+
+def _weights_of(run: Run, at_most: int) -> list[Path]:
+    """The files with the recorded hash. Raises `ValueError` (after "A's weights"), or OSError."""
+    model, recorded_sha256 = run.manifest.model, str(run.identity["weights"])
+    source = model.source
+    if source is None:
+        raise ValueError("are not named in its manifest")
+    if model.format == "dummy":
+        raise ValueError("are made up (dummy), and lie in no file")
+    place = Path(str(files("evalengine"))) / "assets" / source[6:] if source.startswith("asset:") else Path(source)
+    sets = list(_sets(place.expanduser()))
+    if not sets:
+        raise ValueError(f"are not at {source} on this machine")
+    if (size := min(sum(file.stat().st_size for file in candidate) for candidate in sets)) > at_most:
+        raise ValueError(f"take {size / 1e9:.1f} GB, which `explain` reads, and this command does not")
+    recorded = next((candidate for candidate in sets if fingerprint(candidate) == recorded_sha256), None)
+    if recorded is None:
+        raise ValueError(f"at {source} are others now (their hash is not {short(recorded_sha256)})")
+    return recorded
+
+
+def _sets(place: Path) -> Iterator[list[Path]]:
+    """Every set of files that a loader may take as the weights of this place; the hash tells which one it took."""
+    if place.is_file():
+        yield [place]
+    if not place.is_dir():
+        return
+    if (single := place / "model.safetensors").is_file():
+        yield [single]
+    if (index := place / INDEX).is_file():
+        named = read_json(index).get("weight_map")
+        shards = [place / Path(str(name)).name for name in sorted({*named.values()})] if isinstance(named, dict) else []
+        if shards and all(file.is_file() for file in shards):
+            yield shards
+    for pattern in ("*.safetensors", "*.gguf"):
+        if every := sorted(place.glob(pattern)):
+            yield every
 
 
 def in_words(difference: WeightsDifference) -> list[str]:

@@ -23,8 +23,7 @@ from evalengine.report.export.inspect_log import asked_of, said_of
 from evalengine.report.export.shared import check_kind, few_shot, given, on_hub
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData
-from evalengine.report.read.provenance import parsed
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, ScoreKey, parsed
 from evalengine.report.stats.metric_interval import CONFIDENCE, cut_of, metric_interval
 from evalengine.version import __version__
 

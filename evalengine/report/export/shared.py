@@ -17,8 +17,7 @@ from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.export.files import HUB_ID
-from evalengine.report.read.provenance import parsed
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import Run, parsed
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.hub import offline_if_unreachable
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml

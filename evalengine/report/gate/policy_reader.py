@@ -20,7 +20,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.shapes import Number
 from evalengine.report.gate import policies
 from evalengine.report.gate.policies import ALLOWABLE, RULES, AccuracyRule, Average, Inconclusive, Limits, Policy, Rule
-from evalengine.util.plain_files import read_yaml
+from evalengine.util.plain_files import deep_merged, read_yaml
 
 Share = Annotated[Number, Field(gt=0, lt=1)]
 Margin = Annotated[Number, Field(gt=0)]  # no interval's bound can lie within a margin of 0
@@ -219,15 +219,7 @@ def merged(base: Any, own: Mapping[str, Any]) -> dict[str, Any]:
     base = dict(base) if isinstance(base, dict) else {}
     if any(key in own for key in RULES):
         base = {key: value for key, value in base.items() if key not in RULES or key in own}
-    return _merged(base, own) | _allowed(base.get("allow"), own.get("allow"))
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in own.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        result[key] = _merged(base[key], value) if both else value
-    return result
+    return deep_merged(base, own) | _allowed(base.get("allow"), own.get("allow"))
 
 
 def _allowed(base: Any, own: Any) -> dict[str, Any]:

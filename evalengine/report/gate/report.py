@@ -1,20 +1,26 @@
-"""A gate's report: its checks, and its headline, which every form of the report has.
+"""A gate's report: its checks, its headline, and its forms: the terminal, Markdown (for a job's summary, a comment, a
+pager), JUnit XML, JSON, and GitHub's workflow commands.
 
 Names of tasks and metrics, and models' answers, come from others. Every form applies `plain` to them first, and so
-holds no line break, terminal sequence, workflow command or character that XML forbids.
+holds no line break, terminal sequence, workflow command or character that XML forbids; and escapes for itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
+from xml.etree import ElementTree
+
+from rich.text import Text
 
 from evalengine.errors import first_of
 from evalengine.plain_text import json_lines, printable
 from evalengine.report.gate.policies import INCONCLUSIVE, Inconclusive
 from evalengine.report.read.run import Key
+from evalengine.util.sheet import escaped
 
 LONGEST = 400  # characters of one text from outside
 SHOWN = 5  # requests or documents named in a check's details
@@ -113,3 +119,173 @@ def _counts(report: Report) -> str:
     if report.verdict == "pass":
         return f"{judged} of {judged} checks"
     return ", ".join(parts)
+
+
+CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "undecided": STYLES["inconclusive"]}
+SUMMARY_LENGTH = 250_000  # characters, 4 bytes each at most: GitHub refuses summaries above 1 MiB
+MARKS: dict[Status, str] = {"fail": "❌ fail", "undecided": "🟡 undecided", "excused": "➖ excused", "skip": "➖ skip",
+                            "pass": "✅ pass"}  # fmt: skip
+ORDER = tuple(MARKS)  # checks that need a reader come first
+ANNOTATIONS = 10  # GitHub shows ten errors and ten warnings a step, and drops the rest
+# How a undecided check is reported, by the policy's `inconclusive`, so that it looks as bad as the job will end.
+UNDECIDED_TAG = {"fail": "failure", "report": "error", "pass": "skipped"}
+UNDECIDED_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
+
+
+def report_lines(report: Report, risk: bool = False) -> Iterator[Text]:
+    """A line per check, its details below. No line begins with text from outside, which GitHub might obey.
+
+    risk: whether P(loss > margin) is said of the checks that have one.
+    """
+    for check in report.checks:
+        status = Text(f"{check.status.upper():<10}", style=CHECK_STYLES.get(check.status, "dim"))
+        yield status + Text(f"{plain(check.label)}: {plain(check.message)}", style="default")
+        for detail in check.details:
+            yield Text(f"          - {plain(detail)}")
+        if check.detects:
+            yield Text(f"          {plain(check.detects)}", style="dim")
+        if risk and check.risk is not None:
+            yield Text(f"          P(loss > margin) = {check.risk:.2g}", style="dim")
+    for note in report.notes:
+        yield Text(f"not judged: {plain(note)}")
+    if report.verdict == "fail" and report.checks:
+        yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
+    for warning in report.warnings:
+        yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])
+
+
+def markdown(report: Report) -> str:
+    """Headline, warnings, problems, a table of checks (what failed or was undecided first), then what each saw."""
+    sign = SIGNS[report.verdict]
+    lines = [f"### {sign} {_shown(headline(report))}", ""]
+    lines += [f"**⚠️ {_shown(warning)}**\n" for warning in report.warnings]
+    lines += [_shown(report.description) + "\n"] if report.description else []
+    lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
+    lines += [f"- not judged: {_shown(note)}" for note in report.notes]
+    if report.problems:
+        lines += ["", f"**{_shown(report.trouble.capitalize())}**", ""]
+        lines += [f"- {_shown(problem)}" for problem in report.problems]
+    checks = sorted(report.checks, key=lambda check: ORDER.index(check.status))
+    if checks:
+        lines += ["", *_table(checks)]
+    return "\n".join(lines).rstrip() + "\n\n"
+
+
+def _shown(text: str) -> str:
+    return escaped(plain(text))
+
+
+def _table(checks: Sequence[Check]) -> Iterator[str]:
+    """The table, then the details of checks that have some, below GitHub's limit."""
+    yield "| | rule | task | metric | result |"
+    yield "|---|---|---|---|---|"
+    length = shown = 0
+    below: list[str] = []
+    for check in checks:
+        cells = (check.rule, check.task, check.name, check.message)
+        row = f"| {MARKS[check.status]} | {' | '.join(map(_shown, cells))} |"
+        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in _seen(check)]
+        length += len(row) + sum(map(len, more))
+        if length > SUMMARY_LENGTH:
+            break
+        yield row
+        below += more
+        shown += 1
+    if shown < len(checks):
+        yield f"\n{len(checks) - shown} more checks are not shown."
+    yield from ("", *below)
+
+
+def _seen(check: Check) -> Iterator[str]:
+    yield from check.details
+    if check.detects:
+        yield check.detects
+
+
+def junit(report: Report) -> str:
+    """JUnit XML as GitLab and Jenkins read it: a test case per check; one with `<error>` per problem."""
+    cases = [_case(report, check) for check in report.checks]
+    for number, problem in enumerate(report.problems, 1):
+        name = f"{plain(report.trouble)} {number}" if len(report.problems) > 1 else plain(report.trouble)
+        case = ElementTree.Element("testcase", classname=_class(report, ""), name=name, time="0")
+        error = ElementTree.SubElement(case, "error", message=plain(problem), type=plain(report.trouble))
+        error.text = plain(problem, None)
+        cases.append(case)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": str(sum(case.find("error") is not None for case in cases)),
+        "skipped": str(sum(case.find("skipped") is not None for case in cases)),
+        "time": "0",
+    }
+    root = ElementTree.Element("testsuites", {"name": "evalengine gate", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": f"evalengine gate {plain(report.policy)}", **counts})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name in ("verdict", "baseline", "run", "baseline_digest", "run_digest"):
+        ElementTree.SubElement(properties, "property", name=name, value=plain(str(getattr(report, name) or "")))
+    for warning in report.warnings:
+        ElementTree.SubElement(properties, "property", name="warning", value=plain(warning))
+    suite.extend(cases)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def workflow_commands(report: Report) -> Iterator[str]:
+    """GitHub's workflow commands, a line each: `::error title=...::message`, and `::warning` and `::notice`."""
+    for warning in report.warnings:
+        yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
+    errors = [(report.trouble, problem) for problem in report.problems]
+    yield from _commands("error", report, errors + [_of_check(check) for check in report.failures])
+    kind = UNDECIDED_COMMAND[report.inconclusive]
+    yield from _commands(kind, report, [_of_check(check) for check in report.undecided])
+
+
+def write(path: Path, text: str, append: bool = False) -> None:
+    """Writes a report's file, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a" if append else "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Iterator[str]:
+    for title, message in messages if len(messages) <= ANNOTATIONS else messages[: ANNOTATIONS - 1]:
+        yield f"::{kind} title={_property(f'gate {report.policy}: {title}')}::{_data(message)}"
+    if len(messages) > ANNOTATIONS:
+        more = f"and {len(messages) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'undecided'} checks"
+        yield f"::{kind} title={_property(f'gate {report.policy}')}::{more}"
+
+
+def _of_check(check: Check) -> tuple[str, str]:
+    undecided = "undecided: " if check.status == "undecided" else ""
+    return f"{undecided}{check.label}", " ".join((check.message, *check.details))
+
+
+def _case(report: Report, check: Check) -> ElementTree.Element:
+    name = " ".join(part for part in (check.rule, check.name) if part)
+    case = ElementTree.Element("testcase", classname=_class(report, check.task), name=plain(name), time="0")
+    body = "\n".join(plain(text) for text in (check.message, *check.details, check.detects) if text)
+    if check.status == "fail":
+        ElementTree.SubElement(case, "failure", message=plain(check.message), type=check.rule).text = body
+    elif check.status == "undecided":
+        tag = UNDECIDED_TAG[report.inconclusive]
+        ElementTree.SubElement(case, tag, message=f"undecided: {plain(check.message)}", type="undecided").text = body
+    elif check.status in ("skip", "excused"):
+        why = "" if check.status == "skip" else "another rule of any_of decides: "
+        ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.message}"))
+    else:
+        ElementTree.SubElement(case, "system-out").text = body
+    return case
+
+
+def _class(report: Report, task: str) -> str:
+    return ".".join(("gate", plain(report.policy), *([plain(task)] if task else [])))
+
+
+def _data(text: str) -> str:
+    """escapeData of https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts."""
+    return plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """escapeProperty of the same source."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalengine.report.compare.compare import Comparison, ItemDifference
-from evalengine.report.compare.divergence import Divergence, shared_text
 from evalengine.report.compare.flips import Flip
+from evalengine.report.compare.item_differences import Divergence, shared_text
 from evalengine.report.compare.report import Regression, regressions
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import Column, beginning, grid
+from evalengine.report.html.parts import Column, beginning, chosen, grid
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.names import document_name, item_name
 from evalengine.report.read.run import Key, direction
@@ -59,9 +59,7 @@ def outputs_grid(page: Page, c: Comparison) -> Markup:
         Column("Answer", "mark", "9ch", phone=False, marks=("kept", "flipped")),
         CAUSE,
     ]
-    page.blocks("outputs", items)
-    columns, cells = _telling(columns, cells)
-    return grid(page, "outputs", columns, cells, detail="output", blocks="outputs", noun="outputs")
+    return grid(page, "outputs", *_telling(columns, cells), detail="output", items=items, noun="outputs")
 
 
 def flips_grid(page: Page, c: Comparison) -> Markup:
@@ -92,9 +90,7 @@ def flips_grid(page: Page, c: Comparison) -> Markup:
         TIE,
         CAUSE,
     ]
-    page.blocks("flips", items)
-    columns, cells = _telling(columns, cells)
-    return grid(page, "flips", columns, cells, detail="flip", blocks="flips", noun="flips")
+    return grid(page, "flips", *_telling(columns, cells), detail="flip", items=items, noun="flips")
 
 
 def _rooms(count: int) -> tuple[int, int]:
@@ -119,8 +115,7 @@ def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column]
     values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
     silent = {title for title, cells in values.items() if cells == {None}}
     silent |= {title for title in ("Task", "Filter", "Metric", "What changed") if len(values.get(title, ())) == 1}
-    shown_columns = [i for i, column in enumerate(columns) if column.title not in silent]
-    return [columns[i] for i in shown_columns], [[row[i] for i in shown_columns] for row in rows]
+    return chosen(columns, rows, [i for i, column in enumerate(columns) if column.title not in silent])
 
 
 def document_texts(c: Comparison, key: Key, room: int) -> tuple[str, str, str]:

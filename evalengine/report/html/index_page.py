@@ -14,7 +14,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import Column, figure, grid, row_of, tiles
+from evalengine.report.html.parts import Column, chosen, figure, grid, row_of, tiles
 from evalengine.report.html.plots import series
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, RunMetric, entries
 from evalengine.report.read.names import INDEX
@@ -120,23 +120,16 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
     if not listed:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
-    page.blocks("runs", [_item(entry, beside) for entry in listed])
     rows = [_row(entry) for entry in listed]
-    columns = [*COLUMNS]
-    for place in (CUT, VERDICT):
-        if not any(row[place] for row in rows):
-            columns, rows = _without(place, columns, rows)
-    body = grid(page, "runs", columns, rows, detail="run", blocks="runs", noun="rows", pick="compare")
+    shown = [place for place in range(len(COLUMNS)) if place not in (CUT, VERDICT) or any(row[place] for row in rows)]
+    columns, rows = chosen(COLUMNS, rows, shown)
+    items = [_item(entry, beside) for entry in listed]
+    body = grid(page, "runs", columns, rows, detail="run", items=items, pick="compare")
     page.data("folders", [shlex.quote(str(entry.folder)) if entry.state == FINISHED else None for entry in listed])
     most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
     page.section("runs", "Runs", body, note=f"{NOTE}{most}")
     trends_section(page, listed)
     return page
-
-
-def _without(place: int, columns: Sequence[Column], rows: Sequence[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
-    """Columns and rows without one column, which is empty."""
-    return [c for n, c in enumerate(columns) if n != place], [[*row[:place], *row[place + 1 :]] for row in rows]
 
 
 def _row(entry: Entry) -> list[Any]:
@@ -146,8 +139,7 @@ def _row(entry: Entry) -> list[Any]:
     metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
-    bounds = interval_of(first) if first is not None and value is not None else None
-    between = f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""
+    between = _between(first) if first is not None and value is not None else ""
     return [date, entry.model, task, metric, value, between, verdict, entry.cut or None, entry.digest[:10]]
 
 

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.divergence import changed_bits
+from evalengine.report.compare.item_differences import changed_bits
 from evalengine.report.html.differences import parting
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
-from evalengine.report.read.provenance import provenance
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import Run, provenance
 from evalengine.util.sheet import Line, Sheet
 
 Kind = Literal["text", "mono", "number", "mark"]
@@ -109,6 +108,7 @@ def grid(
     columns: Sequence[Column],
     rows: Sequence[Sequence[Any]],
     detail: str | None = None,
+    items: Sequence[Any] | None = None,
     blocks: str | None = None,
     noun: str = "rows",
     pick: str | None = None,
@@ -116,15 +116,26 @@ def grid(
     """A sortable, searchable table of any number of rows, of which only those in sight are in the document.
 
     rows: of JSON values; untrusted text is welcome. detail: the script's renderer (`report.details[detail]`) that fills
-    the panel which a row opens. blocks: the name of `page.blocks` with one item a row: what a renderer gets, and what
-    the search reads besides the row. pick: gives each row a box to tick; `report.picks[pick]` fills a line below the
-    tools from the numbers of the ticked rows. Its hash `#name=K` opens row K (from 0).
+    the panel which a row opens. items: one a row: what a renderer gets, and what the search reads besides the row;
+    blocks: the name of `page.packed_blocks` that has them already. pick: gives each row a box to tick;
+    `report.picks[pick]` fills a line below the tools from the numbers of the ticked rows. Its hash `#name=K` opens row
+    K (from 0).
     """
     for row in rows:
         assert len(row) == len(columns), f"{name}: a cell a column"
+    if items is not None:
+        page.blocks(name, items)
+        blocks = name
     page.data(f"grid-{name}", {"columns": [asdict(c) for c in columns], "rows": [list(row) for row in rows],
                                "detail": detail, "blocks": blocks, "noun": noun, "pick": pick})  # fmt: skip
     return tag("div", tag("p", "Scripts are off: the table needs them.", class_="note"), class_="grid", data_grid=name)
+
+
+def chosen(
+    columns: Sequence[Column], rows: Sequence[Sequence[Any]], places: Sequence[int]
+) -> tuple[list[Column], list[list[Any]]]:
+    """The columns at these places, and the rows with their cells alone."""
+    return [columns[place] for place in places], [[row[place] for place in places] for row in rows]
 
 
 def origin_facts(run: Run) -> Iterator[tuple[str, Child]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from evalengine.plain_text import printable
@@ -31,6 +30,8 @@ from evalengine.report.leaderboard.sheets import (
     titled,
     verdict,
 )
+from evalengine.report.numbers import finite_json
+from evalengine.report.read.run import by_name
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_table
@@ -129,7 +130,7 @@ def comma_separated(board: Board) -> str:
 
 def board_json(board: Board) -> dict[str, Any]:
     """The whole comparison, with names that stay. Numbers that are not finite are null."""
-    return {
+    content: dict[str, Any] = finite_json({
         "format": FORMAT,
         "version": VERSION,
         "verdict": verdict(board),
@@ -149,7 +150,8 @@ def board_json(board: Board) -> dict[str, Any]:
         "tests": board.family,
         "significant": board.significant,
         "notes": board.notes,
-    }
+    })  # fmt: skip
+    return content
 
 
 def _plain(text: str) -> str:
@@ -203,12 +205,12 @@ def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
 
 
 def _key(contest: Contest) -> dict[str, str]:
-    return {**dict(zip(("task", "metric", "filter"), map(_plain, contest.key), strict=True)), "mean": contest.mean}
+    return {name: _plain(text) for name, text in by_name(contest.key).items()} | {"mean": contest.mean}
 
 
 def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
     return {
-        **dict(zip(("task", "metric", "filter"), contest.key, strict=True)),
+        **by_name(contest.key),
         "mean": contest.mean or None,
         "higher_is_better": contest.higher_is_better,
         "documents": contest.documents,
@@ -217,10 +219,10 @@ def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
             if score is None
             else {
                 "model": name,
-                "value": score.value if math.isfinite(score.value) else None,
-                "interval": None if score.interval is None else list(score.interval),
+                "value": score.value,
+                "interval": score.interval,
                 "rank": score.rank,
-                "ranks": None if score.ranks is None else list(score.ranks),
+                "ranks": score.ranks,
                 "cut": cut_json(cut_of(run, contest.key)),
             }
             for run, name, score in zip(board.runs, board.names, contest.scores, strict=True)
@@ -233,7 +235,7 @@ def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
                 "significant": test.significant,
                 "nats": test.nats,
                 "answers_changed": test.changed,
-                **test.result.to_json(),
+                **asdict(test.result),
             }
             for test in contest.tests
         ],

@@ -19,6 +19,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import (
     Column,
     beginning,
+    chosen,
     details,
     facts,
     grid,
@@ -271,11 +272,8 @@ def documents_grid(page: Page, board: Board) -> Markup | None:
         Column("Answers", "mark", "12ch", marks=("all alike", "they differ"), phone=False),
         *(Column(name, "mark", "minmax(7ch, 1fr)", phone=False, marks=("right", "wrong")) for name in names),
     ]
-    page.blocks("documents", items)
-    kept = [place for place in range(len(columns)) if place or len(listed) > 1]
-    rows = [[row[place] for place in kept] for row in rows]
-    drawn = [columns[place] for place in kept]
-    return grid(page, "documents", drawn, rows, detail="document", blocks="documents", noun="documents")
+    columns, rows = chosen(columns, rows, [place for place in range(len(columns)) if place or len(listed) > 1])
+    return grid(page, "documents", columns, rows, detail="document", items=items, noun="documents")
 
 
 def _key(board: Board, task: str, shared: Shared) -> Iterator[ScoreKey]:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.compare import Comparison, compare, with_questions
 from evalengine.report.compare.headline import Scale, test_words
-from evalengine.report.compare.two_runs import with_questions
 from evalengine.report.leaderboard.board import ALPHA, Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
 from evalengine.report.numbers import MINUS, arrow, counted, p_value
-from evalengine.report.read.provenance import provenance
+from evalengine.report.read.run import provenance
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.sheet import Sheet
 

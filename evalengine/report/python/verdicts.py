@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import comparison_json
-from evalengine.report.compare.compare import LEVELS, Comparison
+from evalengine.report.compare.compare import LEVELS, Comparison, compared
 from evalengine.report.compare.report import report as comparison_lines
-from evalengine.report.compare.two_runs import compared
-from evalengine.report.gate.forms import report_lines
 from evalengine.report.gate.gate import gate as judge
-from evalengine.report.gate.report import Report, headline
+from evalengine.report.gate.report import Report, headline, report_lines
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.models import are_models

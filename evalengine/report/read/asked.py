@@ -1,14 +1,19 @@
-"""What a run's documents asked: the prompt, its own question without the examples before it, and the target."""
+"""What a run's documents asked: the prompt, its own question without the examples before it, and the target; and of
+given choices, as probabilities, which one was taken, how surely, and by what margin."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.lm_eval_samples import continuations, target_index
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run
 
 Document = tuple[str, int]  # task, doc_id
@@ -67,3 +72,71 @@ def _question(prompt: str) -> str:
     while at > 0 and len("\n\n".join(paragraphs[at:])) < SHORTEST:
         at -= 1
     return "\n\n".join(paragraphs[at:])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One document's decision by summed log-likelihood (lm-eval's `acc`)."""
+
+    doc_id: int
+    chosen: int
+    target: int | None  # None where the samples do not say which choice is right
+    confidence: float  # the chosen one's softmax over the choices' summed log-likelihoods
+    margin: float | None  # the target's log-likelihood less the best other's, nat; > 0 if it was chosen
+    probability: float | None = None  # the target's softmax over the choices' summed log-likelihoods
+
+    @property
+    def correct(self) -> bool:
+        return self.chosen == self.target
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Documents of similar confidence."""
+
+    confidence: float  # the mean of the documents' confidences
+    correct: int
+    count: int
+
+
+def choices(data: RunData, task: str) -> list[Choice]:
+    """The documents of a multiple-choice task; empty for other tasks. Documents without a finite likelihood are left
+    out: no probability follows from them."""
+    if data.kinds.get(task) != "loglikelihood":
+        return []
+    taken = []
+    for doc, rows in data.samples[task].items():
+        row, items = rows[0], data.documents[task, doc]
+        texts = continuations(row)
+        sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
+        if len(sums) < 2 or any(value is None or not math.isfinite(value) for value in sums):
+            continue
+        taken.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
+    return taken
+
+
+def reliability(taken: Sequence[Choice], bins: int = 10) -> list[Bin]:
+    """Documents in equally wide bins of confidence; empty bins are left out."""
+    with_target = [choice for choice in taken if choice.target is not None]
+    places = [min(int(choice.confidence * bins), bins - 1) for choice in with_target]
+    groups = [[c for c, place in zip(with_target, places, strict=True) if place == number] for number in range(bins)]
+    return [Bin(math.fsum(c.confidence for c in g) / len(g), sum(c.correct for c in g), len(g)) for g in groups if g]
+
+
+def expected_calibration_error(bins: Sequence[Bin]) -> float:
+    """Mean |share correct - mean confidence| over documents, by bins (Naeini, Cooper & Hauskrecht 2015, AAAI)."""
+    total = sum(b.count for b in bins)
+    return math.fsum(b.count / total * abs(b.correct / b.count - b.confidence) for b in bins)
+
+
+def _choice(doc: int, sums: np.ndarray, target: int | None) -> Choice:
+    chosen = int(np.argmax(sums))  # the first of equals, as in lm-eval
+    weights = np.exp(sums - sums[chosen])
+    margin = None if target is None else float(sums[target] - np.delete(sums, target).max())
+    probability = None if target is None else float(weights[target] / weights.sum())
+    return Choice(doc, chosen, target, float(1.0 / weights.sum()), margin, probability)
+
+
+def margins(taken: Sequence[Choice]) -> Iterator[float]:
+    """The known margins, in nats."""
+    return (choice.margin for choice in taken if choice.margin is not None)

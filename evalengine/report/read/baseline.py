@@ -170,7 +170,7 @@ def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
     table |= {name: unpack_hashes(columns[name], count) for name in HASHES}
     table["sum_logprob"] = unpack_floats(columns["sum_logprob"], count)
     rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
-    return [Item(task=task, output_ids=None, logprobs=None, text=None, **row) for row in rows]
+    return [Item(task=task, **row) for row in rows]
 
 
 def _by_key(rows: Sequence[Any], parts: int, read: Callable[[Any], Any]) -> dict[Any, dict[int, Any]]:

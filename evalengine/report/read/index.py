@@ -25,8 +25,7 @@ from evalengine.report.read.baseline import is_baseline, load_baseline
 from evalengine.report.read.groups import below, groups_of, roots_of
 from evalengine.report.read.lm_eval_samples import number
 from evalengine.report.read.names import runs_below
-from evalengine.report.read.provenance import command_line, parsed
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import Run, command_line, parsed
 
 NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it

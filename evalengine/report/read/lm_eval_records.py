@@ -23,8 +23,7 @@ from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.identities import MODEL_NAMES
 from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval
 from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.provenance import parsed
-from evalengine.report.read.run import Item, Key, Loaded, Run
+from evalengine.report.read.run import Item, Key, Loaded, Run, parsed
 from evalengine.report.read.run_folder import read_evidence, same_documents, same_metrics
 
 MODELS = ("evalengine", "EvalEngineLM")  # as lm-eval names it: by its registered name, or made in Python

@@ -7,18 +7,24 @@ less its log-likelihood without the context; `f1` and `mcc` take `acc`'s. The fi
 
 A task of another rule may use the same names. So the choices of a metric count as known only where every recorded
 score bears them out.
+
+Rolling log-likelihoods: our records hold one item a window, lm-eval's files one a document, the windows' sum.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from evalengine.report.read.run import Item
+from evalengine.report.numbers import exact_sum
+from evalengine.report.read.run import Item, Key, Run
 
 ROLLING = "loglikelihood_rolling"
 _BEYOND = 2**1023  # float() of such an integer may fail
@@ -83,14 +89,8 @@ def responses(task: str, row: Mapping[str, Any], kind: str | None) -> Iterator[I
                 request_index=index,
                 repeat=repeat,
                 kind=kind or ("loglikelihood" if pair else "generate_until"),
-                leaf="",
-                prompt_sha256="",
-                output_sha256="",
-                output_ids=None,
-                logprobs=None,
                 sum_logprob=value,
                 text=response if value is None and isinstance(response, str) else None,
-                truncated=0,
             )
 
 
@@ -191,3 +191,47 @@ def _arguments(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     arguments = row.get("arguments")
     requests = arguments.values() if isinstance(arguments, Mapping) else ()
     return [value for value in requests if isinstance(value, Mapping)]
+
+
+NOTHING = hashlib.sha256(b"").hexdigest()  # the prompt hash of an empty text
+
+
+def asks_nothing(hashes: tuple[str, str, str]) -> bool:
+    """Whether a rolling document's text is empty: lm-eval's files hold a response to it, our records no request."""
+    return hashes[1] == NOTHING
+
+
+def aligned(a: Run, b: Run) -> tuple[Run, Run]:
+    """Both runs with one item a rolling document if lm-eval ran either; two runs of ours as they are."""
+    return (_by_document(a), _by_document(b)) if a.by_lm_eval or b.by_lm_eval else (a, b)
+
+
+def _by_document(run: Run) -> Run:
+    items: dict[Key, Item] = {}
+    for (task, doc_id), group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
+        own = list(group)
+        if own[0].kind == ROLLING and asks_nothing(run.hashes.get(task, {}).get(doc_id, ("", "", ""))):
+            continue
+        whole = [_sum(own)] if own[0].kind == ROLLING else own
+        items.update((item.key, item) for item in whole)
+    return replace(run, items=items)
+
+
+def _sum(windows: list[Item]) -> Item:
+    """The document's item, as lm-eval has it, without the windows' hashes, which say nothing of the document."""
+    first, truncated = windows[0], sum(window.truncated for window in windows)
+    place = (first.task, first.doc_id, 0, 0)
+    return Item(*place, ROLLING, sum_logprob=_sum_logprob(windows), text=first.text, truncated=truncated)
+
+
+def _sum_logprob(windows: list[Item]) -> float | None:
+    """The windows' sum, over all tokens at once where they are known: a sum of sums would be rounded twice."""
+    values: list[float] = []
+    for window in windows:
+        if window.logprobs is not None:
+            values += window.logprobs.tolist()
+        elif window.sum_logprob is not None:
+            values.append(window.sum_logprob)
+        else:
+            return None
+    return exact_sum(values)

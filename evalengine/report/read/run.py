@@ -1,17 +1,23 @@
-"""A run as `compare`, `gate` and the report see it, wherever it was read from (`load.load_run`)."""
+"""A run as `compare`, `gate` and the report see it, wherever it was read from (`load.load_run`): its evidence, and when
+it was made, under which id and by which command."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from evalengine.records.evidence import is_bound
+from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RecordKey
+from evalengine.util.command import PROGRAM
+from evalengine.util.plain_files import read_json
 
 Key = RecordKey
 ScoreKey = tuple[str, str, str]  # task, metric, filter
@@ -34,14 +40,14 @@ class Item:
     request_index: int
     repeat: int
     kind: str  # generate_until | loglikelihood | loglikelihood_rolling
-    leaf: str  # hex digest leaf (`records.digest.leaf_hash`); "" where unknown (lm-eval)
-    prompt_sha256: str
-    output_sha256: str  # `records.schema.ids_sha256` of the output ids
-    output_ids: list[int] | None  # None: a baseline or an lm-eval folder holds none
-    logprobs: np.ndarray | None  # float32 [len(output_ids)]
-    sum_logprob: float | None  # math.fsum of logprobs, or what the source says
-    text: str | None
-    truncated: int  # tokens cut from the prompt's left
+    leaf: str = ""  # hex digest leaf (`records.digest.leaf_hash`); lm-eval has none
+    prompt_sha256: str = ""
+    output_sha256: str = ""  # `records.schema.ids_sha256` of the output ids
+    output_ids: list[int] | None = None  # None: a baseline or an lm-eval folder holds none
+    logprobs: np.ndarray | None = None  # float32 [len(output_ids)]
+    sum_logprob: float | None = None  # math.fsum of logprobs, or what the source says
+    text: str | None = None
+    truncated: int = 0  # tokens cut from the prompt's left
 
     @property
     def key(self) -> Key:
@@ -132,6 +138,64 @@ class Loaded:
     endings: dict[Key, tuple[str, int]] | None = None  # of a run folder of ours: (finish reason, prompt tokens)
 
 
+def by_name(key: ScoreKey) -> dict[str, str]:
+    """A metric's key as files for other programs have it."""
+    return dict(zip(("task", "metric", "filter"), key, strict=True))
+
+
 def direction(runs: Iterable[Run], key: ScoreKey) -> bool | None:
     """Whether more of a metric is better, as the first run that knows says; None where none does."""
     return next((run.higher_is_better[key] for run in runs if key in run.higher_is_better), None)
+
+
+LATEST_DATE = 253402300799  # 9999-12-31: a larger number in a file is no date
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """A run's origin; None where the run does not say: lm-eval records no command, a run from Python has none."""
+
+    started: datetime | None  # in UTC
+    run_id: str | None
+    command: str | None  # as a shell takes it
+
+    @property
+    def date(self) -> str:
+        """When the run began, `2026-01-02 03:04 UTC`; "" where that is not known."""
+        return "" if self.started is None else f"{self.started:%Y-%m-%d %H:%M} UTC"
+
+
+def provenance(run: Run) -> Provenance:
+    """The provenance of a run folder, an lm-eval folder or a baseline. Runs from before manifests held the date have it
+    in their results file, as lm-eval's runs do."""
+    manifest = run.manifest
+    started = parsed(manifest.started) or (None if run.kind == "baseline" else parsed(_results_date(run)))
+    run_id, words = manifest.run_id, manifest.command
+    return Provenance(started, run_id[:40] if run_id else None, command_line(words))
+
+
+def parsed(value: Any) -> datetime | None:
+    """A manifest's `started` (text), or lm-eval's `date` (UNIX seconds); None for anything else."""
+    try:
+        if isinstance(value, str):
+            return datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LATEST_DATE:
+            return datetime.fromtimestamp(value, timezone.utc)
+    except ValueError:
+        pass
+    return None
+
+
+def command_line(words: Any) -> str | None:
+    """The command `python -m evalengine` with these words, as a shell takes it; None if they are no list of texts."""
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return " ".join([PROGRAM, *map(shlex.quote, words)])
+
+
+def _results_date(run: Run) -> Any:
+    try:
+        results = read_json(results_files(run.source)[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return results.get("date") if isinstance(results, dict) else None

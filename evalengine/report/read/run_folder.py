@@ -21,8 +21,7 @@ from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, rea
 from evalengine.records.shapes import Sha256, fits
 from evalengine.report.numbers import exact_sum, exp, same_value
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
-from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.rolling import asks_nothing
+from evalengine.report.read.lm_eval_samples import ROLLING, asks_nothing
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.plain_files import read_bytes

@@ -7,10 +7,9 @@ of the items, and a seed fixes what is random.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,11 +51,6 @@ class PairedResult:
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
     effective_clusters: float  # groups of equal size that would tell as much: degrees of freedom and one; NaN for one
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields by name; None for what is not finite, which JSON cannot hold."""
-        values = dataclasses.asdict(self)
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def paired(

@@ -21,6 +21,7 @@ from evalengine.report.compare.metric_tables import leading_metrics, look, score
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.numbers import counted
 from evalengine.report.read.names import SWEEP_FORMAT
+from evalengine.report.read.run import by_name
 from evalengine.report.sweep.sweep import Sweep, most, verdict
 
 WIDTH, HEIGHT, GAP, TOP = 112, 46, 3, 104  # a cell's size, the space between cells and above the matrix: pixels
@@ -205,5 +206,4 @@ def _pair(c: Comparison) -> dict[str, Any]:
 def _metrics(c: Comparison) -> Iterator[dict[str, Any]]:
     for metric in c.metrics:
         a, b = (v if v is not None and math.isfinite(v) else None for v in (metric.value_a, metric.value_b))
-        key = dict(zip(("task", "metric", "filter"), metric.key, strict=True))
-        yield {**key, "invariant": a, "fast": b, "delta": None if a is None or b is None else b - a}
+        yield {**by_name(metric.key), "invariant": a, "fast": b, "delta": None if a is None or b is None else b - a}
