@@ -258,15 +258,12 @@ def _is_glob(override: Override) -> bool:
 def _listed(override: Override) -> str:
     pattern = override.value()
     assert isinstance(pattern, Glob)
-    matches = {path for include in pattern.include for path in glob.glob(include) if _is_model(Path(path))}
+    found = {Path(path): path for include in pattern.include for path in glob.glob(include)}
+    matches = [path for place, path in found.items() if place.is_dir() or place.suffix == ".gguf"]
     models = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
     if not models:
         raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")
     return f"{GLOBBED}={','.join(map(written, models))}"
-
-
-def _is_model(path: Path) -> bool:
-    return path.is_dir() or path.suffix == ".gguf"
 
 
 def _natural(path: str) -> list[tuple[bool, int, str]]:

@@ -60,12 +60,7 @@ def data_differs(a: Run, b: Run, x: Item, y: Item) -> bool:
     """Whether one request was asked differently: another document, target or prompt."""
     if x.prompt_sha256 and y.prompt_sha256 and x.prompt_sha256 != y.prompt_sha256:
         return True
-    return document_differs(a, b, x.task, x.doc_id)
-
-
-def document_differs(a: Run, b: Run, task: str, doc_id: int) -> bool:
-    """Whether both runs hold hashes of this document, prompt and target, and one of them differs."""
-    return document_change(a, b, task, doc_id) is not None
+    return document_change(a, b, x.task, x.doc_id) is not None
 
 
 def document_change(a: Run, b: Run, task: str, doc_id: int) -> Literal["documents", "targets", "prompts"] | None:

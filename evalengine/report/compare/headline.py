@@ -115,7 +115,7 @@ def headline(c: Comparison) -> str:
         return f"A and B differ, and no metric has a number per document by which they could be tested{_on_both(c)}"
     others = [m for m in asked_for(c) if m is not metric]
     name = f"On {' '.join(part for part in metric.key if part not in ('none', ''))}, " if others else ""
-    said = f"{name}{difference_words(metric, _asked_all(c))}"
+    said = f"{name}{difference_words(metric, c.a.asks_all and c.b.asks_all and not c.partial)}"
     if not others:
         return said
     sure = sum(_sure(m) for m in others)
@@ -173,10 +173,6 @@ def _logprobs(c: Comparison) -> str:
     if c.kinds["text"]:
         return f"{counted(c.kinds['text'], 'text')} of equal tokens differ"
     return NO_BITS
-
-
-def _asked_all(c: Comparison) -> bool:
-    return c.a.asks_all and c.b.asks_all and not c.partial
 
 
 def _on_both(c: Comparison) -> str:

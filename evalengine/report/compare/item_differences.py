@@ -241,7 +241,8 @@ def _differing_keys(a: Run, b: Run) -> list[Key]:
     if all(x.leaf and y.leaf for x, y in both):
         leaves = {key for key in differing_leaves(a, b) if key in a.items and key in b.items}
         return sorted(leaves | texts)
-    return sorted(texts | {x.key for x, y in both if data_differs(a, b, x, y) or not _equal_as_far_as_known(x, y)})
+    unlike = (x.key for x, y in both if not (_same_output(x, y) and _equal_sums(x, y)) or data_differs(a, b, x, y))
+    return sorted(texts.union(unlike))
 
 
 def _leaf(run: Run, key: Key) -> str | None:
@@ -274,10 +275,6 @@ def _other_text(x: Item, y: Item) -> bool:
     tokens = bool(x.output_sha256 and y.output_sha256) and x.output_sha256 == y.output_sha256
     have_texts = x.kind == "generate_until" and x.text is not None and y.text is not None
     return tokens and have_texts and x.text != y.text
-
-
-def _equal_as_far_as_known(x: Item, y: Item) -> bool:
-    return _same_output(x, y) and _equal_sums(x, y)
 
 
 def _equal_sums(x: Item, y: Item) -> bool:

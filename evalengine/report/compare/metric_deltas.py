@@ -236,7 +236,8 @@ def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, 
         if not same_value(value, reported, 1e-9):
             return None
     shared = left.keys() & right.keys()
-    docs = [doc for doc in sorted(shared) if left[doc][1] == right[doc][1] and _same_text(a, b, key[0], doc)]
+    weighed_alike = [doc for doc in sorted(shared) if left[doc][1] == right[doc][1]]
+    docs = [doc for doc in weighed_alike if document_change(a, b, key[0], doc) != "documents"]
     values = [ratio_value(key[1], [pairs[doc] for doc in docs]) if docs else None for pairs in (left, right)]
     return (values[0], values[1]), len(shared) - len(docs)
 
@@ -247,7 +248,3 @@ def ratio_value(metric: str, pairs: Sequence[tuple[float, float]]) -> float:
     units = exact_sum(weight for _, weight in pairs)
     nats = -exact_sum(value for value, _ in pairs) / units if units else math.nan
     return value_of(nats, "bits" if metric == "bits_per_byte" else "perplexity")
-
-
-def _same_text(a: Run, b: Run, task: str, doc: int) -> bool:
-    return document_change(a, b, task, doc) != "documents"

@@ -79,7 +79,7 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
         if c.kinds[kind]:
             yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", basis
     yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
-    yield "Documents that changed", f"{c.changed:,}", _changed(c)
+    yield "Documents that changed", f"{c.changed:,}", changed_words(c).partition(": ")[2] or None
 
 
 def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
@@ -91,11 +91,6 @@ def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
         tests = sum(m.p_holm is not None for m in c.metrics)
         several = f", after Holm over {tests}: {holm}" if tests > 1 else ""
         yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), f"p {p}{several}"
-
-
-def _changed(c: Comparison) -> str | None:
-    """`31 scores, 8 answers only`; None where no document changed."""
-    return changed_words(c).partition(": ")[2] or None
 
 
 def _good(c: Comparison) -> bool | None:
@@ -145,7 +140,8 @@ def _attribution(c: Comparison) -> Iterator[Markup]:
             cause,
             f"{count:,}",
             *(f"{counts[cause][kind]:,}" for kind in kinds),
-            _sentence("; ".join(c.why.get(cause, []))),
+            # A narrow screen must not press words into a column of letters.
+            tag("span", "; ".join(c.why.get(cause, [])), class_="words"),
         )
         for cause, count in c.causes.items()
     ]
@@ -156,11 +152,6 @@ def _attribution(c: Comparison) -> Iterator[Markup]:
     if c.rescored and not c.flips:
         yield tag("p", AGGREGATED)
     yield from lines_of(logprob_lines(c.logprobs, ulps=True) if c.logprobs is not None else ())
-
-
-def _sentence(text: str) -> Markup:
-    """A cell of words, which a narrow screen must not press into a column of letters."""
-    return tag("span", text, class_="words")
 
 
 def _statistics(c: Comparison) -> Iterator[Markup]:
@@ -218,7 +209,9 @@ def noise_floor_section(page: Page, floor: Comparison) -> None:
     head = ["Task"] * several + ["Metric", str(invariant.manifest.numerics), "fast", "Delta"]
     head += ["Better in fast", "Worse in fast", "Filter"]
     drawn = table(head, [list(_floor_row(m, several)) for m in metrics], numbers=range(1 + several, 6 + several))
-    sources = facts((f"{_level(run)}, {_seconds(run)}", tag("code", run.source.name)) for run in (invariant, fast))
+    sources = facts(
+        (f"{run.manifest.numerics}, {_seconds(run)}", tag("code", run.source.name)) for run in (invariant, fast)
+    )
     note = (
         "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
         "this says nothing about the model."
@@ -252,10 +245,6 @@ def _floor_row(metric: MetricDelta, several: bool) -> Iterator[Child]:
     yield "" if a is None or b is None else shown(b - a, "+.4f")
     yield from ("", "") if paired is None else (f"{paired.wins:,}", f"{paired.losses:,}")
     yield filter_name
-
-
-def _level(run: Run) -> str:
-    return str(run.manifest.numerics)
 
 
 def _seconds(run: Run) -> str:

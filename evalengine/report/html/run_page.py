@@ -53,7 +53,8 @@ def summary_lead(page: Page, data: RunData) -> None:
         label = " ".join(([key[0]] if several else []) + _label(key, data))
         cut = cut_of(run, key)
         below = [_interval_words(data, key, error), cut.words if cut else None]
-        large.append((label, _value(value, key, data), "; ".join(filter(None, below)) or None))
+        shown = percent(value) if is_share(data, key) else f"{value:,.4g}"
+        large.append((label, shown, "; ".join(filter(None, below)) or None))
     page.lead(tiles(large), *_warnings(data))
 
 
@@ -87,7 +88,8 @@ def manifest_section(page: Page, data: RunData) -> None:
     """What the run ran on, in short and in full."""
     manifest, run = data.run.manifest, data.run
     short = facts(_short(manifest)) if manifest else facts([("Model", data.results.get("model_name"))])
-    whole = [details(f"{name}", tag("pre", _json(value))) for name, value in _wholes(data)]
+    texts = [(name, json.dumps(value, indent=2, ensure_ascii=False)) for name, value in _wholes(data)]
+    whole = [details(f"{name}", tag("pre", text)) for name, text in texts]
     page.section("manifest", "Manifest", short, *whole, note=f"Read from {run.name}." if run.kind != "run" else None)
 
 
@@ -177,11 +179,6 @@ def _label(key: ScoreKey, data: RunData) -> list[str]:
     return [key[1]] + ([key[2]] if len(filters) > 1 else [])
 
 
-def _value(value: float, key: ScoreKey, data: RunData) -> str:
-    share = is_share(data, key)
-    return percent(value) if share else f"{value:,.4g}"
-
-
 def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | None:
     bounds = metric_interval(data.run, key)
     if bounds is None:
@@ -249,10 +246,6 @@ def _wholes(data: RunData) -> Iterator[tuple[str, Any]]:
         yield "manifest.json, whole", data.run.manifest.content
     else:
         yield "what the results say", data.run.identity
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 TASKS = 4  # most tasks that the title names

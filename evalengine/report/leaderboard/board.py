@@ -96,7 +96,8 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
             entry = contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
             continue
-        scores = [_reported(run, key) for run in runs]
+        held = [run if key in run.results else None for run in runs]
+        scores = [None if run is None else Score(run.results[key][0], metric_interval(run, key)) for run in held]
         tests = _likelihood_tests(runs, shared, clusters) if rolling and not tested else []
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
         scores = ranked(scores, better if shared.rows and shared.whole else None)
@@ -222,7 +223,3 @@ def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[st
     sums = {place: likelihoods(runs[place], shared.task) for place in shared.runs if shared.rows}
     columns = {place: [own.get(doc, 0.0) for doc in shared.documents(place)] for place, own in sums.items() if own}
     return [replace(test, nats=True) for test in pair_tests(columns, True, clusters=clusters)]
-
-
-def _reported(run: Run, key: ScoreKey) -> Score | None:
-    return Score(run.results[key][0], metric_interval(run, key)) if key in run.results else None

@@ -69,7 +69,8 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     listed = {key for entry in groups for key in entry.untested} if len(alone) > FEW else set()
     single = [entry for task in alone for entry in contests(runs, shared[task], listed)]
     notes = [note for task in tasks for note in pairing_notes(shared[task], labels_)]
-    notes += [*_unmeasured(single), *_asked(runs, labels_, shared), *_unbound(runs, labels_)]
+    notes += [*_unmeasured(single), *_asked(runs, labels_, shared)]
+    notes += [f"{name}: {UNBOUND}" for run, name in zip(runs, labels_, strict=True) if run.unbound]
     return _adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
 
 
@@ -171,7 +172,3 @@ def _by_text(run: Run) -> Run:
         for key, item in run.items.items()
     }
     return replace(run, items=items)
-
-
-def _unbound(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
-    return (f"{name}: {UNBOUND}" for run, name in zip(runs, names, strict=True) if run.unbound)

@@ -136,7 +136,8 @@ class Results(Shown):
 
     def _lines(self) -> Iterator[Line]:
         if self.run.kind == "baseline":
-            yield _metrics_table(self.run)
+            rows = [[*key, value_text(value)] for key, (value, _) in self.run.results.items()]
+            yield Sheet("Metrics", ("Task", "Metric", "Filter", "Value"), rows, (0, 1, 2))
         else:
             yield results_table(self._texts[0])
         if self.run.kind == "run" and "counts" in self.manifest:
@@ -153,11 +154,6 @@ def load_run(path: str | Path) -> Results:
     Raises `ConfigError` (the file at fault, and the cure) for what is missing, unfinished, damaged or edited.
     """
     return Results(read_run(path))
-
-
-def _metrics_table(run: Run) -> Line:
-    rows = [[*key, value_text(value)] for key, (value, _) in run.results.items()]
-    return Sheet("Metrics", ("Task", "Metric", "Filter", "Value"), rows, (0, 1, 2))
 
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ def asked_of(runs: Sequence[Run], documents: Collection[Document]) -> dict[Docum
         except (ConfigError, OSError):
             continue
         rows = {(task, row["doc_id"]): row for task, rows in rows_by_task.items() for row in rows}
-        return {document: _asked(rows[document]) for document in documents if document in rows}
+        found = [(key, rows[key]) for key in documents if key in rows]
+        return {key: Asked(_question(prompt_of(row)), target_of(row, continuations(row))) for key, row in found}
     return {}
 
 
@@ -58,10 +59,6 @@ def target_of(sample: Mapping[str, Any], texts: Sequence[str]) -> str:
         return f"{place}: {texts[place].strip()}"
     lines = str(sample.get("target", "")).strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def _asked(sample: Mapping[str, Any]) -> Asked:
-    return Asked(_question(prompt_of(sample)), target_of(sample, continuations(sample)))
 
 
 def _question(prompt: str) -> str:

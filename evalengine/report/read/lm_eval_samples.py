@@ -167,14 +167,10 @@ def _taken(row: Mapping[str, Any], metrics: Collection[str], texts: Sequence[str
             yield "acc_mutual_info", int(np.argmax(conditional - free))
     if len({value.get("arg_0") for value in _arguments(row)[: len(texts)]}) > 1:
         return  # one text after several contexts: the choices, whose lengths would count, are no continuations
-    for metric, length in (("acc_norm", len), ("acc_bytes", _octets)):
+    for metric, length in (("acc_norm", len), ("acc_bytes", lambda text: len(text.encode("utf-8", "surrogatepass")))):
         if metric in metrics:
             with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice
                 yield metric, int(np.argmax(conditional / np.array([*map(length, texts)], dtype=np.float64)))
-
-
-def _octets(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence[str]) -> bool:

@@ -44,7 +44,7 @@ class LossBound:
     @property
     def shift(self) -> float:
         """What skewness and unseen flips add, in units."""
-        return _shift(self.alpha)
+        return (float(scipy.special.ndtri(self.alpha)) ** 2 + 2) / 3
 
     @property
     def quantile(self) -> float:
@@ -197,10 +197,6 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
     variance = math.fsum(variances)
     unit = _unit(parts, np.concatenate([layer.shares for layer in strata]), scale)
     return LossBound(loss, math.sqrt(variance), unit, _freedom(strata, variances), alpha, groups, most)
-
-
-def _shift(alpha: float) -> float:
-    return (float(scipy.special.ndtri(alpha)) ** 2 + 2) / 3
 
 
 def _freedom(strata: Sequence[Stratum], variances: Sequence[float]) -> float:

@@ -105,7 +105,8 @@ class Flips:
 def flips(runs: Sequence[Run], tasks: Collection[str]) -> Flips | None:
     """The flips of the tasks' documents: between fast runs of one configuration, which differ by their schedules alone,
     if there are two; else between the two runs that were given. None where there is no pair, or no 0/1 score."""
-    alike = [pair for pair in combinations(runs, 2) if _one_configuration(*pair)]
+    fast = [run for run in runs if run.identity.get("numerics") == "fast"]
+    alike = [(a, b) for a, b in combinations(fast, 2) if a.identity == b.identity]
     pairs = alike or ([(runs[0], runs[1])] if len(runs) == 2 else [])
     counted = [count for a, b in pairs if (count := _flipped(a, b, tasks)) is not None]
     if not counted:
@@ -137,10 +138,6 @@ def spreads(a: RunData, b: RunData, task: str) -> tuple[float, float] | None:
         return None
     apart = [[(pairs[0][doc][which] - pairs[1][doc][which]) ** 2 for doc in shared] for which in (0, 1)]
     return math.fsum(apart[0]) / len(shared), math.fsum(apart[1]) / len(shared)
-
-
-def _one_configuration(a: Run, b: Run) -> bool:
-    return a.identity == b.identity and a.identity.get("numerics") == "fast"
 
 
 def _flipped(a: Run, b: Run, tasks: Collection[str]) -> tuple[int, int] | None:

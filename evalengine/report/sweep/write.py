@@ -131,7 +131,8 @@ def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[st
     """
     picture_file = folder / f"{name}.svg"
     _write(picture_file, drawn)
-    return [picture_file, write_list(name, folder, {**content, "picture_sha256": _sha256(drawn)})]
+    content = {**content, "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
+    return [picture_file, write_list(name, folder, content)]
 
 
 def write_list(name: str, folder: Path, content: dict[str, Any]) -> Path:
@@ -141,10 +142,6 @@ def write_list(name: str, folder: Path, content: dict[str, Any]) -> Path:
     # The hash is of the content as a reader of the file gets it.
     _write(file, json_lines({**content, "sha256": content_sha256(json.loads(json.dumps(content, allow_nan=False)))}))
     return file
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write(file: Path, text: str) -> None:
