@@ -6,10 +6,10 @@ import os
 import re
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, MinLen, Predicate
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from evalengine.config.arguments import integer, number, shown
@@ -19,7 +19,6 @@ MAX_RANKS = 64  # ranks of one model: more GPUs than any machine has
 MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index both with int32
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 MAX_MODEL_NAME = 200
-LEVELS = ("auto", "native", "exact", "fast")
 
 
 def as_typed(value: Any) -> str:
@@ -53,17 +52,6 @@ def _text(value: Any) -> Any:
     return (
         os.fspath(value) if isinstance(value, os.PathLike) else str(value) if isinstance(value, int | float) else value
     )
-
-
-def one_of(*names: str) -> WrapValidator:
-    """A word of these."""
-
-    def check(value: Any, _: ValidatorFunctionWrapHandler) -> str:
-        if isinstance(value, str) and value in names:
-            return value
-        raise PydanticCustomError("one_of", "must be one of {names}", {"names": ", ".join(names)})
-
-    return WrapValidator(check)
 
 
 def at_most(largest: int, why: str) -> AfterValidator:
@@ -104,15 +92,16 @@ TokenOrText = Annotated[
     Least0 | Annotated[str, MinLen(1)], must("be the text or the id of what ends a thinking, or null")
 ]
 Automatic = Literal["auto"]
-LoadFormat = Annotated[str, one_of("auto", "safetensors", "gguf", "dummy")]
-Implementation = Annotated[str, one_of("auto", "native", "transformers")]
-Processors = Annotated[str, one_of("auto", "none")]
-Chosen = Annotated[str, one_of("auto", "always", "off")]
-Dtype = Annotated[str, one_of("auto", "bfloat16", "float16", "float32")]
-AttentionBackend = Annotated[str, one_of("auto", "flash_attn", "triton", "sdpa")]
-Backend = Annotated[str, one_of("local", "ray")]
-Level = Annotated[str, one_of(*LEVELS)]
-LongPrompts = Annotated[str, one_of("truncate", "error")]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+Implementation = Literal["auto", "native", "transformers"]
+Processors = Literal["auto", "none"]
+Chosen = Literal["auto", "always", "off"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+AttentionBackend = Literal["auto", "flash_attn", "triton", "sdpa"]
+Backend = Literal["local", "ray"]
+Level = Literal["auto", "native", "exact", "fast"]
+LEVELS = get_args(Level)
+LongPrompts = Literal["truncate", "error"]
 Sequences = Annotated[
     Whole, Ge(1), at_most((1 << 16) - 1, "a decode kernel's grid has a row for each sequence, and CUDA allows no more")
 ]

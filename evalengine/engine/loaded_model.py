@@ -229,7 +229,7 @@ def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
             path=model.source,
             revision=model.revision,
             load_format=model.format,
-            implementation=model.spec.implementation,
+            implementation=model.spec.implementation,  # type: ignore[arg-type]  # native or transformers
         )
     if not isinstance(model, ModelConfig):
         raise ConfigError(no_model(model, "a path, a Hub id, a name of conf/model/, a ModelConfig or a Checkpoint"))

@@ -102,5 +102,5 @@ def _planned(run: Run, places: Sequence[str]) -> tuple[Plan, DeferredLLM]:
     device = "cuda" if has_gpu and resolved.device.startswith("cuda") else "cpu"
     pinned = {"device": device, "dtype": resolved.dtype, "max_model_len": resolved.max_model_len, **ONE_BY_ONE}
     numerics = "auto" if resolved.numerics == "native" and not has_gpu else resolved.numerics
-    config = replace(config_again(run.source, pinned, places), numerics=numerics)
+    config = replace(config_again(run.source, pinned, places), numerics=numerics)  # type: ignore[arg-type]  # a level
     return plan_again(run.name, run.identity, config, run.source)

@@ -12,24 +12,9 @@ from typing import Any
 from evalengine.plain_text import printable
 from evalengine.report.compare.as_json import cut_json, run_json
 from evalengine.report.compare.report import regression_lines
+from evalengine.report.leaderboard import sheets
 from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
-from evalengine.report.leaderboard.sheets import (
-    both_names,
-    cut_cells,
-    cut_head,
-    group_sheet,
-    headline,
-    matrix_sheet,
-    models_sheet,
-    rank,
-    ranks_note,
-    regressed,
-    scores_sheet,
-    tests_sheet,
-    titled,
-    verdict,
-)
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import by_name
 from evalengine.report.stats.metric_interval import cut_of
@@ -39,31 +24,32 @@ from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_ta
 
 def board_lines(comparison: Board) -> Iterator[Line]:
     """Everything to print, in order; a string is one line."""
-    yield f"{headline(comparison)}."
-    if (pair := regressed(comparison)) is not None:
-        yield from regression_lines(pair, both_names(comparison))
-    yield models_sheet(comparison)
+    yield f"{sheets.headline(comparison)}."
+    if (pair := sheets.regressed(comparison)) is not None:
+        yield from regression_lines(pair, sheets.both_names(comparison))
+    yield sheets.models_sheet(comparison)
     yield from bullets("Notes", comparison.notes)
-    for sheet in (scores_sheet(comparison), *(group_sheet(comparison, members) for members in comparison.groups)):
+    groups = [sheets.group_sheet(comparison, members) for members in comparison.groups]
+    for sheet in (sheets.scores_sheet(comparison), *groups):
         if sheet.title != "Metrics":
             yield sheet.title
         yield sheet
         if sheet.note:
             yield sheet.note
     if comparison.family:
-        sheet = tests_sheet(comparison)
+        sheet = sheets.tests_sheet(comparison)
         yield sheet
         yield sheet.note
-    yield f"verdict: {verdict(comparison)}"
+    yield f"verdict: {sheets.verdict(comparison)}"
 
 
 def markdown(board: Board) -> str:
     """Tables that GitHub shows; the best value of each metric is bold."""
-    parts = [f"**{escaped(headline(board))}.**", f"{escaped(verdict(board))}."]
+    parts = [f"**{escaped(sheets.headline(board))}.**", f"{escaped(sheets.verdict(board))}."]
     for sheet in _sheets(board):
         parts.append(f"### {escaped(sheet.title)}")
         parts.append(markdown_table(sheet))
-    parts += ["### Models", markdown_table(models_sheet(board))]
+    parts += ["### Models", markdown_table(sheets.models_sheet(board))]
     if board.notes:
         parts += ["### Notes", "\n".join(f"- {escaped(note)}" for note in board.notes)]
     return "\n\n".join(parts) + "\n"
@@ -73,35 +59,36 @@ def latex(board: Board) -> str:
     """A LaTeX table environment for each table; needs \\usepackage{booktabs}."""
     parts = ["% needs \\usepackage{booktabs}; made by evalengine compare"]
     parts += [latex_table(sheet) for sheet in _sheets(board)]
-    models = (f"model {' · '.join(cell for cell in row if cell)}" for row in models_sheet(board).rows)
+    models = (f"model {' · '.join(cell for cell in row if cell)}" for row in sheets.models_sheet(board).rows)
     comments = [f"% {printable(' '.join(line.split()))}" for line in (*models, *board.notes)]
     return "\n\n".join([*parts, "\n".join(comments)]) + "\n"
 
 
 def _sheets(board: Board) -> Iterator[Sheet]:
-    sheet = matrix_sheet(board, board.tested)
+    sheet = sheets.matrix_sheet(board, board.tested)
     note = "In brackets: 95 % interval." + (" Bold: ahead of every other by a significant test." if sheet.best else "")
     yield replace(sheet, note=note)
-    if cut_head(board):
+    if sheets.cut_head(board):
         yield _cut(board)
     if board.family:
         yield _ranks(board)
-        yield tests_sheet(board)
-    yield from (group_sheet(board, members) for members in board.groups)
+        yield sheets.tests_sheet(board)
+    yield from (sheets.group_sheet(board, members) for members in board.groups)
 
 
 def _cut(board: Board) -> Sheet:
     """What length limits cut of each model, and its value on what they did not."""
-    rows = [[titled(entry), *(", ".join(filter(None, cut_cells(board, entry, n))) for n in range(len(board.names)))]
-            for entry in board.tested]  # fmt: skip
+    cells = [[sheets.cut_cells(board, entry, n) for n in range(len(board.names))] for entry in board.tested]
+    rows = [[sheets.titled(entry), *(", ".join(filter(None, cell)) for cell in row)]
+            for entry, row in zip(board.tested, cells, strict=True)]  # fmt: skip
     note = "The share of a model's documents with an answer that its length limit ended, and its value on the others."
     return Sheet("Cut at the limit", ["Metric", *board.names], rows, (0,), note=note)
 
 
 def _ranks(board: Board) -> Sheet:
     ranked = [entry for entry in board.tested if any(s is not None and s.rank is not None for s in entry.scores)]
-    rows = [[titled(entry), *(rank(score) for score in entry.scores)] for entry in ranked]
-    return Sheet("Ranks", ["Metric", *board.names], rows, (0,), note=ranks_note(board))
+    rows = [[sheets.titled(entry), *(sheets.rank(score) for score in entry.scores)] for entry in ranked]
+    return Sheet("Ranks", ["Metric", *board.names], rows, (0,), note=sheets.ranks_note(board))
 
 
 FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below changes its meaning or is removed
@@ -133,7 +120,7 @@ def board_json(board: Board) -> dict[str, Any]:
     content: dict[str, Any] = finite_json({
         "format": FORMAT,
         "version": VERSION,
-        "verdict": verdict(board),
+        "verdict": sheets.verdict(board),
         "models": [
             {"model": name, "step": board.steps[n] if board.steps else None, **run_json(run)}
             for n, (run, name) in enumerate(zip(board.runs, board.names, strict=True))
