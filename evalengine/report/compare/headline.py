@@ -16,13 +16,14 @@ from evalengine.report.read.groups import above
 from evalengine.report.stats.detectable import mcnemar_power
 from evalengine.report.stats.paired import PairedResult
 
+POWER = 0.8  # of the test with as many documents as are said to tell
 MOST = 100_000_000  # no set of documents is larger
 NO_BITS = "there are no bits to compare"
 MANY = 10  # tasks of groups that stand in one table with the groups
 
 
-def documents_to_tell(p: PairedResult, alpha: float = 0.05, power: float = 0.8) -> int | None:
-    """The fewest documents like these on which the two-sided test finds, with probability `power`, a difference that is
+def documents_to_tell(p: PairedResult) -> int | None:
+    """The fewest documents like these on which the two-sided test finds, with probability `POWER`, a difference that is
     as large as the observed one; None where none was observed, or more than `MOST` would be needed.
 
     For McNemar's test by its exact power at the observed share of pairs that differ (`mcnemar_power`); for others
@@ -32,13 +33,13 @@ def documents_to_tell(p: PairedResult, alpha: float = 0.05, power: float = 0.8) 
     if size == 0 or not math.isfinite(p.stderr):
         return None
     if p.test != "mcnemar-exact":
-        quantiles = -float(scipy.special.ndtri(alpha / 2)) + float(scipy.special.ndtri(power))
+        quantiles = -float(scipy.special.ndtri(ALPHA / 2)) + float(scipy.special.ndtri(POWER))
         needed = p.n * (quantiles * p.stderr / size) ** 2
         return math.ceil(needed) if needed <= MOST else None
     discordance = (p.wins + p.losses) / p.n
 
     def enough(count: int) -> bool:
-        return mcnemar_power(count, discordance, min(size, discordance), alpha) >= power
+        return mcnemar_power(count, discordance, min(size, discordance), ALPHA) >= POWER
 
     low, high = 1, 2
     while not enough(high):

@@ -127,7 +127,6 @@ def contest(
     better: bool | None,
     columns: Mapping[int, Sequence[float]],
     count: int,
-    mean: str = "",
     alike: bool = True,
     tested: bool = True,
     clusters: Sequence[str] | None = None,
@@ -141,7 +140,7 @@ def contest(
     scores = [score_of(columns[place], share, clusters) if place in columns else None for place in range(count)]
     tests = [] if better is None or not alike or not tested else pair_tests(columns, better, share, clusters)
     documents = max(map(len, columns.values()), default=0)
-    return Contest(key, better, share, documents, ranked(scores, better if alike else None), tests, mean)
+    return Contest(key, better, share, documents, ranked(scores, better if alike else None), tests)
 
 
 def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float]:

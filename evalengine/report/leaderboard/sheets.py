@@ -58,16 +58,16 @@ def cut_cells(board: Board, contest: Contest, place: int) -> list[str]:
     return [f"{100 * cut.count / cut.total:.1f} %", finished]
 
 
-def matrix_sheet(board: Board, contests: Sequence[Contest], title: str = "Metrics") -> Sheet:
+def matrix_sheet(board: Board, contests: Sequence[Contest]) -> Sheet:
     """Models by metrics, the form for a document: models as rows while the metrics fit side by side."""
     cells = [[matrix_cell(entry, score) for score in entry.scores] for entry in contests]
     best = {(m, n) for m, entry in enumerate(contests) for n, score in enumerate(entry.scores) if leads(entry, score)}
     if len(contests) <= WIDE:
         head = ["Model", *(titled(entry) for entry in contests)]
         rows = [[name, *(column[n] for column in cells)] for n, name in enumerate(board.names)]
-        return Sheet(title, head, rows, (0,), frozenset((n, m + 1) for m, n in best))
+        return Sheet("Metrics", head, rows, (0,), frozenset((n, m + 1) for m, n in best))
     rows = [[titled(entry), *column] for entry, column in zip(contests, cells, strict=True)]
-    return Sheet(title, ["Metric", *board.names], rows, (0,), frozenset((m, n + 1) for m, n in best))
+    return Sheet("Metrics", ["Metric", *board.names], rows, (0,), frozenset((m, n + 1) for m, n in best))
 
 
 def group_sheet(board: Board, group: Group) -> Sheet:

@@ -17,6 +17,7 @@ from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run
 
 Document = tuple[str, int]  # task, doc_id
+BINS = 10  # of confidence
 SHORTEST = 40  # characters: a question is longer, or has a paragraph before it
 
 
@@ -112,11 +113,11 @@ def choices(data: RunData, task: str) -> list[Choice]:
     return taken
 
 
-def reliability(taken: Sequence[Choice], bins: int = 10) -> list[Bin]:
+def reliability(taken: Sequence[Choice]) -> list[Bin]:
     """Documents in equally wide bins of confidence; empty bins are left out."""
     with_target = [choice for choice in taken if choice.target is not None]
-    places = [min(int(choice.confidence * bins), bins - 1) for choice in with_target]
-    groups = [[c for c, place in zip(with_target, places, strict=True) if place == number] for number in range(bins)]
+    places = [min(int(choice.confidence * BINS), BINS - 1) for choice in with_target]
+    groups = [[c for c, place in zip(with_target, places, strict=True) if place == number] for number in range(BINS)]
     return [Bin(math.fsum(c.confidence for c in g) / len(g), sum(c.correct for c in g), len(g)) for g in groups if g]
 
 

@@ -82,12 +82,12 @@ class RunEvidence:
     endings: dict[Key, tuple[str, int]]  # (finish reason, prompt tokens), as `schema.read_endings` gives them
 
 
-def read_evidence(path: Path, page: bool = True) -> RunEvidence:
+def read_evidence(path: Path) -> RunEvidence:
     """Reads the records of a folder and what vouches for them; every digest is computed anew.
 
     Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
     """
-    return _evidence(path, open_run(path, page))
+    return _evidence(path, open_run(path))
 
 
 def _evidence(path: Path, manifest: Manifest) -> RunEvidence:

@@ -53,9 +53,7 @@ def reported_interval(value: float, stderr: float | None, documents: int | None)
     return (value - quantile * stderr, value + quantile * stderr) if stderr else None
 
 
-def mean_interval(
-    scores: Sequence[float], confidence: float = CONFIDENCE, clusters: Sequence[str] | None = None
-) -> tuple[float, float] | None:
+def mean_interval(scores: Sequence[float], clusters: Sequence[str] | None = None) -> tuple[float, float] | None:
     """The interval of the mean of documents' scores: Wilson's for scores in [0, 1], else Student's t. `clusters` names
     each document's group, where documents are related.
 
@@ -71,13 +69,11 @@ def mean_interval(
         return None
     related = clusters is not None and len(set(clusters)) < len(scores)
     if set(scores) <= {0.0, 1.0} and not related:
-        return wilson(int(sum(scores)), len(scores), confidence)
-    return _by_stderr(scores, confidence, clusters if related else None)
+        return wilson(int(sum(scores)), len(scores))
+    return _by_stderr(scores, clusters if related else None)
 
 
-def _by_stderr(
-    scores: Sequence[float], confidence: float, clusters: Sequence[str] | None
-) -> tuple[float, float] | None:
+def _by_stderr(scores: Sequence[float], clusters: Sequence[str] | None) -> tuple[float, float] | None:
     # Importing SciPy takes most of a second, which not every run's report needs.
     import numpy as np
 
@@ -93,11 +89,11 @@ def _by_stderr(
     if stderr == 0 and not answers:
         return None
     if min(scores) < 0 or max(scores) > 1:
-        return t_interval(mean, stderr, degrees, confidence)
+        return t_interval(mean, stderr, degrees, CONFIDENCE)
     independent = mean * (1 - mean) / stderr**2 if stderr else degrees + 1
     if answers:
         independent = min(float(len(scores)), independent)
-    return _wilson(mean, independent, t_interval(0.0, 1.0, degrees, confidence)[1])
+    return _wilson(mean, independent, t_interval(0.0, 1.0, degrees, CONFIDENCE)[1])
 
 
 def weighted_interval(
