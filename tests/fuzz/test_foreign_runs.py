@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.endpoint.answers import ANSWERS, AnswersFile
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.report.compare.two_runs import compared
+from evalengine.report.compare.compare import compared
 from evalengine.report.read.load import load_run
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.test_bench_files import mutated
