@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from evalengine import LLM
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.base import Layer
@@ -73,6 +74,17 @@ def test_no_schedule_changes_a_bit(family: str, tmp_path: Path, monkeypatch: pyt
     for schedule in SCHEDULES:
         outputs = run(checkpoint, requests(), schedule, batch_invariant=True, max_model_len=96)
         assert not differing(outputs, expected), schedule
+
+
+def test_ranks_quantise_the_whole_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token's scale is that of all its features, of which a rank has a part."""
+    checkpoint = without_tokenizer(folder_of(tmp_path, monkeypatch, by_tokens()))
+    settings = {"batch_invariant": True, "max_model_len": 96, "num_kv_blocks": 64, "block_size": 16}
+    outputs = []
+    for ranks in (1, 2):
+        with LLM(checkpoint, tensor_parallel_size=ranks, **settings) as llm:
+            outputs.append({output.request_id: output for output in llm.run(requests())})
+    assert not differing(*outputs)
 
 
 @pytest.mark.parametrize("level", ["exact", "fast"])
