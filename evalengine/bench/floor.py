@@ -125,7 +125,7 @@ def _seen(tokens: int, window: int | None) -> int:
 
 
 def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
-    """The floor in seconds. itemsize: bytes of a weight and of a number in the KV cache."""
+    """The floor in seconds. itemsize: bytes of a weight, but for experts in MXFP4, and of a number in the KV cache."""
     table = spec.vocab_size * spec.hidden_size
     total, experts = weight_counts(spec)
     body = total - experts - table * (1 if spec.tie_word_embeddings else 2)
@@ -135,7 +135,9 @@ def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Cei
     flops += 4 * spec.num_heads * spec.head_dim * pairs
     flops += 2 * table * work.prompt_rows
     kv_token = 2 * spec.num_kv_heads * spec.head_dim * itemsize
-    moved = work.decode_steps * (body + experts * touched + table) * itemsize + kv_tokens * kv_token
+    in_mxfp4 = (spec.packing or "").startswith("mxfp4")
+    expert = (17 / 32 if in_mxfp4 else itemsize) * experts  # 16 bytes and a scale for 32 numbers
+    moved = work.decode_steps * ((body + table) * itemsize + expert * touched) + kv_tokens * kv_token
     moved += 2 * work.decode_tokens * state_bytes(spec, itemsize)
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
 

@@ -49,6 +49,7 @@ class Activations(NamedTuple):
         return "a constant" if self.static else "token" if self.group is None else f"1x{self.group}"
 
 
+DUMMY_MXFP4 = "mxfp4, dummies"  # `ModelSpec.packing` of dummy weights whose config.json has experts in MXFP4
 _REFUSED = "quantization_config: packed weights are not supported"
 _CURE = "use the unquantised checkpoint"
 

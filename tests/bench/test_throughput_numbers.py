@@ -89,6 +89,9 @@ def test_of_experts_the_floor_counts_those_in_use() -> None:
     seconds = floor_seconds(work, spec, 2, Ceilings(1000.0, 100.0, 50.0))
     flops, moved = 2 * (body + 2 * 144) * 10, 3 * (body + 2 * 144 * 7 / 4 + 800) * 2
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
+    packed = floor_seconds(work, replace(spec, packing="mxfp4, dummies"), 2, Ceilings(1000.0, 100.0, 50.0))
+    moved -= 3 * 2 * 144 * 4 * (7 / 16) * (2 - 17 / 32)  # half a byte and a share of a scale in the place of two bytes
+    assert packed == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 
 
 def test_ceilings_are_measured() -> None:

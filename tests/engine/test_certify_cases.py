@@ -88,7 +88,7 @@ def test_shapes() -> None:
         assert spec.dtype == torch.bfloat16 and opened(f"shape:{name}", 2).spec.num_layers == 2
     assert opened("shape:qwen3-0.6b").spec.tie_word_embeddings
     assert abs(num_parameters(opened("shape:qwen3-8b").spec) / 8.19e9 - 1) < 0.001
-    for name, billions, used in (("qwen3-30b-a3b", 30.53, 3.35), ("gpt-oss-20b", 20.91, 4.19)):  # with the tables
+    for name, billions, used in (("qwen3-30b-a3b", 30.53, 3.35), ("gpt-oss-20b-mxfp4", 20.91, 4.19)):  # with tables
         spec = opened(f"shape:{name}").spec
         unused = weight_counts(spec).experts * (1 - spec.mixture.router.chosen / spec.mixture.router.experts)
         weights = num_parameters(spec)

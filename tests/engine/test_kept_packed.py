@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
+from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute import memory
 from evalengine.engine.load.hf_folder import model_tensors
 from evalengine.engine.load.kept import in_layout, kept_packed
-from evalengine.engine.load.loader import load_model
+from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.load.shards import read_tensors
 from evalengine.errors import ConfigError
 from evalengine.kernels import packed_matmul
@@ -110,6 +111,24 @@ def test_gpt_oss_keeps_its_experts(gpt_oss: tuple[Path, Path], monkeypatch: pyte
     forms = {layer.prepared.form for name, layer in kept.model.named_modules() if name in packed_layers(kept)}
     monkeypatch.setattr(packed_matmul, "excluded", forms)
     assert_bitwise_equal(kept.step({"t": ids})["t"], expected)
+
+
+def test_dummies_are_packed_as_config_json_says(gpt_oss: tuple[Path, Path]) -> None:
+    """The same numbers whether they stay packed or not, under a name of their own."""
+    plain, dummy = (resolve_checkpoint(ModelConfig(name="t", path=str(path), load_format="dummy")) for path in gpt_oss)
+    assert weights_fingerprint(plain) != weights_fingerprint(dummy) and plain.spec.packing is None
+    layers: list[dict[str, Any]] = []
+    for keeps in (False, True):
+        ops = NativeOps(torch.float32, DEVICE)
+        ops.keeps_packed = keeps
+        model = load_model(dummy, ops, 64)
+        layers.append({name: layer.prepared for name, layer in model.named_modules() if hasattr(layer, "prepared")})
+    kept = {name for name, rows in layers[1].items() if isinstance(rows, PackedRows)}
+    assert len(kept) == 4 and all(".mlp.experts." in name for name in kept)
+    for name, rows in layers[1].items():
+        numbers = packed_matmul.unpack(rows, torch.empty(rows.shape, device=DEVICE)) if name in kept else rows
+        assert_bitwise_equal(numbers, layers[0][name])
+        assert 0.015 < numbers.std() < 0.03
 
 
 @pytest.mark.gpu

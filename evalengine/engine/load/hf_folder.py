@@ -18,7 +18,7 @@ from evalengine.models.config_fields import unknown_fields
 from evalengine.models.describe import token_ids
 from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_config import spec_from_json
-from evalengine.models.packing import quantization_of
+from evalengine.models.packing import DUMMY_MXFP4, method_of, quantization_of
 from evalengine.models.registry import find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
@@ -62,6 +62,8 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
             stored = _renamed(with_packed(stored, quantization_of(raw)), spec)
         spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
         spec = dataclasses.replace(spec, packing=packing_of(stored))
+    elif spec.module is None and method_of(quantization_of(raw) or {}) == "mxfp4":
+        spec = dataclasses.replace(spec, packing=DUMMY_MXFP4)
     if problems := spec_problems(spec):
         raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
     return spec

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 from evalengine.engine.load import unpacking
 from evalengine.engine.load.shards import DTYPES, StoredTensor, read_parts
-from evalengine.kernels.packed_rows import GROUPS, PackedForm, PackedRows
+from evalengine.engine.load.weights import dummy_rows
+from evalengine.kernels.packed_rows import GROUPS, PackedForm, PackedRows, unpacked_by_torch
 from evalengine.layers.base import CheckpointTensor, Layer
 from evalengine.layers.experts import ExpertDown, ExpertGateUp
 from evalengine.layers.linear import MergedLinear, OutputLinear
 from evalengine.layers.ops import Ops
+from evalengine.models.packing import DUMMY_MXFP4
 from evalengine.models.spec import ModelSpec
 from evalengine.models.weight_names import WeightNames
 
+MXFP4 = PackedForm("e2m1", unpacking.MXFP4_ROW, torch.uint8)
 _TRANSPOSED = "mxfp4"  # the method whose weights, as its checkpoints' code has them, have inputs before outputs
 
 
@@ -107,6 +110,27 @@ def load_kept(spec: ModelSpec, names: WeightNames, kept: Kept, targets: Mapping[
                 target.layer.weight_loader(storage, part[index], target.shard)  # type: ignore[arg-type]
 
 
+def dummy_forms(spec: ModelSpec, tensors: list[CheckpointTensor]) -> dict[str, PackedForm]:
+    """The dummy weights that are made packed, as config.json has them: gpt-oss's experts."""
+    if spec.packing != DUMMY_MXFP4:
+        return {}
+    experts = [tensor for tensor in tensors if isinstance(tensor.layer, ExpertGateUp | ExpertDown)]
+    return {x.name: MXFP4 for x in experts if x.name.endswith(".weight") and x.shape[1] % MXFP4.group == 0}
+
+
+def load_dummies(
+    forms: Mapping[str, PackedForm], targets: Mapping[str, CheckpointTensor], device: torch.device
+) -> None:
+    """Fills layers, packed or not, with packed dummy weights: at every level the same numbers."""
+    for name, form in forms.items():
+        target, rows = targets[name], dummy_rows(name, targets[name].shape, form, device)
+        if target.layer.packed is None:
+            target.layer.weight_loader(target.param, unpacked_by_torch(rows), target.shard)
+            continue
+        for storage, part in zip(target.layer.packed.tensors, rows.tensors, strict=True):
+            target.layer.weight_loader(storage, part, target.shard)  # type: ignore[arg-type]
+
+
 def in_layout(stored: StoredTensor) -> PackedRows:
     """A packed weight's bytes, its leading dimensions one, [E N, ...]."""
     form = _form(stored)
@@ -142,7 +166,7 @@ def _described(stored: StoredTensor, k: int) -> PackedForm | None:
     assert first is not None
     match stored.method:
         case "mxfp4" | "mxfp4_rows":
-            return PackedForm("e2m1", unpacking.MXFP4_ROW, torch.uint8)
+            return MXFP4
         case "nvfp4":
             return PackedForm("e2m1", unpacking.NVFP4_ROW, torch.float32)
         case "scaled":

@@ -22,12 +22,13 @@ from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile
 from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
 from evalengine.engine.load.hf_folder import folder_spec, model_tensors
-from evalengine.engine.load.kept import Kept, allocate, kept_packed, load_kept
+from evalengine.engine.load.kept import Kept, allocate, dummy_forms, kept_packed, load_dummies, load_kept
 from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
 from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, read_tensors, weight_files
 from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
+from evalengine.kernels.packed_rows import PackedForm
 from evalengine.layers.base import CheckpointTensor, Layer, checkpoint_tensors
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
@@ -154,15 +155,24 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
         if ops.keeps_packed:
             kept = kept_packed(spec, names, stored, needed)
             stored = {name: header for name, header in stored.items() if name not in kept.files}
+    dummies: dict[str, PackedForm] = {}
+    if checkpoint.format == "dummy" and spec.packing is not None:
+        needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
+        dummies = dummy_forms(spec, needed)
+        kept = Kept(dummies if ops.keeps_packed else {}, {})
     saved = kept.saved_bytes(needed, ops.dtype, ops.tp.size) if kept.forms else 0
     check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size, saved)
     model, needed = _made(spec, ops, kept)
     set_input_rules(needed, quantized)
     fit = _Fit(_targets(needed))
-    load_kept(spec, names, kept, {tensor.name: tensor for tensor in needed})
-    for name in kept.forms:
+    by_name = {tensor.name: tensor for tensor in needed}
+    load_kept(spec, names, kept, by_name)
+    load_dummies(dummies, by_name, ops.device)
+    loaded = {*kept.forms, *dummies}
+    for name in loaded:
         fit.take(name, ops.dtype, fit.targets[name].shape)
-    for name, tensor in _tensors(checkpoint, fit.targets, stored, ops.device):
+    others = {name: target for name, target in fit.targets.items() if name not in loaded}
+    for name, tensor in _tensors(checkpoint, others, stored, ops.device):
         target = fit.take(name, tensor.dtype, tuple(tensor.shape))
         if target is not None:
             target.layer.weight_loader(target.param, tensor, target.shard)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from evalengine.kernels.packed_rows import PackedForm, PackedRows
+
 DUMMY_STD = 0.02  # dummy weights' standard deviation: transformers' usual initializer_range
 HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
 
@@ -26,8 +28,25 @@ def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> I
         yield name, tensor
 
 
+def dummy_rows(name: str, shape: tuple[int, ...], form: PackedForm, device: torch.device) -> PackedRows:
+    """A packed dummy weight [N, K] of e2m1, made as the others are; scales of 2^-7 give it a standard deviation of
+    0.023."""
+    assert form.kind == "e2m1" and form.scale == torch.uint8
+    rows = PackedRows.empty(form, torch.Size(shape), device)
+    rows.scales.fill_(120)
+    for start, part in enumerate(rows.codes.view(-1).split(HASHED_AT_ONCE)):
+        part.copy_((_hashed(name, start * HASHED_AT_ONCE, len(part), device) >> 8) & 0xFF)
+    return rows
+
+
 def _uniform(name: str, start: int, count: int, device: torch.device) -> Tensor:
-    """float32 [count], mean 0, standard deviation `DUMMY_STD`: elements [start, start + count) of a dummy tensor.
+    """float32 [count], mean 0, standard deviation `DUMMY_STD`: elements [start, start + count) of a dummy tensor."""
+    x = _hashed(name, start, count, device)
+    return ((x >> 8) & 0xFFFFFF).float().mul_(2.0**-24).sub_(0.5).mul_(DUMMY_STD * 12**0.5)
+
+
+def _hashed(name: str, start: int, count: int, device: torch.device) -> Tensor:
+    """int64 [count], of which bits 8 to 31 are random.
 
     The hash is two rounds of 32-bit multiply-xorshift for each of the name's two seeds. Products stay below 2^63.
     """
@@ -39,4 +58,4 @@ def _uniform(name: str, start: int, count: int, device: torch.device) -> Tensor:
             x &= 0xFFFFFFFF
             x ^= x >> 16
             x *= 0x45D9F3B
-    return ((x >> 8) & 0xFFFFFF).float().mul_(2.0**-24).sub_(0.5).mul_(DUMMY_STD * 12**0.5)
+    return x
