@@ -79,11 +79,12 @@ def mamba2(
     heads, rows, columns = variant.state_shape
     assert mixed.stride(1) == dt.stride(1) == 1 and state.is_contiguous()
     assert state.shape[1:] == variant.state_shape and state.dtype == torch.float32
+    least, most = variant.dt_limits
     out = torch.zeros((len(mixed), heads, rows), dtype=mixed.dtype, device=mixed.device)
     launch(
         _mamba2_kernel, (-(-rows // ROWS), heads, len(state_slots)),
-        (mixed, dt, a_log, dt_bias, d, state, out, cu_seqlens_q, seqlens_k, state_slots, float(variant.dt_limits[0]),
-         float(variant.dt_limits[1]), mixed.stride(0), dt.stride(0)),
+        (mixed, dt, a_log, dt_bias, d, state, out, cu_seqlens_q, seqlens_k, state_slots, float(least),
+         float("inf") if most is None else float(most), mixed.stride(0), dt.stride(0)),
         (heads, rows, variant.num_groups, columns, triton.next_power_of_2(columns), ROWS), WARPS, 1,
     )  # fmt: skip
     return out

@@ -100,7 +100,7 @@ class Mamba2:
     taps: int  # of the convolution over x, B and C
     conv_bias: bool
     bias: bool  # of the projections
-    dt_limits: tuple[float, float]  # of the time step, after softplus
+    dt_limits: tuple[float, float | None]  # of the time step, after softplus; None: no upper one
     gated: Literal["alone", "before norm", "after norm"] = "before norm"
     norm_rounded_once: bool = False  # whether the norm is rounded at its end only, not before its weight, too
 

@@ -315,7 +315,7 @@ def gated_delta(
 
 def mamba2(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor,
-    dt_limits: tuple[float, float],
+    dt_limits: tuple[float, float | None],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One sequence's x [n, H, P], b, c [n, G, N], dt [n, H] and state [H, P, N] -> ([n, H, P], the new state).
 

@@ -44,7 +44,7 @@ def gated_delta(
 
 def mamba2(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a_log: Tensor, dt_bias: Tensor, d: Tensor, state: Tensor,
-    dt_limits: tuple[float, float], chunk: int = CHUNK,
+    dt_limits: tuple[float, float | None], chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `reference.mamba2`, by state space duality (Dao and Gu 2024, arXiv 2405.21060, section 6).
 

@@ -153,7 +153,7 @@ def mamba2_of(config: Any) -> Mamba2:
     return Mamba2(
         num_heads=config.mamba_n_heads, head_dim=config.mamba_d_head, num_groups=config.mamba_n_groups,
         state_dim=config.mamba_d_state, taps=config.mamba_d_conv, conv_bias=config.mamba_conv_bias,
-        bias=config.mamba_proj_bias, dt_limits=(float(least), float(most)),
+        bias=config.mamba_proj_bias, dt_limits=(float(least), None if float(most) == math.inf else float(most)),
     )  # fmt: skip
 
 

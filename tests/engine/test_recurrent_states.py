@@ -20,7 +20,7 @@ from tests.parity.random_models import without_tokenizer
 
 COMMON = [3 + (5 * j + j * j) % (VOCAB - 3) for j in range(45)]
 DELTAS = GatedDelta(2, 4, 16, 8, 4)
-SCANS = Mamba2(6, 8, 2, 16, 4, True, False, (0.0, float("inf")))
+SCANS = Mamba2(6, 8, 2, 16, 4, True, False, (0.0, None))
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 
 

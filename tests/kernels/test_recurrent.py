@@ -41,7 +41,7 @@ DELTAS = [
     GatedDelta(2, 2, 16, 16, 4, beta_scale=2.0),
 ]
 MAMBAS = [
-    Mamba2(4, 8, 2, 16, 4, True, False, (0.0, float("inf"))),
+    Mamba2(4, 8, 2, 16, 4, True, False, (0.0, None)),
     Mamba2(1, 33, 1, 7, 4, True, False, (0.05, 0.1)),
 ]
 Layer = Callable[[list[Tensor], Tensor, list[int], list[int], list[int]], Tensor]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from evalengine.errors import ConfigError
+from evalengine.harness.identity import plain_spec
 from evalengine.models.decoder import num_parameters
-from evalengine.models.hf_config import spec_from_json
+from evalengine.models.hf_config import from_hf, spec_from_json
 from evalengine.models.rope import NO_ROPE
-from tests.parity.families import CASES, configuration
+from tests.parity.families import CASES, case, configuration
 
 # Of Nemotron-H-8B, with which fields of transformers 4 that its code does not ask for.
 NEMOTRON_H = {
@@ -53,6 +54,12 @@ def test_published_configurations_are_read(raw: dict[str, Any], million_weights:
 def test_olmo_hybrid_has_no_positions_where_its_file_says_so() -> None:
     raw = {**configuration(*CASES["olmo-hybrid"]).to_dict(), "rope_parameters": {"rope_theta": None}}
     assert spec_from_json(raw).rope == NO_ROPE != spec_from_json({**raw, "rope_parameters": None}).rope
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_familys_spec_goes_into_a_runs_identity(name: str) -> None:
+    """As plain JSON, which has no infinity, such as the upper limit of a time step that has none."""
+    assert plain_spec(from_hf(configuration(*case(name))))["architecture"]
 
 
 REFUSED = [

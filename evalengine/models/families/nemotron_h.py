@@ -51,7 +51,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
         taps=config.conv_kernel,
         conv_bias=config.use_conv_bias,
         bias=config.use_bias,
-        dt_limits=(float(config.time_step_min), float("inf")),  # transformers' `NemotronHMamba2Mixer.time_step_limit`
+        dt_limits=(float(config.time_step_min), None),  # transformers' `NemotronHMamba2Mixer.time_step_limit`
     )
     blocks = {
         "mamba": Block(only="mixer", recurrence=scan, **common),
