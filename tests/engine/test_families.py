@@ -1,26 +1,51 @@
-"""Every family gives the same bytes under every schedule, and over ranks; `fast` shows that a change is seen.
+"""One table: every family, at every level that promises it, gives the same bytes whatever a schedule varies.
+
+`fast`, which promises none, shows for every family that a change is seen.
 
 The prompts cross windows, pages and chunks; the pool starts as NaN, so that nothing is read before it was written.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
-from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.engine.settings import possible_ranks
 from evalengine.explain.record import _named
 from evalengine.layers.hooks import op_hook
 from tests.engine.test_schedule_invariance import Schedule, differing, one_by_one, run
 from tests.parity.families import CASES, VOCAB, make
 from tests.parity.random_models import ModelFolders, without_tokenizer
 
-# All axes at once: batch, order, chunks, pages, prefix cache, threads; then a pool so tight that some are preempted.
-SCHEDULES = [
-    Schedule(block_size=7, num_kv_blocks=120, max_num_batched_tokens=11, num_threads=2, order=5),
-    Schedule(block_size=16, num_kv_blocks=6, max_num_seqs=5, order=2),
-]
+# What is unlike the reference, in which each request is alone: one thing at a time, then all.
+ALONE: dict[str, Any] = {"block_size": 64, "num_kv_blocks": 64, "max_num_seqs": 1, "enable_prefix_caching": False}
+AXES: dict[str, dict[str, Any]] = {
+    "batch": {**ALONE, "max_num_seqs": 64},
+    "order": {**ALONE, "max_num_seqs": 3, "order": 5},
+    "chunks": {**ALONE, "max_num_batched_tokens": 11},
+    "pages": {**ALONE, "block_size": 7, "num_kv_blocks": 120},
+    "prefix hits": {**ALONE, "block_size": 8, "num_kv_blocks": 120, "enable_prefix_caching": True},
+    "threads": {**ALONE, "num_threads": 2},
+    "preemption": {"block_size": 16, "num_kv_blocks": 6, "max_num_seqs": 5, "order": 2},
+    "two ranks": {"block_size": 16, "num_kv_blocks": 64, "tensor_parallel_size": 2},
+    "all at once": {
+        "block_size": 7, "num_kv_blocks": 120, "max_num_batched_tokens": 11, "num_threads": 2, "order": 5
+    },
+}  # fmt: skip
+SCHEDULES = [Schedule(**AXES["all at once"]), Schedule(**AXES["preemption"])]
+LEVELS: dict[str, dict[str, Any]] = {
+    "of the device": {"batch_invariant": True},  # `exact` on a CPU, `native` on a GPU
+    "exact": {"batch_invariant": True, "numerics": "exact"},
+}
+# The families of which `make test` varies each thing by itself: a window, experts, norms over all heads, a recurrence.
+EACH = ["gemma3", "qwen2-moe", "olmo3", "lfm2"]
 # A family for each thing that ranks could part: whole-vector norms, norms on outputs, parallel branches, scales, caps,
 # experts with a shared one and its gate, biases and sinks, dense layers; latents.
 OVER_RANKS = [
@@ -30,6 +55,18 @@ OVER_RANKS = [
     # other, layers of one branch, channels alone.
     *("qwen3.5", "granite-hybrid", "falcon-h1-normed", "nemotron-h", "olmo-hybrid", "lfm2"),
 ]
+
+
+def table() -> list[Any]:
+    """Family x level x axis; what is slow or for a GPU is marked."""
+    rows = []
+    for name, level, axis in product(CASES, LEVELS, AXES):
+        quick = name in OVER_RANKS if axis == "two ranks" else name in EACH or axis in ("all at once", "preemption")
+        marks = [] if quick else [pytest.mark.slow]
+        if level == "exact":  # the CPU has it already
+            marks.append(pytest.mark.gpu)
+        rows.append(pytest.param(name, level, axis, marks=marks, id=f"{name}-{level}-{axis}"))
+    return rows
 
 
 def requests() -> list[Request]:
@@ -54,27 +91,32 @@ def checkpoint(name: str, folders: ModelFolders) -> Checkpoint:
     return without_tokenizer(folders(name))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_no_schedule_changes_a_bit(checkpoint: Checkpoint) -> None:
-    expected = one_by_one(checkpoint, requests(), batch_invariant=True, max_model_len=96)
-    for schedule in SCHEDULES:
-        outputs = run(checkpoint, requests(), schedule, batch_invariant=True, max_model_len=96)
-        assert not differing(outputs, expected), schedule
+@cache
+def reference(name: str, level: str, folder: Path) -> dict[int, RequestOutput]:
+    """Each request alone, in one chunk, without a prefix cache."""
+    return one_by_one(without_tokenizer(folder), requests(), **LEVELS[level], max_model_len=96)
 
 
-@pytest.mark.parametrize("name", ["gemma2"])
+@pytest.mark.parametrize(("name", "level", "axis"), table())
+def test_no_schedule_changes_a_bit(name: str, level: str, axis: str, folders: ModelFolders) -> None:
+    checkpoint = without_tokenizer(folders(name))
+    settings = dict(AXES[axis])
+    ranks = settings.pop("tensor_parallel_size", 1)
+    if ranks not in possible_ranks(checkpoint.spec):
+        pytest.skip("two ranks cannot share the tiny model")
+    mode = {**LEVELS[level], "max_model_len": 96, "tensor_parallel_size": ranks}
+    outputs = run(checkpoint, requests(), Schedule(**settings), **mode)
+    assert not differing(outputs, reference(name, level, folders(name)))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EACH else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_the_ordinary_mode_is_seen_to_differ(checkpoint: Checkpoint) -> None:
+    """The control of the table: the same comparison finds another byte where none is promised."""
     expected = one_by_one(checkpoint, requests(), batch_invariant=False, max_model_len=96)
-    outputs = run(checkpoint, requests(), SCHEDULES[0], batch_invariant=False, max_model_len=96)
+    outputs = run(checkpoint, requests(), Schedule(**AXES["all at once"]), batch_invariant=False, max_model_len=96)
     assert differing(outputs, expected), "the comparison sees nothing"
-
-
-@pytest.mark.parametrize("name", OVER_RANKS)
-def test_two_ranks_give_the_bytes_of_one(checkpoint: Checkpoint) -> None:
-    expected = one_by_one(checkpoint, requests(), batch_invariant=True, max_model_len=96)
-    schedule = Schedule(block_size=16, num_kv_blocks=64)
-    outputs = run(checkpoint, requests(), schedule, batch_invariant=True, max_model_len=96, tensor_parallel_size=2)
-    assert not differing(outputs, expected)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "olmo3"])
