@@ -96,7 +96,7 @@ def test_a_linear_layer_that_depends_on_the_batch_is_caught(
     real = ExactOps.linear
 
     def linear(self: ExactOps, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        y = real(self, x, weight, bias)
+        y = real(x, weight, bias)
         return y * (1 + 2**-20) if len(x) > 100 else y  # As if another kernel ran for large batches.
 
     monkeypatch.setattr(ExactOps, "linear", linear)

@@ -17,6 +17,7 @@ from evalengine.explain import record
 from evalengine.explain.align import explain
 from evalengine.explain.record import ComputationRecorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Trace
+from evalengine.kernels.attention_batch import KVCache
 from evalengine.records.schema import ids_sha256
 from tests.bitwise import assert_bitwise_equal
 
@@ -234,8 +235,8 @@ def test_what_lies_in_the_pool_is_heard_not_what_was_meant_to(make_llm: MakeLLM,
     assert llm.runner is not None
     real = llm.runner.ops.store_kv
 
-    def wrong(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        real(k, torch.zeros_like(v), k_cache, v_cache, slots)
+    def wrong(k: Tensor, v: Tensor, kv: KVCache, slots: Tensor) -> None:
+        real(k, torch.zeros_like(v), kv, slots)
 
     llm.runner.ops.store_kv = wrong  # type: ignore[method-assign]
     explanation = explain(alone, heard(llm)[0])
