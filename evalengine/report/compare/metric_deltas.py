@@ -141,7 +141,7 @@ def _is_mean(run: Run, key: ScoreKey) -> bool:
 
 def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
     """The log-likelihoods of rolling tasks. Windows of one document are related, so documents are the clusters. Where a
-    run is lm-eval's, whose files hold one sum a document (`rolling.aligned`), documents are paired instead."""
+    run is lm-eval's, whose files hold one sum a document (`lm_eval_samples.aligned`), documents are paired instead."""
     unit: Literal["document", "window"] = "document" if a.by_lm_eval or b.by_lm_eval else "window"
     for task in sorted({item.task for run in (a, b) for item in run.items.values() if item.kind == ROLLING}):
         left, right = (_sums(run, task) for run in (a, b))
