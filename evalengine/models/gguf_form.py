@@ -51,8 +51,8 @@ class Metadata:
         return self._fields.number(key, None) if isinstance(value, float) else value
 
     def biased(self, role: str) -> bool:
-        """Whether the first layer's tensor has a bias beside it."""
-        return f"blk.0.{role}.bias" in self._tensors
+        """Whether a layer's tensor has a bias beside it."""
+        return any(name.endswith(f".{role}.bias") for name in self._tensors)
 
 
 Config = dict[str, Any]

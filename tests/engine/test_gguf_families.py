@@ -28,6 +28,7 @@ from tests.parity.families import (
     MINISTRAL,
     PLAIN,
     PYTHIA,
+    SHORT,
     UNTRUNCATED,
     WINDOW,
     YARN,
@@ -51,6 +52,14 @@ BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAI
 # LongRoPE's lists of one number for each pair of the 24 dimensions that turn.
 LONG_ROWS = {"hidden_size": 192, "rope_parameters": LONG, "original_max_position_embeddings": 128}
 OF_LONG = {"rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.1338934}
+
+# An LFM2 of 160 features has 108 after its adjustment by 2/3 to a multiple of 4.
+LFM2 = {
+    "attention.head_count_kv": [0, 2, 0, 0],
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "feed_forward_length": 108,
+    "shortconv.l_cache": 3,
+}
 
 # architecture, model_type, its configuration beside SIZES, metadata that only this architecture has
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -84,6 +93,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     ),
     "stablelm": ("stablelm", "stablelm", {"head_dim": None, "use_qkv_bias": True}, {}),
     "stablelm-parallel": ("stablelm", "stablelm", {"head_dim": None, "use_parallel_residual": True}, {}),
+    "lfm2": ("lfm2", "lfm2", {**SHORT, "layer_types": ["conv", "full_attention", "conv", "conv"]}, LFM2),
+    "lfm2-moe": (
+        "lfm2moe",
+        "lfm2_moe",
+        {**EXPERTS, **TIED, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv", "conv"]},
+        {**LFM2, "feed_forward_length": 160, "leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
     "qwen2": ("qwen2", "qwen2", {}, {}),
     "qwen3": ("qwen3", "qwen3", {}, {}),
     "qwen2-moe": ("qwen2moe", "qwen2_moe", {"head_dim": None, **EXPERTS, "shared_expert_intermediate_size": 64}, {}),
@@ -177,6 +193,8 @@ def test_every_family_with_files_has_a_case() -> None:
         ("qwen3-moe", {"expert_weights_scale": 2.5}, "expert_weights_scale=2.5 is not supported"),
         ("granite-moe", {"expert_shared_feed_forward_length": 64}, "expert_shared_feed_forward_length=64"),
         ("pythia", {"rope.dimension_count": 9}, "rotary_dim=9: must be even"),
+        ("qwen3", {"attention.head_count_kv": [2, 2, 1, 2]}, "layers with unlike numbers of heads"),
+        ("lfm2", {"attention.head_count_kv": 2}, "attention.head_count_kv: must have a number for each layer"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused(

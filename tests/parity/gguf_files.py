@@ -118,6 +118,10 @@ def _pieces(name: str, tensor: Tensor, config: Any, arch: str) -> Iterator[tuple
     elif "query_key_value" in name:  # of each head q, k and v -> all of q, all of k, all of v
         by_head = tensor.unflatten(0, (config.num_attention_heads, 3, -1))
         yield name, torch.cat([by_head[:, i].flatten(0, 1) for i in range(3)])
+    elif "conv.conv" in name:
+        yield name, tensor.squeeze(1)
+    elif name.endswith(".expert_bias"):
+        yield f"{name}.bias", tensor
     elif "block_sparse_moe.router." in name:
         yield name.replace("router.", "router.layer."), tensor
     elif name.endswith("sinks"):
@@ -130,7 +134,7 @@ def _pieces(name: str, tensor: Tensor, config: Any, arch: str) -> Iterator[tuple
 
 def _experts(name: str, tensor: Tensor, arch: str) -> Iterator[tuple[str, Tensor]]:
     """Tensors [E, ...] of all experts, as transformers has them in memory."""
-    name = name.replace("block_sparse_moe", "mlp")
+    name = name.replace("block_sparse_moe", "mlp").replace("feed_forward", "mlp")
     name, bias = (name.removesuffix("_bias"), ".bias") if name.endswith("_bias") else (name, ".weight")
     if arch == "gpt-oss" and bias == ".weight":  # inputs before outputs
         tensor = tensor.transpose(1, 2)

@@ -32,7 +32,7 @@ from evalengine.engine.load.gguf_names import (
     GGUFNames,
     half_split,
     listing,
-    without_leading_ones,
+    without_ones,
 )
 from evalengine.engine.load.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
@@ -127,6 +127,8 @@ class GGUFFile:
                 tensor = half_split(tensor, head_counts[role])
             elif role == "ffn_gate_inp_shexp":
                 tensor = tensor.view(1, -1)
+            elif name.endswith(".shortconv.conv.weight"):
+                tensor = tensor.unsqueeze(1) if tensor.ndim == 2 else tensor
             elif self._form.norms_plus_one and name.endswith("_norm.weight"):
                 tensor -= 1
             yield names.own(name), tensor
@@ -155,7 +157,7 @@ class GGUFFile:
             "intermediate_size": fields.integer("feed_forward_length"),
             "num_hidden_layers": fields.integer("block_count"),
             "num_attention_heads": heads,
-            "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+            "num_key_value_heads": self._kv_heads(heads),
             "head_dim": head_dim,
             form.eps or "rms_norm_eps": fields.number(eps),
             "max_position_embeddings": context,
@@ -188,6 +190,16 @@ class GGUFFile:
         """
         kinds = {info.kind for info in self._tensors.values() if len(info.shape) > 1}
         return HALVES.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
+
+    def _kv_heads(self, heads: int) -> int:
+        """Of all layers that attend; a list has a number for each layer, 0 for the others."""
+        key = "attention.head_count_kv"
+        if not isinstance(self._model.any(key), list):
+            return self._model.integer(key, heads)
+        (number, *others) = sorted({*self._model.integers(key)} - {0}) or [0]
+        if others:
+            raise ConfigError(f"{self.path}: {key}: layers with unlike numbers of heads are not supported")
+        return number
 
     def _rope(self, family: Family, head_dim: int, context: int) -> dict[str, Any]:
         """config.json's `rope_parameters` as llama.cpp reads RoPE (`llama_model::load_hparams` in src/llama-model.cpp):
@@ -241,7 +253,7 @@ class GGUFFile:
             "wrong shape": [
                 f"{name} is {list(shape)}, expected {list(expected[name])}"
                 for name, shape in shapes.items()
-                if without_leading_ones(shape) != without_leading_ones(expected.get(name, shape))
+                if without_ones(shape) != without_ones(expected.get(name, shape))
             ],
         }
         faults = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]

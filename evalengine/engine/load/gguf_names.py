@@ -44,6 +44,9 @@ _LAYER_NAMES = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "shortconv.in_proj": "mixer.in_proj",
+    "shortconv.conv": "mixer.conv",
+    "shortconv.out_proj": "mixer.out_proj",
 }
 _BARE = {"attn_sinks": "weight", "exp_probs_b": "bias"}  # roles whose own names have no kind -> the kind in a file
 _QKV = {f"self_attn.{x}_proj" for x in "qkv"}
@@ -64,20 +67,22 @@ class GGUFNames:
         if family.weights.gate_up is not None:
             self._own["ffn_up"] = family.weights.gate_up
         self._theirs = {own: role for role, own in self._own.items()}
+        tops = {role: own for role, own in family.gguf.names.items() if own in _TOP_NAMES.values()}
+        self._top = {**_TOP_NAMES, **tops}
 
     def own(self, name: str) -> str:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`, as the family's tensors are called before
         those that hold several are split; a name outside the table is kept as it is."""
-        if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        if match := re.fullmatch(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)", name):
             layer, role, kind = match.groups()
             end = "" if _BARE.get(role) == kind else f".{kind}"
             return f"model.layers.{layer}.{self._own[role]}{end}" if role in self._own else name
         role, _, kind = name.rpartition(".")
-        return f"{_TOP_NAMES[role]}.{kind}" if role in _TOP_NAMES else name
+        return f"{self._top[role]}.{kind}" if role in self._top else name
 
     def shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """GGUF name -> shape, a row's length last, of every tensor of a model."""
-        top_of = {own: role for role, own in _TOP_NAMES.items()}
+        top_of = {own: role for role, own in self._top.items()}
         kinds = spec.of_each_kind
         shapes: dict[str, tuple[int, ...]] = {}
         parts: list[dict[str, list[tuple[int, ...]]]] = [{} for _ in kinds.blocks]
@@ -96,6 +101,8 @@ class GGUFNames:
         """The name, behind the layer's, of the tensor that holds a part of the decoder."""
         if expert := OF_AN_EXPERT.fullmatch(part):
             part = f"mlp.experts.{expert[2]}"
+        elif part.startswith("mixer.in_proj_"):
+            part = "mixer.in_proj"
         elif part in _QKV and self._fused.qkv is not None:
             part = self._fused.qkv
         elif part in _GATE_UP and self._fused.gate_up is not None:
@@ -116,10 +123,9 @@ def half_split(tensor: Tensor, heads: int) -> Tensor:
     return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape as llama.cpp compares it: a row [1, n] is a vector [n]."""
-    shape = tuple(shape)
-    return without_leading_ones(shape[1:]) if len(shape) > 1 and shape[0] == 1 else shape
+def without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape without the dimensions of one element, which a file may leave out: a row [1, n] is a vector [n]."""
+    return tuple(n for n in shape if n != 1) or (1,)
 
 
 def listing(names: Sequence[str]) -> str:

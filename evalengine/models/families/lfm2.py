@@ -11,6 +11,7 @@ from evalengine.kernels.recurrent_variant import ShortConv
 from evalengine.models.describe import by_layer, describe
 from evalengine.models.families.mixtral import EXPERT_PARTS
 from evalengine.models.file_values import is_integer, shown
+from evalengine.models.gguf_form import Config, GGUFForm, Metadata, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -87,7 +88,39 @@ _NAMES = WeightNames(
     },
     expert_parts=EXPERT_PARTS,
 )
-LFM2 = Family("Lfm2ForCausalLM", "lfm2", _spec, _READS, _NAMES)
+
+
+def _gguf(metadata: Metadata, config: Config) -> None:
+    """A layer without KV heads is a convolution; a feed-forward's width is that which the file has."""
+    counts = metadata.value("attention.head_count_kv")
+    if not isinstance(counts, list):
+        raise ConfigError("attention.head_count_kv: must have a number for each layer")
+    config["layer_types"] = ["full_attention" if count else "conv" for count in counts]
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    config["conv_L_cache"] = metadata.integer("shortconv.l_cache")
+    config["conv_bias"] = metadata.biased("shortconv.conv")
+
+
+def _gguf_dense(metadata: Metadata, config: Config) -> None:
+    _gguf(metadata, config)
+    config["block_auto_adjust_ff_dim"] = False
+
+
+def _gguf_moe(metadata: Metadata, config: Config) -> None:
+    _gguf(metadata, config)
+    config["use_expert_bias"] = metadata.biased("exp_probs_b")
+    if metadata.integer("expert_gating_func", 2) != 2:
+        raise ConfigError("expert_gating_func: the experts of an LFM2 are chosen by sigmoids (2)")
+    named(
+        expert_count="num_experts",
+        expert_used_count="num_experts_per_tok",
+        expert_feed_forward_length="moe_intermediate_size",
+        leading_dense_block_count="num_dense_layers",
+    )(metadata, config)
+
+
+_OUTPUT_NORM = {"token_embd_norm": "model.norm"}
+LFM2 = Family("Lfm2ForCausalLM", "lfm2", _spec, _READS, _NAMES, GGUFForm("lfm2", _gguf_dense, names=_OUTPUT_NORM))
 LFM2_MOE = Family(
     "Lfm2MoeForCausalLM",
     "lfm2_moe",
@@ -100,4 +133,5 @@ LFM2_MOE = Family(
         }
     ),
     _NAMES,
+    GGUFForm("lfm2moe", _gguf_moe, names=_OUTPUT_NORM),
 )
