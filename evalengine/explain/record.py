@@ -58,6 +58,7 @@ class ComputationRecorder:
         self._batch = 0  # the number of rows in this step
         self._read = 0  # rows that lm_head has had in this step
         self._kept = 0  # bytes of stored outputs
+        self._of_logits: list[tuple[int, Computation]] = []  # the rows that lm_head gave last
 
     @contextmanager
     def listening(self, llm: LLM) -> Iterator[None]:
@@ -154,6 +155,9 @@ class ComputationRecorder:
         if name == LOGITS:
             first, self._read = self._read, self._read + output.shape[0]
             observed = [(row - first, computation) for row, computation in self._wanted if first <= row < self._read]
+            self._of_logits = observed
+        elif name.startswith("after_head."):  # scales and caps of the same rows
+            observed = self._of_logits
         else:
             assert output.shape[0] == self._batch, f"{name}: an output a token"
             observed = [(row.row, row.computation) for row in self._rows]
@@ -200,7 +204,7 @@ def in_order(ops: dict[str, str]) -> dict[str, str]:
 def _named(name: str) -> str:
     """The name of an output that the hook numbers."""
     stem, _, number = name.rpartition(".")
-    if not number.isdigit():
+    if not number.isdigit() or stem == "after_head":  # these are ops in turn
         return name
     parts = PARTS.get(stem.rpartition(".")[2], NORM_PARTS)
     group, part = divmod(int(number), len(parts))  # a model with several RoPEs has a cos and a sin of each

@@ -13,7 +13,9 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import BegunAnswer, GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.errors import ConfigError
+from evalengine.explain.align import explain
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
+from tests.engine.test_explain import heard
 from tests.engine.test_schedule_invariance import differing, one_by_one
 from tests.parity.families import VOCAB, make
 from tests.parity.random_models import without_tokenizer
@@ -118,6 +120,17 @@ def test_another_state_is_seen(checkpoint: Checkpoint, expected: dict[int, Reque
         list(llm.run(requests()[7:]))  # leaves a state in a slot
         outputs = {output.request_id: output for output in llm.run(requests())}
     assert differing(outputs, expected)
+
+
+def test_an_explanation_follows_each_op_over_schedules(checkpoint: Checkpoint) -> None:
+    """Through both branches of a layer and what scales the logits; behind a state that was copied, too."""
+    traces = []
+    for settings in ({"max_num_batched_tokens": 7, "max_num_seqs": 1}, {"max_num_batched_tokens": 64}):
+        with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16, **settings) as llm:
+            traces.append(heard(llm, requests(), item=3)[0])
+    scaled = {"after_head.0"} if checkpoint.spec.logits_scale != 1.0 else set()
+    assert {"logprob", "lm_head"} | scaled <= traces[0].ops.keys() and len(traces[0].ops) > 20
+    assert explain(*traces).first is None
 
 
 def test_nothing_is_guessed(checkpoint: Checkpoint) -> None:
