@@ -24,11 +24,12 @@ from safetensors.torch import load_file, save_file
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.load.loader import Checkpoint, _targets, resolve_checkpoint
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
+from evalengine.layers.base import checkpoint_tensors
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.processors import LogitsProcessors
 from tests.bitwise import assert_bitwise_equal
@@ -99,7 +100,7 @@ def odd_model(source: Path, folder: Path, kv_heads: int) -> Checkpoint:
         (folder / name).write_text((source / name).read_text())
     plain = resolve_checkpoint(ModelConfig(name="odd", path=str(folder), load_format="dummy"))
     model = DecoderForCausalLM(plain.spec, create_ops("exact", torch.float32, CPU))
-    shapes = {name: target.shape for name, target in _targets(model).items()}
+    shapes = {tensor.name: tensor.shape for tensor in checkpoint_tensors(model)}
     save_file({name: tensor.contiguous() for name, tensor in dummy_tensors(shapes, CPU)}, folder / "model.safetensors")
     return resolve_checkpoint(ModelConfig(name="odd", path=str(folder)))
 
