@@ -6,11 +6,13 @@ and adds them up; planning, the engine, the journal and the records are the harn
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, one_line
@@ -25,6 +27,7 @@ from evalengine.tasks.lm_eval_rows import evaluated_split, exemplar_split, local
 from evalengine.tasks.lm_eval_settings import overridden, problems, settings_of, with_dataset
 from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
+from evalengine.util.forked import spread
 
 FEW = ("bleu", "chrf", "chrf++", "ter")  # lm-eval resamples these a hundred times at most
 SAME = ("mean", "perplexity", "weighted_perplexity", "bits_per_byte")  # those of harness.metrics, which sum exactly
@@ -234,11 +237,24 @@ def _theirs(metric: str, function: Callable[[list[Any]], Any]) -> Aggregation:
         return total.item() if hasattr(total, "item") else total
 
     def stderr(items: list[Any], iterations: int) -> float | None:
-        from lm_eval.api.metrics import stderr_for_metric
+        from lm_eval.api import metrics
 
         count = min(iterations, 100) if metric in FEW else iterations
-        with quiet():
-            error = stderr_for_metric(metric=function, bootstrap_iters=count)
+        with quiet(), patch.object(metrics, "bootstrap_stderr", bootstrap_stderr):
+            error = metrics.stderr_for_metric(metric=function, bootstrap_iters=count)
             return None if error is None else float(error(items))
 
     return Aggregation(value, stderr)
+
+
+def bootstrap_stderr(f: Callable[[list[Any]], float], xs: list[Any], iters: int) -> float:
+    """lm-eval's function of this name, draw for draw. Its pool forks a process for each core beside threads that may
+    hold locks, which stay locked there: a run of `bleu` waited for one for ten minutes."""
+    from lm_eval.api.metrics import sample_stddev
+
+    size = min(1000, iters)
+
+    def drawn(seeds: Sequence[int]) -> list[list[float]]:
+        return [[f(draw.choices(xs, k=len(xs))) for _ in range(size)] for draw in map(random.Random, seeds)]
+
+    return float(sample_stddev([value for chunk in spread(drawn, range(iters // size), least=1) for value in chunk]))

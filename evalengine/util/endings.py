@@ -22,6 +22,7 @@ SECONDS_TO_COME_BACK = 3.0  # and to come back from native code, once others kno
 stuck = threading.Event()  # a second signal came, which the main thread does not hear: what it waits for is to end
 _heard = 0  # signals that the main thread has heard
 _taken = 0  # the signal that was taken, until the command has ended
+_forking = threading.local()  # a thread's mask of signals while it forks
 _code: int | None = None  # the exit code of a command that is done
 
 
@@ -45,6 +46,26 @@ def watch_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`, and what a script's shell starts with `&`
             signal.signal(number, _take)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hold_back`
+    os.register_at_fork(before=_before_fork, after_in_parent=_restore_mask, after_in_child=_leave_to_the_system)
+
+
+def _before_fork() -> None:
+    """Holds the signals back until the child has handlers of its own."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _leave_to_the_system() -> None:
+    """Has the signals end a forked child as they end any process. With this process's pipe, each that came to a child
+    would count as one that came here: a library that ends its pool would end the command four seconds later."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) is _take:
+            signal.signal(number, signal.SIG_DFL)
+    _restore_mask()
 
 
 def hold_back() -> None:

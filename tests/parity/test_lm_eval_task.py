@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.records.lm_eval import TaskResult
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.lm_eval_task import bootstrap_stderr
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import ITERATIONS, answer_task, as_json, evaluate_by_lm_eval, fake_chat, fake_rng
 from tests.parity.lm_eval_rows import MORE, feed, write_rows
@@ -216,3 +218,20 @@ def test_samples_and_a_prefix_of_the_run_s_own_are_asked_for(tmp_path: Path) -> 
     task.load()
     first = task.instances(1)[0]
     assert [request.repeat for request in first] == [0, 1, 2] and first[0].context.endswith("Answer: Well")
+
+
+@pytest.mark.parametrize("iterations", [20, 100, 1000, 3000])
+def test_the_bootstrap_is_lm_eval_s_draw_for_draw(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By processes of ours where there are several thousands of draws, and without lm-eval's pool, which may hang."""
+    from lm_eval.api import metrics
+
+    values = [fake_rng(str(number)).random() for number in range(7)]
+
+    def spread_of(items: Sequence[float]) -> float:
+        return max(items) - min(items)
+
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+    theirs = metrics.bootstrap_stderr(spread_of, values, iterations)
+    monkeypatch.setattr("multiprocessing.Pool", lambda *_: pytest.fail("a pool was made"))
+    monkeypatch.delenv("DISABLE_MULTIPROC")
+    assert bootstrap_stderr(spread_of, values, iterations) == theirs > 0

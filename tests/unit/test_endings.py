@@ -56,6 +56,21 @@ REPLACES = """
     with Lock():
         press()
 """
+FORKS = """
+    import time
+    children = []
+    for _ in range(2):
+        if child := os.fork():
+            children.append(child)
+        else:
+            time.sleep(60)
+    for child in children:
+        os.kill(child, signal.{name})
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    time.sleep(4.5)  # a second signal that the main thread does not hear ends a process after four
+    print(*codes)
+    return 0
+"""
 ENDS = """
     def last_words(end=run_exit_handlers):
         end()
@@ -154,6 +169,13 @@ def test_a_signal_while_words_are_parsed_is_no_help(
     monkeypatch.setattr(Words, "parse_args", parse_args)
     assert main([command]) == CODES[signal.SIGTERM if error is Terminated else signal.SIGINT]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_signals_of_forked_children_are_theirs_alone(tmp_path: Path, number: signal.Signals) -> None:
+    """lm-eval's bootstrap ends the processes of its pool so; the run had the signals for its own."""
+    done = ran(tmp_path, number, FORKS.format(name=number.name))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-number} {-number}\n", "")
 
 
 @pytest.mark.parametrize("number", CODES)
