@@ -18,7 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.explain.trace import DIGEST_BYTES, LOGITS, LOGPROB, Computation, Trace
 from evalengine.records.folder import write_text_file
 from evalengine.records.sealed import SealedFormat
-from evalengine.report.read.packing import fold, unfold
+from evalengine.report.read.baseline import fold, unfold
 
 FORMAT = SealedFormat("evalengine-op-digests", 2, "digest file", "evalengine explain RUN --item ITEM --write FILE")
 CURE = "copy it again, or write it anew: evalengine explain RUN --item ITEM --write {file}"

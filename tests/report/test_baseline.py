@@ -15,7 +15,7 @@ from evalengine.__main__ import main
 from evalengine.errors import ConfigError
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.item_differences import differing_leaves
-from evalengine.report.read import packing
+from evalengine.report.read import baseline as packing
 from evalengine.report.read.baseline import FORMAT
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run

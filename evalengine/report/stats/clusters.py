@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from evalengine.config.schema import ITEM_MARK
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
+from evalengine.report.stats.intervals import cluster_degrees, cluster_sums
+from evalengine.report.stats.paired import cluster_codes
 
 Floats = NDArray[np.float64]
 
@@ -32,9 +34,6 @@ def across_tasks(task: str, names: Sequence[str]) -> list[str]:
 def cautions(scores: Sequence[float], clusters: Sequence[str] | None) -> list[str]:
     """Why the interval of the mean of a task's scores may cover less than it says: too few clusters, or too few shares
     above 0 or below 1 (`benchmarks statistics` has the figures). Empty where nothing speaks against it."""
-    from evalengine.report.stats.intervals import cluster_degrees, cluster_sums  # SciPy takes most of a second
-    from evalengine.report.stats.paired import cluster_codes
-
     values = np.asarray(scores, dtype=np.float64)
     if len(values) < 2:
         return []

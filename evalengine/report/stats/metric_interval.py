@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,9 @@ from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cautions, cluster_names, heavy_tails
+from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
+from evalengine.report.stats.paired import cluster_codes
+from evalengine.report.stats.perplexity import Ratio, ratio_interval, ratio_residuals, ratios
 
 CONFIDENCE = 0.95
 Bounds = tuple[float, float]
@@ -74,12 +76,6 @@ def mean_interval(scores: Sequence[float], clusters: Sequence[str] | None = None
 
 
 def _by_stderr(scores: Sequence[float], clusters: Sequence[str] | None) -> tuple[float, float] | None:
-    # Importing SciPy takes most of a second, which not every run's report needs.
-    import numpy as np
-
-    from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
-    from evalengine.report.stats.paired import cluster_codes
-
     codes = cluster_codes(clusters, len(scores))
     degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
     if not degrees > 0:
@@ -126,10 +122,6 @@ def scaled(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list
         factor = weight * total / len(values)
         joined += values if math.isclose(factor, 1.0, rel_tol=1e-12) else [factor * value for value in values]
     return joined
-
-
-if TYPE_CHECKING:
-    from evalengine.report.stats.perplexity import Ratio
 
 
 @dataclass(frozen=True)
@@ -229,8 +221,6 @@ def interval_cautions(run: Run, key: ScoreKey) -> list[str]:
     sums = _ratio(run, key)
     if sums is None:
         return []
-    from evalengine.report.stats.perplexity import ratio_residuals  # SciPy takes long to import
-
     caution = heavy_tails(ratio_residuals(sums[0].totals, sums[0].weights, sums[1]))
     return [caution] if caution else []
 
@@ -239,8 +229,6 @@ def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:
     sums = _ratio(run, key)
     if sums is None:
         return None
-    from evalengine.report.stats.perplexity import ratio_interval
-
     _, low, high = ratio_interval(*sums)
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
@@ -249,9 +237,6 @@ def _ratio(run: Run, key: ScoreKey) -> tuple[Ratio, NDArray[np.intp]] | None:
     """A metric's sums and the documents' clusters; None for one that is no ratio of two documents or more."""
     if key not in run.weighted or len(run.weighted[key]) < 2:
         return None
-    from evalengine.report.stats.paired import cluster_codes
-    from evalengine.report.stats.perplexity import ratios
-
     sums = ratios((run,), key)
     if sums is None:
         return None
