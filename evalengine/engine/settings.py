@@ -196,7 +196,9 @@ def possible_ranks(spec: ModelSpec) -> list[int]:
 def _uneven(ranks: int, spec: ModelSpec) -> str:
     """The model's sizes that so many ranks cannot share equally; empty if there are none. Several ranks may hold one KV
     head."""
-    if spec.module is not None and ranks > 1:
+    if ranks == 1:
+        return ""
+    if spec.module is not None:
         return "layers, which transformers' own module computes (model.implementation)"
     sizes = {"attention heads": spec.num_heads, **widths(spec).shared}
     uneven = [f"{size} {what}" for what, size in sizes.items() if size % ranks]
