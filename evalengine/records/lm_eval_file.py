@@ -65,6 +65,13 @@ def results_date(file: Path) -> str:
     return match[1]
 
 
+def samples_files(results: Path) -> dict[str, Path]:
+    """Each task's samples file that was written with these results: older files belong to another run."""
+    named = ((re.fullmatch(rf"samples_(.+)_{ISO}\.jsonl", file.name), file) for file in results.parent.iterdir())
+    date = results_date(results)
+    return {m[1]: file for m, file in sorted(named, key=lambda pair: pair[1].name) if m and m[2] == date}
+
+
 def read_results(file: Path) -> dict[str, Any]:
     """A results file; its sections that are missing or null are empty. Raises `ConfigError`."""
     try:

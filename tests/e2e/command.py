@@ -61,8 +61,9 @@ class Run:
         return results
 
     def samples(self, task: str) -> list[dict[str, Any]]:
-        (file,) = self.folder.glob(f"samples_{task}_*.jsonl")
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        (file,) = self.folder.glob(f"samples_{task}_2*.jsonl")  # a name may begin as another does
+        with open(file, encoding="utf-8") as lines:  # not `splitlines`, for which U+2028 ends a line, too
+            return [json.loads(line) for line in lines]
 
     @property
     def records(self) -> list[RequestRecord]:

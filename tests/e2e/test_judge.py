@@ -102,6 +102,18 @@ def test_the_score_is_that_of_the_likeliest_label(reference: Run) -> None:
                      for i in (1, 2, 3)]  # fmt: skip
 
 
+def test_odd_line_ends_and_names_that_begin_alike_leave_each_task_its_own_verdicts(tmp_path: Path) -> None:
+    """A text's U+2028 or form feed stands in the samples as it is, and `seats_long` begins as `seats` does."""
+    odd = {**JUDGE, "template": "\u2028 \x85 \x0c {{question}} {{response}}:", "scale": ["bad", "good"]}
+    own = write_task(tmp_path / "own", odd)
+    other = write_task(tmp_path / "other", {**odd, "scale": [7, 8]}, task="seats_long")
+    run = judged(f"[{own},{other}]", tmp_path / "out")
+    for task, labels in (("seats", {"bad", "good"}), ("seats_long", {"7", "8"})):
+        rows = [row for row in run.samples(task) if row["filter"] == "judge"]
+        assert len(rows) == ROWS and {row["filtered_resps"][0] for row in rows} <= labels
+        assert {item.split("/")[0] for row in rows for item in row["judge"]["items"]} == {task}
+
+
 def test_a_sample_shows_the_judges_prompt_and_its_items(reference: Run) -> None:
     (row,) = (r for r in reference.samples("seats") if r["filter"] == "judge" and r["doc_id"] == 2)
     (prompt,) = row["judge"]["prompts"]

@@ -8,7 +8,6 @@ become strings). Run folders of ours hold the same files.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,12 +17,12 @@ from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import LENGTH_LIMITED
 from evalengine.records.lm_eval_file import (
     AGAIN,
-    ISO,
     metrics_of,
     parse_sample,
     read_results,
     results_date,
     results_files,
+    samples_files,
 )
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.groups import groups_of
@@ -87,19 +86,12 @@ def newest(path: Path) -> tuple[dict[str, Any], Samples]:
     file = files[-1]
     results = read_results(file)
     hashes = results.get("task_hashes") or {}
-    samples = {task: list(_rows(name, hashes.get(task))) for task, name in _samples_of(file).items()}
+    samples = {task: list(_rows(name, hashes.get(task))) for task, name in samples_files(file).items()}
     missing = sorted({*hashes, *results["n-samples"]} - {*samples})
     if missing or not samples:
         lacking = f"samples_{missing[0] if missing else '<task>'}_{results_date(file)}.jsonl"
         raise ConfigError(f"{file.parent / lacking}: missing; run lm_eval with --log_samples, or copy the file too")
     return results, samples
-
-
-def _samples_of(results: Path) -> dict[str, Path]:
-    """Each task's samples file that was written with these results: older files belong to another run."""
-    named = ((re.fullmatch(rf"samples_(.+)_{ISO}\.jsonl", file.name), file) for file in results.parent.iterdir())
-    date = results_date(results)
-    return {m[1]: file for m, file in sorted(named, key=lambda pair: pair[1].name) if m and m[2] == date}
 
 
 def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
