@@ -14,7 +14,7 @@ from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers.variants import Activation
-from evalengine.models.file_values import is_integer, shown
+from evalengine.models.file_values import is_integer, is_number, shown
 from evalengine.models.registry import Family
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import PLAIN, Block, ModelSpec
@@ -54,7 +54,10 @@ def describe(
     biases: whether (q, k and v; the output projection) have them; None: all of them
     where the configuration has an `attention_bias`. rope: of all layers; None: the configuration's. eps:
     what the configuration calls it. intermediate_size: None: the configuration's. more: further fields of `ModelSpec`.
+    Raises ConfigError for a list without layers.
     """
+    if not blocks:
+        raise ConfigError("layers_block_type, layer_types: name no layer; list the kind of each")
     heads = config.num_attention_heads
     of_qkv, of_output = biases or (config.attention_bias, config.attention_bias)
     return ModelSpec(
@@ -148,8 +151,11 @@ def grouped_router(config: Any) -> Router:
 
 
 def mamba2_of(config: Any) -> Mamba2:
-    """Mamba-2 by the names that Granite 4 and Falcon H1 share."""
-    least, most = config.time_step_limit
+    """Mamba-2 by the names that Granite 4 and Falcon H1 share. Raises ConfigError for other limits than two."""
+    limits = config.time_step_limit
+    if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(isinstance(v, int | float) for v in limits):
+        raise ConfigError(f"time_step_limit={shown(limits)}: must be two numbers, the least and the largest")
+    least, most = limits
     return Mamba2(
         num_heads=config.mamba_n_heads, head_dim=config.mamba_d_head, num_groups=config.mamba_n_groups,
         state_dim=config.mamba_d_state, taps=config.mamba_d_conv, conv_bias=config.mamba_conv_bias,
@@ -187,7 +193,8 @@ def first_dense(config: Any, block: Block) -> tuple[Block, ...]:
 def rope_of(config: Any, kind: str | None = None, **more: Any) -> RopeSpec:
     """The configuration's RoPE: `rope_parameters`, or their entry for a kind of layer. more: further fields.
 
-    transformers 5 keeps theta in rope_parameters and has no `rope_theta` attribute.
+    transformers 5 keeps theta in rope_parameters and has no `rope_theta` attribute. Raises ConfigError for a part of a
+    head that is none.
     """
     parameters: Mapping[str, Any] = config.rope_parameters
     if kind is not None and isinstance(parameters.get(kind), Mapping):
@@ -203,6 +210,8 @@ def rope_of(config: Any, kind: str | None = None, **more: Any) -> RopeSpec:
         scaling |= _yarn(config, parameters)
     part = parameters.get("partial_rotary_factor", 1.0)
     if part is not None and part != 1.0:
+        if not is_number(part, 0, 1):
+            raise ConfigError(f"partial_rotary_factor={shown(part)}: must be a number from 0 to 1")
         more["rotary_dim"] = int(head_dim(config) * part)
     return RopeSpec(theta=float(theta) if is_integer(theta) else theta, type=scaled, **scaling, **more)
 

@@ -34,6 +34,7 @@ from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
 # What a model of several parts says for all of them, where its text part does not.
 _OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+_ROPE_OPTIONAL = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}  # numbers or null
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -94,21 +95,31 @@ def from_hf(config: Any) -> ModelSpec:
         try:
             assert family.describe is not None, "of a wrapper only the text part is described"
             spec = family.describe(family, config)
+            problems += [_in_json(problem) for problem in spec_problems(spec)]
         except ConfigError as error:
             problems += error.problems
-        except ArithmeticError:
-            zeros = [
-                n
-                for n in sorted(family.reads)
-                if is_number(v := getattr(config, n, None), -math.inf, math.inf) and v == 0
-            ]
-            problems.append(f"config.json: {'=0, '.join(zeros)}=0: must not be 0")
-    if spec is not None:
-        problems += [_in_json(problem) for problem in spec_problems(spec)]
+        except (ArithmeticError, AttributeError, TypeError, ValueError):
+            if not (odd := [*_odd_values(config, family)]):
+                raise
+            problems += odd
     if problems:
         raise ConfigError(_of_family(family, problems))
     assert spec is not None, "RoPE without a base is a problem"
     return spec
+
+
+def _odd_values(config: Any, family: Family) -> Iterator[str]:
+    """A sentence for each value of another kind than the one that the configuration's class has by itself, for each
+    that is no number, and for each 0 where it has none. A family computes with its values before they are checked."""
+    usual = type(config)()
+    for name in sorted(_read(family)):
+        value, own = getattr(config, name, None), getattr(usual, name, None)
+        kinds = (int | float, list | tuple, str, dict)
+        alike = any(isinstance(value, kind) and isinstance(own, kind) for kind in kinds)
+        if own is not None and (not alike or value in (math.inf, -math.inf) or value != value):
+            yield f"config.json: {name}={shown(value)}: not a value of this setting, which may be {shown(own)}"
+        elif is_number(value, 0, 0) and own != 0:
+            yield f"config.json: {name}=0: must not be 0"
 
 
 def _configuration(raw: Mapping[str, Any], family: Family | None) -> Any:
@@ -171,6 +182,9 @@ def _not_numbers(values: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted(values.keys() & (_ROPE_NUMBERS | {"rms_norm_eps"})):
         if isinstance(values[name], bool) or not isinstance(values[name], int | float):
             yield f"{name}={shown(values[name])}: must be a number"
+    for name in sorted(values.keys() & _ROPE_OPTIONAL):
+        if values[name] is not None and not is_number(values[name], -1e6, 1e6):
+            yield f"{name}={shown(values[name])}: must be a number or null"
 
 
 def _of_family(family: Family | None, problems: list[str]) -> list[str]:

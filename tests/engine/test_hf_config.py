@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,25 @@ def test_a_divisor_of_zero_is_a_sentence(case_name: str, field: str) -> None:
 def test_norms_with_a_weight_for_each_head_are_refused(case_name: str, field: str) -> None:
     with pytest.raises(ConfigError, match=f"{field}=true: norms with a weight for each head"):
         spec_from_json({**configuration(*case(case_name)).to_dict(), field: True})
+
+
+@pytest.mark.parametrize(
+    ("case_name", "field", "value"),
+    [
+        ("falcon-h1", "time_step_limit", None),
+        ("falcon-h1", "time_step_limit", [0.0]),
+        ("nemotron-h", "layers_block_type", []),
+        ("nemotron-h", "layer_types", {}),
+        ("mixtral", "num_experts", [8]),
+        ("lfm2", "block_ffn_dim_multiplier", math.nan),
+        ("lfm2", "block_ffn_dim_multiplier", math.inf),
+        ("stablelm", "partial_rotary_factor", "x"),
+        ("stablelm", "partial_rotary_factor", math.nan),
+    ],
+)
+def test_a_value_of_another_kind_is_a_sentence(case_name: str, field: str, value: Any) -> None:
+    raw = {**configuration(*case(case_name)).to_dict(), field: value}
+    for other in {"layer_types": ["layers_block_type"], "partial_rotary_factor": ["rope_parameters"]}.get(field, ()):
+        del raw[other]
+    with pytest.raises(ConfigError, match=field):
+        spec_from_json(raw)
