@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.loader import load_model
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
@@ -155,9 +156,11 @@ def test_what_is_read_shows(tmp_path: Path) -> None:
     plain, small = packed_folder(tmp_path, "gptq")
     file = small / "config.json"
     config = json.loads(file.read_text())
+    before = folder_spec(small, "model.path", True, "auto").plain
     config["quantization_config"]["checkpoint_format"] = "gptq_v2"
     file.write_text(json.dumps(config))
     assert not torch.equal(logits_of(small), logits_of(plain))
+    assert folder_spec(small, "model.path", True, "auto").plain != before, "a run's identity tells the two models apart"
 
 
 @pytest.mark.parametrize(

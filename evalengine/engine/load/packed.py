@@ -204,8 +204,9 @@ def _gptq(parts: Parts, quantization: Mapping[str, Any]) -> _Fitting | None:
     k, n = qweight.shape[0] * 32 // bits, qweight.shape[1]
     groups = 1 if quantization["group_size"] == -1 else -(-k // quantization["group_size"])
     fits = scales.shape == (groups, n) and qzeros.shape == (groups, n * bits // 32) and group_of.shape == (k,)
-    sizes = (bits, int(quantization.get("checkpoint_format") != "gptq_v2"))
-    return _Fitting("gptq", "F32", (n, k), (*others,), sizes, f"gptq int{bits}") if fits else None
+    as_stored = quantization.get("checkpoint_format") == "gptq_v2"  # its zeros; the tensors do not tell
+    sizes, packing = (bits, int(not as_stored)), f"gptq{'_v2' * as_stored} int{bits}"
+    return _Fitting("gptq", "F32", (n, k), (*others,), sizes, packing) if fits else None
 
 
 def _awq(parts: Parts, quantization: Mapping[str, Any]) -> _Fitting | None:
