@@ -5,10 +5,13 @@ The recurrences are those of `reference`; a sequence's state is float32 after ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+# As `models.rope.LATER`: a field enters a run's identity where it is not the default.
+_LATER = {"later": True}
 
 
 class DeltaInputs(NamedTuple):
@@ -44,8 +47,9 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     taps: int  # of the convolution over q, k and v
-    beta_scale: float = 1.0  # of sigmoid(b), a power of two: 2 lets the state's eigenvalues be negative
-    norm_eps: float | None = None  # of the output's norm; None: the model's
+    # Of sigmoid(b), a power of two: 2 lets the state's eigenvalues be negative.
+    beta_scale: float = field(default=1.0, metadata=_LATER)
+    norm_eps: float | None = field(default=None, metadata=_LATER)  # of the output's norm; None: the model's
 
     bias = False  # of the projections
 
@@ -101,8 +105,9 @@ class Mamba2:
     conv_bias: bool
     bias: bool  # of the projections
     dt_limits: tuple[float, float | None]  # of the time step, after softplus; None: no upper one
-    gated: Literal["alone", "before norm", "after norm"] = "before norm"
-    norm_rounded_once: bool = False  # whether the norm is rounded at its end only, not before its weight, too
+    gated: Literal["alone", "before norm", "after norm"] = field(default="before norm", metadata=_LATER)
+    # Whether the norm is rounded at its end only, not before its weight, too.
+    norm_rounded_once: bool = field(default=False, metadata=_LATER)
 
     def of_rank(self, ranks: int) -> Mamba2:
         """What one of so many ranks computes: its part of the heads; several ranks may hold a group."""

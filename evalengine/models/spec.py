@@ -14,7 +14,7 @@ import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
-from evalengine.kernels.recurrent_variant import Recurrence
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence
 from evalengine.kernels.row_variants import RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
@@ -263,7 +263,7 @@ def _plain(spec: Any) -> dict[str, Any]:
     plain = {name: values[name] for name in in_use(spec)}
     for name in plain:
         value = getattr(spec, name)
-        if isinstance(value, RopeSpec):
+        if isinstance(value, RopeSpec | GatedDelta | Mamba2):
             plain[name] = _plain(value)
         elif name == "blocks":
             plain[name] = [_plain(block) for block in value]

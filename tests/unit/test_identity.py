@@ -16,6 +16,7 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.identity import model_identity, plain_spec
+from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.layers.variants import Norm
 from evalengine.lm_eval_model.arguments import read_arguments
 from evalengine.models.processors import LogitsProcessors
@@ -61,6 +62,17 @@ def test_what_came_later_leaves_plain_models_their_identity(checkpoint: Checkpoi
     values = plain_spec(checkpoint.spec)
     assert not values.keys() & {"blocks", "norm", "embedding_scale", "logits_scale", "logits_softcap", "module"}
     assert not values["rope"].keys() & {f.name for f in fields(RopeSpec) if f.metadata}
+
+
+def test_what_came_later_leaves_recurrences_their_identity(checkpoint: Checkpoint) -> None:
+    """Qwen3.5 is named as before OLMo-Hybrid's fields came, which count where they are used."""
+
+    def plain(rule: GatedDelta) -> Any:
+        return plain_spec(replace(checkpoint.spec, blocks=(Block(recurrence=rule),)))["blocks"][0]["recurrence"]
+
+    rule = GatedDelta(2, 4, 16, 32, 4)
+    assert plain(rule) == {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 16, "value_dim": 32, "taps": 4}
+    assert plain(replace(rule, beta_scale=2.0)) == {**plain(rule), "beta_scale": 2.0}
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(RopeSpec)])
