@@ -32,6 +32,14 @@ class Layer(nn.Module):
         """A product's input, as the checkpoint's `input_rule` asks for."""
         return x if self.input_rule is None else self.ops.fp8_rows(x, self.input_rule)
 
+    def quantized_part(self, x: Tensor) -> Tensor:
+        """As `quantized`, of this rank's part of the features: a scale that is made is that of all ranks' features."""
+        rule, tp = self.input_rule, self.ops.tp
+        if rule is None or rule.scale is not None or tp.size == 1:
+            return self.quantized(x)
+        whole = self.quantized(tp.gather_features(x.flatten(0, -2)))
+        return whole.chunk(tp.size, -1)[tp.rank].unflatten(0, x.shape[:-1])
+
     def new_parameter(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter in the run's dtype, on its device."""
         device = torch.device("meta") if self.ops.without_storage else self.ops.device
@@ -58,6 +66,7 @@ class ProductLayer(Layer):
 
     weight: nn.Parameter | None
     prepared: PreparedWeight = None
+    unquantized: Tensor | None = None  # of a layer that quantises its input: the columns that take it as it is
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"
@@ -67,6 +76,18 @@ class ProductLayer(Layer):
     def prepare(self, weight: Tensor) -> PreparedWeight:
         """The weight in that form."""
         return self.ops.prepare_weight(weight)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells its kernels from those of a layer of the same sizes."""
+        form = self.prepared.form if isinstance(self.prepared, PackedRows) else None
+        rule = self.input_rule and (self.input_rule.group, self.input_rule.scale is None)
+        return form, rule, self.unquantized is None
+
+
+def product_kinds(module: nn.Module) -> tuple[object, ...]:
+    """The kinds of a module's products, in order: of a checkpoint that leaves some layers unpacked, layers differ."""
+    return tuple(part.kind for part in module.modules() if isinstance(part, ProductLayer))
 
 
 class MergedRows(Layer):

@@ -105,7 +105,9 @@ class ExpertDown(_Experts):
         load_part(param[int(shard.partition(".")[0])], loaded_weight, self.ops.tp, self.by_rows)
 
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
-        if self.by_rows and x.shape[-1] < self.shape[1]:
+        if not self.by_rows:
+            return self.ops.expert_linear(self.quantized_part(x), self.prepared, self.bias, groups)
+        if x.shape[-1] < self.shape[1]:
             x = self.ops.tp.gather_features(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.ops.expert_linear(self.quantized(x), self.prepared, self.bias, groups)
 

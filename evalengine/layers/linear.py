@@ -33,7 +33,6 @@ class MergedLinear(ProductLayer, MergedRows):
         self.in_features = in_features
         self.weight: nn.Parameter | None = self.new_parameter(self.rows, in_features)
         self.bias = self.new_parameter(self.rows) if bias else None
-        self.unquantized: Tensor | None = None
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {shard: (rows, self.in_features) for shard, rows in self.sizes.items()}
@@ -98,7 +97,7 @@ class OutputLinear(ProductLayer):
         """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""
         tp = self.ops.tp
         if not self.by_rows:
-            part = self.ops.linear(x if self.input_rule is None else self.quantized(x), self.prepared, self.bias)
+            part = self.ops.linear(self.quantized_part(x), self.prepared, self.bias)
             return part if self.part else tp.sum(part)
         whole = x if x.shape[1] == self.shape[1] else tp.gather_features(x)
         whole = whole if self.input_rule is None else self.quantized(whole)

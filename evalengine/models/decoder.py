@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers.attention import NormRopeStore, PagedAttention, StoreKV
-from evalengine.layers.base import Layer
+from evalengine.layers.base import Layer, product_kinds
 from evalengine.layers.embedding import LMHead, VocabEmbedding
 from evalengine.layers.fast import FastOps
 from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
@@ -345,5 +345,6 @@ class DecoderForCausalLM(CausalLM):
         for layer in self.modules():
             if isinstance(layer, Layer):
                 layer.finalize()
+        self.layers_alike &= len({product_kinds(layer) for layer in self.model.layers}) == 1
         self.model.rope_table.build(max_model_len, self.spec.short_positions(max_model_len))
         self.model.query_factors.build(self.spec.rope.query_factors(max_model_len))

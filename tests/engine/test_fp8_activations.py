@@ -11,11 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evalengine import LLM
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.base import Layer
-from evalengine.layers.linear import MergedLinear
+from evalengine.layers.experts import ExpertDown
+from evalengine.layers.linear import MergedLinear, OutputLinear
+from evalengine.layers.parallel import TensorParallel
 from evalengine.layers.variants import Fp8Rows
+from evalengine.models.decoder import DecoderForCausalLM
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.engine.test_families import SCHEDULES, differing, one_by_one, requests, run
 from tests.engine.test_packed import METHODS, loaded, logits_of, packed_folder
@@ -85,6 +90,33 @@ def test_ranks_quantise_the_whole_row(tmp_path: Path, monkeypatch: pytest.Monkey
         with LLM(checkpoint, tensor_parallel_size=ranks, **settings) as llm:
             outputs.append({output.request_id: output for output in llm.run(requests())})
     assert not differing(*outputs)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_sums_has_its_part_of_the_whole_rows_numbers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At `fast` a rank multiplies its own features alone, whose scale is made of all ranks'."""
+    tp = TensorParallel(rank, 2, object())
+    ops = create_ops("fast", torch.float32, torch.device("cpu"), tp=tp)
+    for name in ("linear", "expert_linear"):
+        monkeypatch.setattr(ops, name, lambda x, *_: x)
+    whole = torch.randn(6, 3, 64) * torch.arange(1, 65)
+    expected = ops.fp8_rows(whole, Fp8Rows()).chunk(2, -1)[rank]
+    monkeypatch.setattr(tp, "gather_features", lambda x: whole.flatten(0, -2)[: len(x)])
+    dense, experts = OutputLinear(ops, 64, 8, part=True), ExpertDown(ops, 4, 64, 8, False)
+    dense.input_rule = experts.input_rule = Fp8Rows()
+    assert_bitwise_equal(experts(whole.chunk(2, -1)[rank], None), expected)
+    assert_bitwise_equal(dense(whole.chunk(2, -1)[rank].flatten(0, 1)), expected.flatten(0, 1))
+
+
+def test_layers_differ_where_some_are_left_unpacked() -> None:
+    """So that no CUDA graph is captured after one layer alone has had its kernels made."""
+    spec = resolve_checkpoint(ModelConfig(path="asset:tinymath")).spec
+    for rules in ((), (0,), range(spec.num_layers)):
+        model = DecoderForCausalLM(spec, create_ops("fast", torch.float32, torch.device("cpu")))
+        for number in rules:
+            model.get_submodule(f"model.layers.{number}.mlp.down_proj").input_rule = Fp8Rows(scale=1.0 + number)  # type: ignore[assignment]
+        model.finalize(64)
+        assert model.layers_alike == (len(rules) != 1)
 
 
 @pytest.mark.parametrize("level", ["exact", "fast"])
