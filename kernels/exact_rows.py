@@ -49,12 +49,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return out.view(x.shape)
 
 
-def fp8_rows(x: Tensor, group: int | None, factor: float | None = None) -> Tensor:
+def fp8_rows(x: Tensor, group: int | None, factor: float | None = None, power: bool = False) -> Tensor:
     """[..., K] -> float32 [..., K]: each number as the nearest e4m3 number times a scale; see `kernels.fp8_rows`.
 
-    s = max(float32(m float64(1 / 448)), 2^-126), or `factor`; t = float32(x times the reciprocal of s), within -448 and
-    448; the nearest e4m3 number, equals to the even one; its product with s, rounded to float32. A group with an
-    infinity or a NaN becomes NaN.
+    s = max(float32(m float64(1 / 448)), 2^-126), if `power` the power of two that is not less, or `factor`;
+    t = float32(x times the reciprocal of s), within -448 and 448; the nearest e4m3 number, equals to the even one; its
+    product with s, rounded to float32. A group with an infinity or a NaN becomes NaN.
     """
     k = x.shape[-1]
     size = k if group is None else min(group, k)
@@ -67,7 +67,11 @@ def fp8_rows(x: Tensor, group: int | None, factor: float | None = None) -> Tenso
             s = em.widen(em.round_float32(em.row_absmax(wide).mul_(1.0 / 448))).clamp_(min=2.0**-126)
         else:
             s = torch.full_like(wide[..., :1], factor)
-        s.masked_fill_(~(s < torch.inf), torch.nan)
+        odd = ~(s < torch.inf)
+        if power:
+            below = em.pow2(em.exponent(s) - 1)
+            s = torch.where(below < s, below * 2, below)
+        s.masked_fill_(odd, torch.nan)
         wide.masked_fill_(em.magnitude(wide) == torch.inf, torch.nan)
         t = em.widen(em.round_float32(wide.mul_(em.reciprocal(s)))).clamp_(-448.0, 448.0)
         large = em.pow2(em.exponent(em.magnitude(t)).clamp_(min=-5) + 48).mul_(1.5)  # 1.5 * 2^52 steps

@@ -3,7 +3,8 @@
     T tokens, K features; a group is all K features of a token, or so many in a row, at absolute multiples.
 
 Rounding points (`native`), in float32: `s = max(m / 448, 2^-126)`, m the group's largest magnitude, or the checkpoint's
-constant; `t = x / s`, within -448 and 448; `q` the nearest e4m3 number, equals to the even one; `q * s`, rounded to the
+constant (an s that is made is rounded up to a power of two where the checkpoint says so); `t = x / s`, within -448 and
+448; `q` the nearest e4m3 number, equals to the even one; `q * s`, rounded to the
 dtype. Both quotients are IEEE's. An infinity becomes NaN, and so does the whole group where it has a scale of its own.
 
 So a group's result depends on that group alone: never on the other tokens of a step, as a scale of the whole tensor
@@ -39,8 +40,9 @@ def nearest_e4m3(t):
 
 @triton.jit(do_not_specialize=["items"])
 def _fp8_rows_kernel(
-    x_ptr, out_ptr, stride, K, items, scale, GROUP, BLOCK: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr
-):
+    x_ptr, out_ptr, stride, K, items, scale, GROUP, BLOCK: tl.constexpr, ROWS: tl.constexpr, STATIC: tl.constexpr,
+    POWER: tl.constexpr,
+):  # fmt: skip
     """Program: ROWS groups, of the `items` in all."""
     device_math.after_previous_kernel()
     groups = tl.cdiv(K, GROUP)
@@ -57,6 +59,8 @@ def _fp8_rows_kernel(
             largest = tl.maximum(largest, tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1))
         size = largest.to(tl.float32, bitcast=True)
         s = tl.maximum(tl.div_rn(size, tl.full((ROWS,), 448.0, tl.float32)), 1.1754943508222875e-38)
+        if POWER:
+            s = ((s.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
         s = tl.where(largest >= 0x7F800000, float("nan"), s)[:, None]
     else:
         s = tl.full((ROWS, 1), scale, tl.float32)
@@ -70,16 +74,17 @@ def _fp8_rows_kernel(
         tl.store(out_ptr + row * K + column, q.to(out_ptr.dtype.element_ty), mask=column < last)
 
 
-def fp8_rows(x: Tensor, group: int | None, scale: float | None = None) -> Tensor:
+def fp8_rows(x: Tensor, group: int | None, scale: float | None = None, power: bool = False) -> Tensor:
     """[..., K], contiguous along K -> the same shape, contiguous, in the dtype of x.
 
     group: features that share a scale; None: all of a token's. scale: of all numbers, in place of the groups' own.
+    power: whether those are powers of two.
     """
     k = x.shape[-1]
     size = k if group is None else min(group, k)
     rows = x.reshape(-1, k)
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    key = (operand_key(rows), size, scale)
+    key = (operand_key(rows), size, scale, power)
     if replayer := _launches.get(key):
         replayer(rows, out)
     elif out.numel():
@@ -87,7 +92,7 @@ def fp8_rows(x: Tensor, group: int | None, scale: float | None = None) -> Tensor
         block = min(BLOCK, triton.next_power_of_2(size))
         together, items = BLOCK // block, len(rows) * -(-k // size)
         args = (rows, out, rows.stride(0), k, items, 0.0 if scale is None else scale, size)
-        constants = (block, together, scale is not None)
+        constants = (block, together, scale is not None, power)
         launched = launch(_fp8_rows_kernel, (-(-items // together), 1, 1), args, constants, WARPS, num_stages=1)
         if launched:
             cache_launch(_launches, key, launched.replayer(0, 1))

@@ -40,11 +40,13 @@ def dequantized(numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) ->
     return ((numbers if zeros is None else numbers - zeros) * scales).float()
 
 
-def fp8_rows(x: Tensor, group: int, scale: float | None = None) -> Tensor:
+def fp8_rows(x: Tensor, group: int, scale: float | None = None, power: bool = False) -> Tensor:
     """[T, K], `group` dividing K -> float64: each number as the nearest e4m3 number, equals to the even one, times the
-    scale: a 448th of the group's largest magnitude, or `scale`. Scale and quotient are rounded to float32."""
+    scale: a 448th of the group's largest magnitude, up to a power of two if `power`, or `scale`. Scale and quotient are
+    rounded to float32."""
     wide = x.double().unflatten(-1, (-1, group))
     s = (wide.abs().amax(-1, keepdim=True) / 448).float().double().clamp(min=2.0**-126)
+    s = torch.exp2(s.log2().ceil()) if power else s
     s = s if scale is None else torch.full_like(s, scale)
     codes = torch.arange(127)
     numbers = of_small_float(codes, 4, 3)

@@ -62,7 +62,7 @@ class CudaOps(Ops):
         return rms_norm.rms_norm(x, weight, norm.eps, offset=norm.offset, cast_first=norm.cast_first)
 
     def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
-        return fp8_rows.fp8_rows(x, rule.group, rule.scale)
+        return fp8_rows.fp8_rows(x, rule.group, rule.scale, rule.power)
 
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         return softcap.softcap(logits, cap)

@@ -60,7 +60,7 @@ class ExactOps(Ops):
     scale = staticmethod(exact_rows.scale)
 
     def fp8_rows(self, x: Tensor, rule: Fp8Rows) -> Tensor:
-        return exact_rows.fp8_rows(x, rule.group, rule.scale)
+        return exact_rows.fp8_rows(x, rule.group, rule.scale, rule.power)
 
     softcap = staticmethod(exact_rows.softcap)
 

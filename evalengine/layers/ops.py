@@ -138,7 +138,11 @@ class Ops(ABC):
         scale = torch.full_like(groups[..., :1], rule.scale or 0.0)
         if rule.scale is None:
             scale = (groups.abs().amax(-1, keepdim=True) / 448).clamp(min=2.0**-126)
-        scale = scale.masked_fill(~(scale < torch.inf), torch.nan)
+        odd = ~(scale < torch.inf)
+        if rule.power:
+            mantissa, exponent = torch.frexp(scale)
+            scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
+        scale = scale.masked_fill(odd, torch.nan)
         numbers = (groups / scale).clamp(-448, 448).masked_fill(groups.isinf(), torch.nan)
         return (numbers.to(torch.float8_e4m3fn).float() * scale).flatten(-2)[..., :k].to(x.dtype)
 

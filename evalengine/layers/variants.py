@@ -18,10 +18,11 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu"]
 @dataclass(frozen=True)
 class Fp8Rows:
     """A layer's input as numbers of FP8 times scales. group: features of a token, in a row, that share a scale; None:
-    all of them. scale: of every number, in place of a group's own."""
+    all of them. scale: of every number, in place of a group's own. power: whether those are powers of two."""
 
     group: int | None = None
     scale: float | None = None
+    power: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,15 @@ _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
 
 class Activations(NamedTuple):
     """How the inputs of FP8 weights become FP8: by a constant of the checkpoint (static), or by the largest of `group`
-    features of a token in a row, or (None) of all its features."""
+    features of a token in a row, or (None) of all its features; power: rounded up to a power of two (DeepSeek V3.1)."""
 
     group: int | None = None
     static: bool = False
+    power: bool = False
 
     def __str__(self) -> str:
-        return "a constant" if self.static else "token" if self.group is None else f"1x{self.group}"
+        by = "a constant" if self.static else "token" if self.group is None else f"1x{self.group}"
+        return f"{by}, to powers of two" if self.power else by
 
 
 DUMMY_MXFP4 = "mxfp4, dummies"  # `ModelSpec.packing` of dummy weights whose config.json has experts in MXFP4
@@ -111,7 +113,7 @@ def activations_of(quantization: Mapping[str, Any]) -> Activations | None:
     if method == "fp8":
         if quantization.get("activation_scheme") == "static":
             return Activations(static=True)
-        return Activations((block_of(quantization) or (1, None))[1])
+        return Activations((block_of(quantization) or (1, None))[1], power=quantization.get("scale_fmt") == "ue8m0")
     if method == "modelopt":
         named = {_algorithm(quantization), *(one.get("quant_algo") for one in _layers(quantization))}
         if "FP8_PER_CHANNEL_PER_TOKEN" in named:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from evalengine import LLM
 from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
@@ -53,6 +54,11 @@ def test_layers_quantise_what_the_checkpoint_says(tmp_path: Path, monkeypatch: p
     assert {name.split(".", 3)[3] for name in packed} == {"self_attn.qkv_proj", "self_attn.o_proj"}
     blocks = rules_of(packed_folder(tmp_path / "b", "fp8")[1])
     assert {rule for rule in blocks.values() if rule} == {Fp8Rows(32)}
+    method = METHODS["fp8"][0], {**METHODS["fp8"][1], "scale_fmt": "ue8m0"}
+    monkeypatch.setitem(METHODS, "ue8m0", method)
+    powers = packed_folder(tmp_path / "d", "ue8m0")[1]
+    assert {rule for rule in rules_of(powers).values() if rule} == {Fp8Rows(32, power=True)}
+    assert "inputs by 1x32, to powers of two" in str(folder_spec(powers, "model.path", True, "auto").packing)
     static = folder_of(tmp_path / "c", monkeypatch, {"quant_method": "modelopt", "quant_algo": "FP8"})
     file = static / "model.safetensors"
     scale = "model.layers.2.self_attn.k_proj.input_scale"

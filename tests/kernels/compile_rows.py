@@ -89,7 +89,7 @@ def fp8() -> Iterator[dict[str, Any]]:
 
     for block in (128, 2048):
         for static in (False, True):
-            rows = {"BLOCK": block, "ROWS": 2048 // block, "STATIC": static}
+            rows = {"BLOCK": block, "ROWS": 2048 // block, "STATIC": static, "POWER": not static}
             yield _counted(fp8_rows._fp8_rows_kernel, "bf16", rows)
 
 

@@ -13,7 +13,7 @@ from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter computes bf16 wrongly
-RULES = [Fp8Rows(), Fp8Rows(128), Fp8Rows(None, 0.03699999302625656)]  # a float32 number
+RULES = [Fp8Rows(), Fp8Rows(128), Fp8Rows(128, power=True), Fp8Rows(None, 0.03699999302625656)]  # a float32 number
 IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 
@@ -30,11 +30,11 @@ def truth(x: Tensor, rule: Fp8Rows) -> Tensor:
     k = x.shape[-1]
     size = min(rule.group or k, k)
     padded = torch.nn.functional.pad(x.cpu().double(), (0, -k % size))
-    return reference.fp8_rows(padded, size, rule.scale)[:, :k]
+    return reference.fp8_rows(padded, size, rule.scale, rule.power)[:, :k]
 
 
 def by_kernel(x: Tensor, rule: Fp8Rows) -> Tensor:
-    return fp8_rows.fp8_rows(x, rule.group, rule.scale)
+    return fp8_rows.fp8_rows(x, rule.group, rule.scale, rule.power)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -43,7 +43,7 @@ def test_numbers_are_the_nearest_at_every_level(shape: tuple[int, int], rule: Fp
     x = activations(*shape)
     expected = truth(x, rule).float()
     assert_bitwise_equal(by_kernel(x, rule).cpu(), expected)
-    assert_bitwise_equal(exact_rows.fp8_rows(x, rule.group, rule.scale).cpu(), expected)
+    assert_bitwise_equal(exact_rows.fp8_rows(x, rule.group, rule.scale, rule.power).cpu(), expected)
     fast = create_ops("fast", torch.float32, torch.device("cpu")).fp8_rows(x.cpu(), rule)
     assert torch.equal(fast, expected)  # but for zeros' signs
     assert count_differing(expected, x.cpu()) or shape == (1, 1)
@@ -88,13 +88,15 @@ def test_tiles_and_views_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @IGNORE_INTERPRETER
-def test_edges() -> None:
+@pytest.mark.parametrize("power", [False, True])
+def test_edges(power: bool) -> None:
     """A group of zeros stays so, one that is not finite becomes NaN and changes no other, tiny numbers are kept."""
-    x = activations(4, 256)
-    plain = by_kernel(x, Fp8Rows(128))
+    x, rule = activations(4, 256), Fp8Rows(128, power=power)
+    plain = by_kernel(x, rule)
     odd = x.clone()
     odd[0, :128], odd[1, 130], odd[2, 3] = 0.0, torch.inf, torch.nan
-    for found in (by_kernel(odd, Fp8Rows(128)), exact_rows.fp8_rows(odd, 128)):
+    fast = create_ops("fast", torch.float32, torch.device("cpu")).fp8_rows(odd.cpu(), rule).to(DEVICE)
+    for found in (by_kernel(odd, rule), exact_rows.fp8_rows(odd, 128, None, power), fast):
         assert not found[0, :128].any() and found[1, 128:].isnan().all() and found[2, :128].isnan().all()
         assert_bitwise_equal(found[3], plain[3])
         for part in (found[0, 128:], found[1, :128], found[2, 128:], found[3]):

@@ -30,7 +30,7 @@ def set_input_rules(tensors: Iterable[CheckpointTensor], packed: Mapping[str, St
         rules = {stored.activations for stored in found if stored.activations is not None}
         assert len(rules) == 1, "a checkpoint has one rule"
         rule = rules.pop()
-        layer.input_rule = Fp8Rows(rule.group, max(map(_constant, found)) if rule.static else None)
+        layer.input_rule = Fp8Rows(rule.group, max(map(_constant, found)) if rule.static else None, rule.power)
         if rest := [shard for shard, stored in own.items() if stored is None]:
             if not isinstance(layer, MergedLinear):
                 raise _unsupported(found[0], "some of its neighbours' inputs are not")
