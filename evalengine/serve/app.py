@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from evalengine.config.arguments import is_unicode
@@ -105,9 +106,11 @@ class Server:
             raise ApiError(401, "this server wants its API key: Authorization: Bearer KEY", None, "invalid_api_key")
 
     async def _body(self, request: Request) -> Any:
-        """The body's JSON. Raises ApiError for one that is too long, too slow or no JSON."""
+        """The body's JSON. Raises ApiError for one that is too long, slow or no JSON, ClientGone for half of one."""
         try:
             content = await asyncio.wait_for(self._read(request), self.settings.client_seconds)
+        except ClientDisconnect as error:
+            raise ClientGone from error
         except asyncio.TimeoutError as error:
             raise ApiError(408, f"the body did not come within {self.settings.client_seconds} s") from error
         try:
@@ -250,6 +253,8 @@ def _refused(error: ApiError) -> Response:
     response = _json(error.body, error.status)
     if error.status == 429:
         response.headers["retry-after"] = "1"
+    if error.status == 408:
+        response.headers["connection"] = "close"  # the rest of the body may come for ever
     return response
 
 

@@ -215,8 +215,8 @@ def derived_seed(prompts: list[list[int]], params: SamplingParams) -> int:
 
 def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
     """The ask, if the engine can answer it. Raises ApiError and ConfigError."""
-    if len(ask.choices) > settings.max_choices:
-        raise ApiError(400, f"{len(ask.choices)} choices (prompts times n): this server answers at most "
+    if (count := len(ask.prompts) * ask.n) > settings.max_choices:  # before a list of so many is made
+        raise ApiError(400, f"{count} choices (prompts times n): this server answers at most "
                        f"{settings.max_choices} in one request", "n")  # fmt: skip
     most = max(ask.alternatives or 0, ask.prompt_alternatives or 0)
     if most > settings.max_logprobs:

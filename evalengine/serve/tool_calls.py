@@ -43,6 +43,7 @@ class ToolFormat:
         arguments = value.get(self.arguments)
         if not isinstance(arguments, dict):
             raise ValueError("arguments are a JSON object")
+        _text_of(arguments).encode()  # refuses what JSON cannot carry: 1e999, and half of a surrogate pair
         return value["name"], arguments
 
 
@@ -112,9 +113,13 @@ def entries(calls: list[Call], answer: str) -> list[dict[str, Any]]:
     said = []
     for number, (name, arguments) in enumerate(calls):
         digest = hashlib.sha256(f"{answer} {number}".encode()).hexdigest()
-        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        function = {"name": name, "arguments": _text_of(arguments)}
         said.append({"id": digest[:ID_LENGTH], "type": "function", "function": function})
     return said
+
+
+def _text_of(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def with_objects(message: dict[str, Any]) -> dict[str, Any]:

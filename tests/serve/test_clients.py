@@ -82,6 +82,22 @@ def test_what_cannot_be_honoured_is_said(strict: Running, body: Any, status: int
     assert str(ROOT) not in refused.text and "Traceback" not in refused.text
 
 
+def test_a_billion_choices_are_refused_before_a_list_is_made(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It filled the memory, and ended the server."""
+    monkeypatch.setattr("evalengine.serve.asks.Choice", None)
+    refused = strict.post("/v1/completions", {"prompt": ["a", "b"], "n": 500_000_000}, **key())
+    assert refused.status_code == 400 and "1000000000 choices" in refused.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_within_its_body_is_no_failure(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+    gone = served.server.metrics.gone
+    before = next(iter(gone.collect())).samples[0].value
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
+        client.sendall(_raw(LONG)[:-30])
+    wait_until(lambda: next(iter(gone.collect())).samples[0].value == before + 1)
+    assert "a request failed" not in caplog.text
+
+
 def test_unknown_paths_and_methods_are_said(served: Running) -> None:
     assert served.client.get("/v1/embeddings").json()["error"]["message"] == "there is no such path here"
     assert served.client.get("/v1/completions").status_code == 405
@@ -108,7 +124,8 @@ def test_a_client_that_stalls_is_freed(strict: Running) -> None:
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(_raw(LONG)[:-30])
         client.settimeout(20)
-        assert b"408" in client.recv(4096).split(b"\r\n")[0]
+        answer = b"".join(iter(lambda: client.recv(4096), b""))  # to the end: the connection is closed
+        assert b"408" in answer.split(b"\r\n")[0]
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", port))

@@ -40,6 +40,8 @@ ADDED, SUBTRACTED = ("add", {"a": 3, "b": [4.5, "ü"]}), ("sub", {})
         ('<tool_call>{"name": ["add"], "arguments": {}}</tool_call>', None, []),
         ('<tool_call>{"name": "add", "arguments": "3"}</tool_call>', None, []),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', None, []),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', None, []),
+        ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>', None, []),  # half of a character
         ('<tool_call>{"name": "add"}</tool_call>', None, []),
         ("<tool_call><function=add></function></tool_call>", None, []),
         (f"<tool_call>{'[' * 100_000}</tool_call>", None, []),
