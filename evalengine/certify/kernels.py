@@ -35,15 +35,10 @@ def schedules_verdict(spec: ModelSpec, dtype: torch.dtype, device: torch.device,
     """The verdict of `verify.verify` for a model."""
     from evalengine.verification import verify  # It needs Triton, which a CPU may lack.
 
-    return verify.verify(
-        spec.shapes,
-        dtype,
-        device,
-        contract_version=CONTRACT_VERSION,
-        lm_head_rows=rows_per_slice(spec.vocab_size, device),
-        page_sizes=PAGE_SIZES,
-        use_cache=use_cache,
-    )
+    rows = rows_per_slice(spec.vocab_size, device)
+    about: dict[str, Any] = {"contract_version": CONTRACT_VERSION, "lm_head_rows": rows, "page_sizes": PAGE_SIZES}
+    of_each = [verify.verify(shapes, dtype, device, use_cache=use_cache, **about) for shapes in spec.every_shapes]
+    return verify.together(of_each)
 
 
 def failures(verdict: Mapping[str, Any]) -> list[str]:

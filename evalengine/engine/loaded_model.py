@@ -205,10 +205,14 @@ class LoadedModel:
 
 
 def _verified(ops: Ops, spec: ModelSpec, block_size: int) -> dict[str, Any] | None:
-    """The verdict on the kernels' schedules for the model; of several kinds of heads, all are compared, and the first
-    one's is given."""
-    first, *_ = [ops.verify_kernels(shapes, block_size=block_size) for shapes in spec.every_shapes]
-    return first
+    """The verdict on the kernels' schedules for the model, with all of its kinds of heads."""
+    found = [ops.verify_kernels(shapes, block_size=block_size) for shapes in spec.every_shapes]
+    verdicts = [verdict for verdict in found if verdict is not None]
+    if len(verdicts) < 2:
+        return found[0]
+    from evalengine.verification.verify import together  # it needs Triton, as a level does that has schedules
+
+    return together(verdicts)
 
 
 def _drafter(config: EngineConfig, settings: Settings, spec: ModelSpec) -> Drafter | None:

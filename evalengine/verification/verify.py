@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -110,13 +110,19 @@ def verify(
         logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s", "; ".join(shapes_of))
         compile_ahead([parts[name][1] for name in unknown], device)
     verdicts = [_part(keys[name], run, device, known[name]) for name, (_, run) in parts.items()]
+    return {**together(verdicts), "seconds": time.perf_counter() - started}
+
+
+def together(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One verdict of several, say of a model's kinds of heads."""
     return {
+        **verdicts[-1],
         "schedules": sum(part["schedules"] for part in verdicts),
         "checked": sum(part["checked"] for part in verdicts),
         "dropped": [drop for part in verdicts for drop in part["dropped"]],
         "failed": [failed for part in verdicts for failed in part["failed"]],
         "cached": all(part["cached"] for part in verdicts),
-        "seconds": time.perf_counter() - started,
+        "seconds": sum(part.get("seconds", 0.0) for part in verdicts),
     }
 
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from evalengine import LLM, ConfigError, SamplingParams
+from evalengine.certify.kernels import schedules_verdict
 from evalengine.engine.execute.memory import plan_num_kv_blocks
 from evalengine.engine.kv_layout import KVLayout, kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model
+from evalengine.engine.loaded_model import _verified
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.engine.settings import Settings
 from evalengine.layers import create_ops
 from evalengine.models.spec import Block, Heads, ModelSpec
+from evalengine.verification import verify
 from tests.engine.test_families import requests
 from tests.engine.test_kv_groups import growing, outputs, poison_what_is_given_back
 from tests.engine.test_schedule_invariance import differing, one_by_one
@@ -121,6 +124,24 @@ def test_the_ordinary_mode_is_seen_to_differ(checkpoint: Checkpoint) -> None:
     expected = one_by_one(checkpoint, requests(), **mode)
     with LLM(checkpoint, **mode, block_size=7, num_kv_blocks=120, max_num_batched_tokens=11) as llm:
         assert differing(outputs(llm, requests()), expected), "the comparison sees nothing"
+
+
+def test_kernels_are_compared_with_all_kinds_of_heads(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `verify kernels` and where a model is loaded; one that drops or fails is named, whichever it is."""
+    spec = replace(checkpoint.spec, blocks=(Block(heads=Heads(4, 2, 16)), Block(heads=Heads(4, 1, 32))))
+
+    def verdict(shapes: Any, *_: Any, **about: Any) -> dict[str, Any]:
+        found = [f"heads of {shapes.head_dim}"]
+        return {"schedules": 2, "checked": 5, "dropped": found, "failed": found, "cached": True, "seconds": 1.0}
+
+    both = ["heads of 16", "heads of 32"]
+    whole = {"schedules": 4, "checked": 10, "dropped": both, "failed": both, "cached": True, "seconds": 2.0}
+    monkeypatch.setattr(verify, "verify", verdict)
+    assert schedules_verdict(spec, torch.bfloat16, torch.device("cpu"), True) == whole
+    ops = create_ops("fast", torch.float32, torch.device("cpu"))
+    assert _verified(ops, spec, 16) is None
+    monkeypatch.setattr(ops, "verify_kernels", verdict)
+    assert _verified(ops, spec, 16) == whole
 
 
 def test_gemma_4_runs_at_fast_and_is_refused_where_it_could_not_keep_a_row(tmp_path: Path) -> None:
