@@ -17,6 +17,7 @@ from huggingface_hub import eval_result_entries_to_yaml, parse_eval_result_entri
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.metric_interval import metric_interval
 from tests.e2e.command import Run, call, finished
+from tests.e2e.test_judge import JUDGE, judged, write_task
 
 SCHEMAS = Path(__file__).parent / "every_eval_ever"
 
@@ -102,6 +103,20 @@ def test_every_eval_ever_has_each_result_with_its_interval(run: Run, tmp_path: P
         assert (told["confidence_interval"]["lower"], told["confidence_interval"]["upper"]) == interval
     sources = {one["evaluation_name"]: one["source_data"]["source_type"] for one in record["evaluation_results"]}
     assert sources == {"gsm8k": "hf_dataset", "arithmetic": "other"}
+
+
+def test_a_file_in_the_place_of_the_folder_is_a_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    done = call("report", str(run.folder), "--every-eval", str(tmp_path / "store"))
+    assert done.code == 1 and "name another place" in done.err and "Traceback" not in done.err
+
+
+def test_two_judges_of_the_same_answers_have_records_of_their_own(tmp_path: Path) -> None:
+    for scale in ([1, 2, 3], [1, 2]):
+        task = write_task(tmp_path / "task", {**JUDGE, "scale": scale})
+        run = judged(task, tmp_path / "out")
+        assert call("report", str(run.folder), "--every-eval", str(tmp_path / "store")).code == 0
+    assert len([*tmp_path.glob("store/data/seats/local/tinymath/*[0-9a-f].json")]) == 2
 
 
 def test_every_eval_ever_has_each_sample(run: Run, tmp_path: Path) -> None:

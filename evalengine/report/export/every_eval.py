@@ -17,7 +17,7 @@ from uuid import UUID
 
 from evalengine.errors import ConfigError
 from evalengine.records.folder import sanitise, write_text_file
-from evalengine.records.manifest_parts import Dataset, read_part
+from evalengine.records.manifest_parts import Dataset, Judged, read_part
 from evalengine.report.export.files import HUB_ID
 from evalengine.report.export.inspect_log import asked_of, said_of
 from evalengine.report.export.shared import check_kind, few_shot, given, on_hub
@@ -45,7 +45,7 @@ def write_every_eval(data: RunData, folder: Path) -> tuple[Path, int]:
     if not keys:
         raise ConfigError(f"report: --every-eval: {run.source} holds no finite results")
     collection = "+".join(roots_of(run.groups, [key[0] for key in keys]))
-    model, name = _model_id(run), UUID(bytes=bytes.fromhex(run.digest)[:16], version=4)
+    model, name = _model_id(run), _uuid(run.digest, run.manifest.judge)
     developer, _, rest = model.partition("/")
     place = Path("data", sanitise(collection), sanitise(developer), sanitise(rest))
     identity = f"{collection}/{model}/{_seconds(run)}"
@@ -54,12 +54,17 @@ def write_every_eval(data: RunData, folder: Path) -> tuple[Path, int]:
     detailed = {"format": "jsonl", "file_path": samples.as_posix(), "hash_algorithm": "sha256",
                 "checksum": hashlib.sha256(text.encode()).hexdigest(), "total_rows": len(lines)}  # fmt: skip
     record = _record(run, keys, identity, model) | ({"detailed_evaluation_results": detailed} if lines else {})
-    (folder / place).mkdir(parents=True, exist_ok=True)
     if lines:
         write_text_file(folder / samples, text)
     target = folder / place / f"{name}.json"
     write_text_file(target, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return target, len(keys)
+
+
+def _uuid(digest: str, judge: Judged | None) -> UUID:
+    """The run's name: of its digest, and of the judge's run: the same answers have other scores by another."""
+    content = bytes.fromhex(digest) if judge is None else hashlib.sha256(f"{digest} {judge.run}".encode()).digest()
+    return UUID(bytes=content[:16], version=4)
 
 
 def _model_id(run: Run) -> str:
