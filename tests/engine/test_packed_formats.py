@@ -196,6 +196,8 @@ def test_the_spec_names_form_and_rule(folders: tuple[Path, Path], form: str) -> 
         ("w4a16", "_scale", None, "lacks its partners"),
         ("w4a16 zeros", "_zero_point", lambda x: x[:3], "are no compressed-tensors"),
         ("w4a16 act-order", "_g_idx", lambda x: x + 40, "names a group that is not there"),
+        ("w4a16 act-order", "_g_idx", lambda x: x.masked_fill(x == 0, -1), "names a group that is not there"),
+        ("w4a16 act-order", "_g_idx", lambda x: x - 5, "names a group that is not there"),
         ("modelopt rows", "_scale", lambda x: x[:5], "are no modelopt"),
         ("int8", "_zero_point", lambda x: x.float(), "are no compressed-tensors"),
     ],

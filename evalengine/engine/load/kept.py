@@ -190,10 +190,10 @@ def _scale_dtype(scales: StoredTensor) -> torch.dtype:
 
 
 def _in_order(group_of: StoredTensor, size: int) -> bool:
-    """Whether inputs are grouped in their order, or the groups are not used (-1)."""
+    """Whether inputs are grouped in their order, or the groups are not used (-1 everywhere)."""
     (values,) = read_parts(group_of)
     assert values is not None
-    return bool((values < 0).any() or torch.equal(values.long(), torch.arange(len(values)) // size))
+    return bool((values == -1).all() or torch.equal(values.long(), torch.arange(len(values)) // size))
 
 
 _Parts = tuple[Tensor, Tensor, Tensor | None]  # codes, scales, zeros

@@ -73,10 +73,8 @@ def integers(words: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tens
     along N, else half the range; the group of each input, int [K], else they are of equal size -> float32 [N, K]."""
     numbers = from_words(words, bits, 1)
     n, k = numbers.shape
-    if group_of is None or bool((group_of < 0).any()):  # -1 where a checkpoint has a place for it and does not use it
-        group_of = torch.arange(k) // (k // scales.shape[1])
     zero = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else from_words(zeros, bits, 0)[:n]
-    group = group_of.long()
+    group = _groups(group_of, k, scales.shape[1])
     return numbers.sub_(zero[:, group]).float().mul_(scales.float()[:, group])
 
 
@@ -85,8 +83,18 @@ def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_of: Tensor, bits
     group of each input, int [K] -> float32 [N, K]. Zeros are stored less `zero_offset`."""
     numbers = from_words(qweight, bits, 0)
     zeros = from_words(qzeros, bits, 1).add_(zero_offset)
-    group = group_of.long()
+    group = _groups(group_of, len(numbers), len(scales))
     return numbers.sub_(zeros[group]).float().mul_(scales.float()[group]).t()
+
+
+def _groups(group_of: Tensor | None, k: int, count: int) -> Tensor:
+    """The group of each input, int64 [K]: of `count` equal ones where a checkpoint has none, or -1 everywhere (a place
+    that it does not use). Raises IndexError for another below 0, which torch would count from the end."""
+    if group_of is None or bool((group_of == -1).all()):
+        return torch.arange(k) // (k // count)
+    if bool((group_of < 0).any()):
+        raise IndexError("a group below 0")
+    return group_of.long()
 
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_size: int) -> Tensor:
