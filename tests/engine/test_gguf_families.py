@@ -193,6 +193,8 @@ def test_every_family_with_files_has_a_case() -> None:
         ("qwen3-moe", {"expert_weights_scale": 2.5}, "expert_weights_scale=2.5 is not supported"),
         ("granite-moe", {"expert_shared_feed_forward_length": 64}, "expert_shared_feed_forward_length=64"),
         ("pythia", {"rope.dimension_count": 9}, "rotary_dim=9: must be even"),
+        ("pythia", {"attention.head_count": 2**31}, "head_dim=0: must be an integer from 1"),
+        ("stablelm", {"embedding_length": 3}, "head_dim=0: must be an integer from 1"),
         ("qwen3", {"attention.head_count_kv": [2, 2, 1, 2]}, "layers with unlike numbers of heads"),
         ("lfm2", {"attention.head_count_kv": 2}, "attention.head_count_kv: must have a number for each layer"),
     ],

@@ -208,7 +208,8 @@ class GGUFFile:
         fields = self._model
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base", 10000.0)}
         if "partial_rotary_factor" in family.reads:
-            rope["partial_rotary_factor"] = fields.integer("rope.dimension_count", head_dim) / head_dim
+            turned = fields.integer("rope.dimension_count", head_dim)
+            rope["partial_rotary_factor"] = turned / max(head_dim, 1)  # heads of 0 are refused with the other sizes
         factor = fields.number("rope.scaling.factor", None)
         if factor is None:
             factor = fields.number("rope.scale_linear", 0.0)
