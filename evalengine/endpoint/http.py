@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from typing import Any
 
 from evalengine.config.check import API_KEYS
@@ -64,7 +65,7 @@ class Client:
         Raises: EvalEngineError for an error that every request would have (a wrong key, path or model).
         """
         waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        replies: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
         for number in range(len(bodies)):
             waiting.put(number)
         threads = min(self._settings.concurrency, len(bodies))
@@ -73,13 +74,18 @@ class Client:
 
         def work() -> None:
             while not self._stop.is_set() and (number := waiting.get()) is not None:
-                replies.put(self._reply(number, bodies[number]))
+                try:
+                    replies.put(self._reply(number, bodies[number]))
+                except Exception as error:  # else whoever waits for this reply waits for ever
+                    replies.put(error)
 
         for _ in range(threads):  # daemons: an answer that takes a minute must not hold back Ctrl-C
             threading.Thread(target=work, name="endpoint", daemon=True).start()
         try:
             for _ in bodies:
                 reply = replies.get()
+                if isinstance(reply, Exception):
+                    raise reply
                 if reply.for_all:
                     raise EvalEngineError(f"model.api={self._url}: {reply.error}; see {' and '.join(API_KEYS)}, "
                                           "model.name and the address")  # fmt: skip
@@ -99,7 +105,7 @@ class Client:
                 if error.code not in AGAIN:
                     return Reply(number, None, attempt, time.perf_counter() - begin, why, error.code in FOR_ALL)
                 wait = _wanted_wait(error, wait)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:  # the last: a status line or chunks that are none
                 why = self._without_key(one_line(error))
             if attempt <= self._settings.retries and self._stop.wait(wait):
                 break
@@ -128,7 +134,7 @@ def _said(error: urllib.error.HTTPError) -> str:
     try:
         value = parse_json(error.read(10_000))
         said = value["error"]["message"] if isinstance(value, dict) and isinstance(value.get("error"), dict) else value
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, HTTPException):
         said = error.reason
     return " ".join(str(said).split())[:300]
 
@@ -138,6 +144,6 @@ def _wanted_wait(error: urllib.error.HTTPError, otherwise: float) -> float:
     asked = error.headers.get("retry-after", "")
     try:
         seconds = float(asked) if not asked[:1].isalpha() else parsedate_to_datetime(asked).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return otherwise
     return min(LONGEST_ASKED_WAIT, max(0.0, seconds)) if math.isfinite(seconds) else otherwise

@@ -1,0 +1,58 @@
+"""An endpoint whose answers are no HTTP, or break off: a reply with an error, and no thread that nobody hears of."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from evalengine.config.schema import EndpointConfig
+from evalengine.endpoint.http import Client, Reply
+
+OK, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+ANSWERS = {
+    "no status": b"NONSENSE\r\n\r\n",
+    "a status of letters": b"HTTP/1.1 abc OK\r\n\r\n",
+    "nothing": b"",
+    "a chunk cut off": OK + CHUNKED + b'50\r\n{"choices"',
+    "a chunk of no size": OK + CHUNKED + b"zz\r\n{}\r\n",
+    "an error cut off": b"HTTP/1.1 500 Error\r\n" + CHUNKED + b'50\r\n{"error"',
+    "a longer length": OK + b'Content-Length: 500\r\n\r\n{"choices": [',
+    "a line without end": OK + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
+    "a wait of no date": b"HTTP/1.1 503 Busy\r\nRetry-After: Fri, 99 Foo 99999\r\nContent-Length: 0\r\n\r\n",
+    "no choices": OK + b'Content-Length: 15\r\n\r\n{"choices": []}',
+}
+
+
+@pytest.fixture
+def endpoint(request: pytest.FixtureRequest) -> str:
+    """An endpoint that gives one answer, as bytes, and closes the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    request.addfinalizer(listener.close)
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            received = b""
+            while b"\r\n\r\n{}" not in received:
+                received += connection.recv(65536)
+            connection.sendall(request.param)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("endpoint", ANSWERS.values(), ids=ANSWERS, indirect=True)
+def test_an_answer_that_is_none_is_an_error_of_its_request(endpoint: str) -> None:
+    reply = Client(endpoint, EndpointConfig(retries=0, timeout=30))._reply(0, {})
+    assert reply.value is None and reply.error and not reply.for_all
+
+
+def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Client, number: int, body: object) -> Reply:
+        raise RuntimeError("of the thread")
+
+    monkeypatch.setattr(Client, "_reply", fails)
+    with pytest.raises(RuntimeError, match="of the thread"):
+        list(Client("http://127.0.0.1:1/v1", EndpointConfig()).ask([{}]))
