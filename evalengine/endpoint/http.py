@@ -123,10 +123,20 @@ class Client:
         value = parse_json(content)
         if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
             raise ValueError("its answer has no choices")
+        _check_text(value["choices"][0])
         return value
 
     def _without_key(self, text: str) -> str:
         return text if self._secret is None else text.replace(self._secret, HIDDEN)
+
+
+def _check_text(choice: Any) -> None:
+    """Raises ValueError for a choice without a text, which would be scored as an empty answer; null is one (of a model
+    that only thought, or called a tool)."""
+    message = choice.get("message") if isinstance(choice, dict) else None
+    place, name = (message, "content") if isinstance(message, dict) else (choice, "text")
+    if not isinstance(place, dict) or not isinstance(place.get(name, 0 if name == "text" else None), str | None):
+        raise ValueError(f"its first choice has no text ({name} must be a string)")
 
 
 def _said(error: urllib.error.HTTPError) -> str:

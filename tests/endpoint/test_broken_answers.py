@@ -8,9 +8,18 @@ import threading
 import pytest
 
 from evalengine.config.schema import EndpointConfig
+from evalengine.endpoint.answers import answer_of
 from evalengine.endpoint.http import Client, Reply
 
 OK, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+NO_TEXTS = ["5", "{}", '{"text": 5}', '{"message": "x"}', '{"message": {"content": [{"type": "text", "text": "7"}]}}']
+
+
+def choices(choice: str) -> bytes:
+    content = f'{{"choices": [{choice}]}}'
+    return OK + f"Content-Length: {len(content)}\r\n\r\n{content}".encode()
+
+
 ANSWERS = {
     "no status": b"NONSENSE\r\n\r\n",
     "a status of letters": b"HTTP/1.1 abc OK\r\n\r\n",
@@ -21,7 +30,8 @@ ANSWERS = {
     "a longer length": OK + b'Content-Length: 500\r\n\r\n{"choices": [',
     "a line without end": OK + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
     "a wait of no date": b"HTTP/1.1 503 Busy\r\nRetry-After: Fri, 99 Foo 99999\r\nContent-Length: 0\r\n\r\n",
-    "no choices": OK + b'Content-Length: 15\r\n\r\n{"choices": []}',
+    "no choices": choices(""),
+    **{f"no text: {choice}": choices(choice) for choice in NO_TEXTS},
 }
 
 
@@ -47,6 +57,15 @@ def endpoint(request: pytest.FixtureRequest) -> str:
 def test_an_answer_that_is_none_is_an_error_of_its_request(endpoint: str) -> None:
     reply = Client(endpoint, EndpointConfig(retries=0, timeout=30))._reply(0, {})
     assert reply.value is None and reply.error and not reply.for_all
+
+
+@pytest.mark.parametrize(
+    "endpoint", [choices('{"text": null}'), choices('{"message": {"content": null}}'), choices('{"message": {}}')],
+    indirect=True,
+)  # fmt: skip
+def test_a_text_of_null_is_an_empty_answer(endpoint: str) -> None:
+    reply = Client(endpoint, EndpointConfig(retries=0, timeout=30))._reply(0, {})
+    assert answer_of(reply).text == ""
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
