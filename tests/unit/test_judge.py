@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from evalengine.api.settings import flat
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig
+from evalengine.errors import ConfigError
+from evalengine.harness.judge_run import sample_rows
 from evalengine.tasks.instance import Response
 from evalengine.tasks.judge import JudgeTask, Verdict, judge_problems, read_scale
 
@@ -173,3 +175,13 @@ def test_several_answers_have_their_mean_and_a_labelled_text_does_not_count(tmp_
     found = verdicts(task, -2.0, -1.0, -1.0, -2.0, -2.0, -1.0)
     assert [v.label for v in found] == ["yes", "no", "yes"] and task.target(task.docs[0]) == "yes"
     assert task.score(task.docs[0], found) == {"score": 0.5}
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{", b"{}\n"])
+def test_damaged_samples_are_a_sentence(tmp_path: Path, content: bytes) -> None:
+    """Those of an endpoint's run, which no digest covers."""
+    date = "2026-01-01T00-00-00.000001"
+    (tmp_path / f"results_{date}.json").write_text("{}")
+    (tmp_path / f"samples_seats_{date}.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match="samples_seats"):
+        sample_rows(tmp_path, "seats")
