@@ -30,7 +30,7 @@ from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, request_limits
 from evalengine.errors import ConfigError
-from evalengine.layers import create_ops
+from evalengine.layers import create_ops, verify_heads
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
@@ -103,7 +103,7 @@ class LoadedModel:
                 verdicts = self._ranks.on_all_ranks(
                     "verify",
                     (size,),
-                    lambda: _verified(ops, self.spec, size),
+                    lambda: verify_heads(ops, self.spec.every_shapes, size),
                 )
             self._kernels_verdicts[size] = verdicts[0]
         if num_kv_blocks is None:
@@ -133,7 +133,7 @@ class LoadedModel:
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
-        """What `Ops.verify_kernels` found for the current block size."""
+        """What `verify_heads` found for the current block size."""
         return self._kernels_verdicts[self.settings.block_size]
 
     @property
@@ -202,17 +202,6 @@ class LoadedModel:
         torch.set_num_threads(self._num_threads_before)
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _verified(ops: Ops, spec: ModelSpec, block_size: int) -> dict[str, Any] | None:
-    """The verdict on the kernels' schedules for the model, with all of its kinds of heads."""
-    found = [ops.verify_kernels(shapes, block_size=block_size) for shapes in spec.every_shapes]
-    verdicts = [verdict for verdict in found if verdict is not None]
-    if len(verdicts) < 2:
-        return found[0]
-    from evalengine.verification.verify import together  # it needs Triton, as a level does that has schedules
-
-    return together(verdicts)
 
 
 def _drafter(config: EngineConfig, settings: Settings, spec: ModelSpec) -> Drafter | None:

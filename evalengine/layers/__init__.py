@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from evalengine.errors import ConfigError
+from evalengine.kernels.shapes import Shapes
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import SINGLE, TensorParallel
 
@@ -23,6 +27,17 @@ def create_ops(
     ops = _ops(level, dtype, device, attention_backend)
     ops.tp = tp
     return ops
+
+
+def verify_heads(ops: Ops, every: Sequence[Shapes], block_size: int) -> dict[str, Any] | None:
+    """One verdict of `Ops.verify_kernels` for all kinds of heads of a model. every: at least one."""
+    found = [ops.verify_kernels(shapes, block_size=block_size) for shapes in every]
+    verdicts = [verdict for verdict in found if verdict is not None]
+    if len(verdicts) < 2:
+        return found[0]
+    from evalengine.verification.verify import together  # it needs Triton, as a level does that has schedules
+
+    return together(verdicts)
 
 
 def _ops(level: str, dtype: torch.dtype, device: torch.device, attention_backend: str) -> Ops:

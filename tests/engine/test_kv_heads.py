@@ -14,10 +14,9 @@ from evalengine.certify.kernels import schedules_verdict
 from evalengine.engine.execute.memory import plan_num_kv_blocks
 from evalengine.engine.kv_layout import KVLayout, kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model
-from evalengine.engine.loaded_model import _verified
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.engine.settings import Settings
-from evalengine.layers import create_ops
+from evalengine.layers import create_ops, verify_heads
 from evalengine.models.spec import Block, Heads, ModelSpec
 from evalengine.verification import verify
 from tests.engine.test_families import requests
@@ -139,9 +138,9 @@ def test_kernels_are_compared_with_all_kinds_of_heads(checkpoint: Checkpoint, mo
     monkeypatch.setattr(verify, "verify", verdict)
     assert schedules_verdict(spec, torch.bfloat16, torch.device("cpu"), True) == whole
     ops = create_ops("fast", torch.float32, torch.device("cpu"))
-    assert _verified(ops, spec, 16) is None
+    assert verify_heads(ops, spec.every_shapes, 16) is None
     monkeypatch.setattr(ops, "verify_kernels", verdict)
-    assert _verified(ops, spec, 16) == whole
+    assert verify_heads(ops, spec.every_shapes, 16) == whole
 
 
 def test_gemma_4_runs_at_fast_and_is_refused_where_it_could_not_keep_a_row(tmp_path: Path) -> None:
