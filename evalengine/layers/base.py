@@ -65,13 +65,17 @@ class ProductLayer(Layer):
     """A layer that multiplies with a weight, in the form that the ops prepare once it is loaded."""
 
     weight: nn.Parameter | None
+    bias: nn.Parameter | None
     prepared: PreparedWeight = None
     unquantized: Tensor | None = None  # of a layer that quantises its input: the columns that take it as it is
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"
         weight, packed, self.weight, self.packed = self.weight, self.packed, None, None
-        self.prepared = self.prepare(weight) if packed is None else self.ops.prepare_packed(packed)
+        if packed is None:
+            self.prepared = self.prepare(weight)
+        else:
+            self.prepared = self.ops.prepare_packed(packed, biased=self.bias is not None)
 
     def prepare(self, weight: Tensor) -> PreparedWeight:
         """The weight in that form."""

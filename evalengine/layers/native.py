@@ -53,12 +53,12 @@ class NativeOps(CudaOps):
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return weight.detach()
 
-    def prepare_packed(self, weight: PackedRows) -> PreparedWeight:
+    def prepare_packed(self, weight: PackedRows, *, biased: bool) -> PreparedWeight:
         """Makes room to unpack it, and compares its product's kernel with the dense one where its form is new."""
         if self._scratch is None or len(self._scratch) < weight.shape.numel():
             self._scratch = None
             self._scratch = torch.empty(weight.shape.numel(), dtype=self.dtype, device=self.device)
-        return packed.verified(weight, self._scratch) if self.device.type == "cuda" else weight
+        return packed.verified(weight, self._scratch, biased) if self.device.type == "cuda" else weight
 
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, PackedRows):

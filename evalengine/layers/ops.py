@@ -94,8 +94,9 @@ class Ops(ABC):
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         """[N, K] in `dtype` -> the form that this level multiplies with; called once, after loading."""
 
-    def prepare_packed(self, weight: PackedRows) -> PreparedWeight:
-        """[N, K], or [E, N, K] of experts, at a level that `keeps_packed` -> the form that it multiplies with."""
+    def prepare_packed(self, weight: PackedRows, *, biased: bool) -> PreparedWeight:
+        """[N, K], or [E, N, K] of experts, at a level that `keeps_packed` -> the form that it multiplies with. biased:
+        whether its products have biases."""
         raise AssertionError("this level's weights are unpacked as they are read")
 
     @abstractmethod

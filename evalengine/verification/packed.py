@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 DENSE_ROWS = (1, 16, 17, 33, 65, packed_matmul.FEW)  # those of every schedule, in tiles that are full and that are not
 HEIGHTS = (16, 32, packed_matmul.TALLEST)  # of experts' tiles
 SOME = 64  # rows of a weight that torch unpacks
-_compared: dict[tuple[PackedForm, torch.Size, torch.dtype], str] = {}  # what was found, "" for nothing
+_compared: dict[tuple[PackedForm, torch.Size, torch.dtype, bool], str] = {}  # what was found, "" for nothing
 _unreadable: set[PackedForm] = set()
 
 
-def verified(weight: PackedRows, scratch: Tensor) -> PackedRows | Tensor:
-    """The weight, or its numbers where this GPU does not unpack it rightly; the first of every form and shape is
-    compared. scratch: room for the unpacked weight, in the dtype of products."""
-    key = (weight.form, weight.shape, scratch.dtype)
+def verified(weight: PackedRows, scratch: Tensor, biased: bool = False) -> PackedRows | Tensor:
+    """The weight, or its numbers where this GPU does not unpack it rightly; the first of every form and shape, with
+    biases and without, is compared. scratch: room for the unpacked weight, in the dtype of products."""
+    key = (weight.form, weight.shape, scratch.dtype, biased)
     if key not in _compared:
         wrong = _reason(lambda: _unpacks_otherwise(weight, scratch))
         if wrong:
             _unreadable.add(weight.form)
-        elif wrong := _reason(lambda: _multiplies_otherwise(weight, scratch)):
+        elif wrong := _reason(lambda: _multiplies_otherwise(weight, scratch, biased)):
             packed_matmul.excluded.add(weight.form)
         _compared[key] = wrong and f"weights packed as {weight.form} of {list(weight.shape)}: {wrong}"
         if wrong:
@@ -69,19 +69,20 @@ def _unpacks_otherwise(weight: PackedRows, scratch: Tensor) -> str:
     return "" if _same(found, unpacked_by_torch(rows).to(found.dtype)) else "unpacking differs"
 
 
-def _multiplies_otherwise(weight: PackedRows, scratch: Tensor) -> str:
+def _multiplies_otherwise(weight: PackedRows, scratch: Tensor, biased: bool) -> str:
     random = operands.Random(scratch.dtype, scratch.device)
+    bias = random(*weight.shape[:-1]) if biased else None
     dense = packed_matmul.unpack(weight, scratch[: weight.shape.numel()].view(weight.shape))
     for rows in DENSE_ROWS if len(weight.shape) == 2 else HEIGHTS:
         x = random(rows + rows // 2, weight.shape[-1]) if len(weight.shape) == 3 else random(rows, weight.shape[-1])
         if len(weight.shape) == 2:
-            found = packed_matmul.fused(x, weight, None, None)
-            expected = matmul.matmul(x, dense.t(), schedule=matmul.REFERENCE)
+            found = packed_matmul.fused(x, weight, bias, None)
+            expected = matmul.matmul(x, dense.t(), bias, schedule=matmul.REFERENCE)
         else:
             ids = torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] // rows % weight.shape[0]
             groups = group(ids.contiguous(), weight.shape[0], rows)
-            found = packed_matmul.fused(x, weight, None, groups)
-            expected = expert_matmul.expert_linear(x, dense, None, groups, expert_matmul.plainest(rows))
+            found = packed_matmul.fused(x, weight, bias, groups)
+            expected = expert_matmul.expert_linear(x, dense, bias, groups, expert_matmul.plainest(rows))
         if not _same(found, expected):
             return f"products of {rows} rows differ"
     return ""

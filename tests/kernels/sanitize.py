@@ -153,6 +153,50 @@ def rows() -> None:
     layer_norm.add_layer_norm(x, x, weight, weight, 1e-6)
 
 
+def packed() -> None:
+    """Runs the unpacking of every form and the products that read packed bytes, of layers and of experts."""
+    from evalengine.kernels import fp8_rows, packed_matmul
+    from evalengine.kernels.expert_groups import group
+    from tests.kernels.packed_weights import FORMS
+    from tests.kernels.packed_weights import packed as weight_of
+    from tests.kernels.test_packed_matmul import DEVICE, columns_of, ids_of, numbers
+
+    groups = group(ids_of(23, 6, 3), 6, 16)
+    for form in FORMS:
+        k = columns_of(form)
+        x = numbers(67, k, dtype=torch.float16, seed=0)
+        fp8_rows.fp8_rows(x, 128, None, False)
+        weight, experts = (weight_of(form, *shape, k, device=DEVICE)[0] for shape in ((45,), (6, 37)))
+        packed_matmul.unpack(weight, torch.empty(45, k, dtype=x.dtype, device=DEVICE))
+        packed_matmul.fused(x, weight, None, None)
+        packed_matmul.fused(x[:23].contiguous(), experts, None, groups)
+
+
+def recurrences() -> None:
+    """Runs convolutions, recurrences and gated norms over five sequences, whose slots are in another order."""
+    from evalengine.kernels import gated_norm
+    from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+    from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, conv, randn, recurrence
+
+    step = list(LENGTHS), list(LENGTHS), [3, 0, 5, 1, 2]
+    kinds: list[GatedDelta | Mamba2] = [*DELTAS, *MAMBAS]
+    for variant in kinds:
+        operands, heads = case(variant, torch.float16)
+        recurrence("native", variant, heads)(operands, randn(6, *variant.state_shape), *step)
+    x, weight, state = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 129, 3)))
+    conv("native", weight, None, True)([x], state, *step)
+    gated_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
+
+
+def cascade() -> None:
+    """Runs decodes that read what they share once, in tiles that are full and that are not, with and without sinks."""
+    from tests.kernels.test_attention_cascade import CASCADE, TREES, batch_of
+
+    for variant in ({}, {"sinks": True}):
+        for lengths, shares, page in TREES.values():
+            batch_of(lengths, shares, page, (4, 2, 64), torch.float16, **variant).run(CASCADE)
+
+
 WORKLOADS: dict[str, Callable[[], None]] = {
     "split: 4 + 4 warps": lambda: split(split_in_two),
     "split: 4 + 4 + 1 warps": lambda: split(split_in_three),
@@ -166,6 +210,9 @@ WORKLOADS: dict[str, Callable[[], None]] = {
     "matmul": matmul,
     "mixtures": mixtures,
     "norms": rows,
+    "packed weights": packed,
+    "recurrences": recurrences,
+    "decodes that share": cascade,
 }
 EXPLAINED = """\
 `split` is a kernel of a few lines that splits its warps by `gl.warp_specialize`, stores to global memory and has no

@@ -48,9 +48,20 @@ def test_torch_unpacks_to_the_same_numbers(form: PackedForm) -> None:
 
 @pytest.mark.parametrize("shape", [(37, 128), (3, 20, 64)])
 def test_what_is_right_stays_packed(shape: tuple[int, ...]) -> None:
+    """A product with biases is another kernel, so it is compared, too."""
     weight, scratch = weight_of(*shape)
-    assert packed.verified(weight, scratch) is weight
-    assert packed.packed_verdict() == {"compared": 1, "dropped": []} and not packed_matmul.excluded
+    assert packed.verified(weight, scratch) is weight and packed.verified(weight, scratch, biased=True) is weight
+    assert packed.packed_verdict() == {"compared": 2, "dropped": []} and not packed_matmul.excluded
+
+
+@pytest.mark.parametrize("shape", [(37, 128), (3, 20, 64)])
+def test_a_wrong_bias_is_found(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = packed_matmul.fused
+    monkeypatch.setattr(packed_matmul, "fused", lambda x, weight, bias, *rest: real(x, weight, None, *rest))
+    weight, scratch = weight_of(*shape)
+    assert packed.verified(weight, scratch) is weight and not packed_matmul.excluded
+    packed.verified(weight, scratch, biased=True)
+    assert weight.form in packed_matmul.excluded
 
 
 @pytest.mark.parametrize("shape", [(37, 128), (3, 20, 64)])
