@@ -152,7 +152,7 @@ class RequestBuilder:
             return 0
         if self.long_prompts == "error":
             raise ConfigError(
-                f"the prompt has {length} tokens, {room} fit ({what}); shorten it (fewer exemplars: task.num_fewshot), "
-                "or set long_prompts=truncate"
+                f"the prompt has {length} tokens, {room} fit ({what}); shorten it (fewer exemplars: task.num_fewshot; "
+                "a judge's: judge.template), or set long_prompts=truncate (a judge's is never cut: judge.max_model_len)"
             )
         return length - room

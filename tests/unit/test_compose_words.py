@@ -118,11 +118,11 @@ def test_the_same_words_twice_drop_nothing() -> None:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("model=smolm2", "did you mean smollm2-135m? there are: llama"),
+        ("model=smolm2", "did you mean smollm2-135m? there are: gemma-3-1b-it"),
         ("model=Qwen/Qwen3-0.6B", "did you mean qwen3-0.6b or model.path=Qwen/Qwen3-0.6B? there"),
         ("model=./here/weights", "did you mean model.path=./here/weights? there"),
         ("model=llama3", "did you mean llama-3.2-1b? there"),
-        ("model=nothing", "no such model; there are: llama"),
+        ("model=nothing", "no such model; there are: gemma-3-1b-it"),
         ("task=[gsm8k,arc_esy]", "task=arc_esy: no such task; did you mean arc_easy"),
         ("task=GSM8K", "task=GSM8K: no such task; did you mean gsm8k"),
     ],
