@@ -109,7 +109,7 @@ def test_reading_once_has_the_bytes_of_each_request_alone(make: Callable[..., LL
             assert (llm.stats.num_preemptions > 0) == ("num_kv_blocks" in settings)
 
 
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_fault_in_the_shared_part_is_seen(
     eager: bool, make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +127,7 @@ def test_a_fault_in_the_shared_part_is_seen(
     assert_bitwise_equal(found[6].logprobs, expected[6].logprobs)  # it shares nothing
 
 
+@pytest.mark.slow  # a quarter of a minute in the interpreter
 def test_auto_reads_once_only_where_that_saves_enough(
     make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

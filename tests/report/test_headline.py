@@ -105,6 +105,7 @@ def test_a_group_is_one_test_over_all_its_documents() -> None:
     assert headline(c).startswith("B is 11.0 points worse") and "a real difference" in headline(c)
 
 
+@pytest.mark.slow  # hundreds of draws take a quarter of a minute
 @pytest.mark.parametrize("kind", ["0/1", "mean"])
 def test_that_many_documents_find_such_a_difference_four_times_in_five(kind: str) -> None:
     """By simulation: the chance that the test is significant on as many documents as are named."""
