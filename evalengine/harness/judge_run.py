@@ -25,6 +25,7 @@ from evalengine.config.shipped import shipped_model
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
+from evalengine.harness.rehearsal import MADE_UP
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import AGAIN, parse_sample, results_files, samples_files
@@ -39,7 +40,6 @@ OF_THE_RUN = (
     *("model", "revision", "api", "think_end_token", "max_model_len"),
     *("apply_chat_template", "chat_template_args", "system_instruction"),
 )
-MADE_UP = "An answer."
 SHOWN = 5  # problems of one kind that are listed
 
 

@@ -5,7 +5,7 @@ E experts, N output features, K input features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -103,11 +103,7 @@ def load_kept(spec: ModelSpec, names: WeightNames, kept: Kept, targets: Mapping[
         else:
             numbered = torch.arange(count).view(*header.shape[:-1], 1).expand(header.shape)
         for own, piece in names.pieces(spec, name, numbered):
-            target, index = targets[own], piece[:, 0]
-            packed = target.layer.packed
-            assert packed is not None
-            for storage, part in zip(packed.tensors, rows.tensors, strict=True):
-                target.layer.weight_loader(storage, part[index], target.shard)  # type: ignore[arg-type]
+            _load(targets[own], [part[piece[:, 0]] for part in rows.tensors])
 
 
 def dummy_forms(spec: ModelSpec, tensors: list[CheckpointTensor]) -> dict[str, PackedForm]:
@@ -126,9 +122,15 @@ def load_dummies(
         target, rows = targets[name], dummy_rows(name, targets[name].shape, form, device)
         if target.layer.packed is None:
             target.layer.weight_loader(target.param, unpacked_by_torch(rows), target.shard)
-            continue
-        for storage, part in zip(target.layer.packed.tensors, rows.tensors, strict=True):
-            target.layer.weight_loader(storage, part, target.shard)  # type: ignore[arg-type]
+        else:
+            _load(target, rows.tensors)
+
+
+def _load(target: CheckpointTensor, parts: Iterable[Tensor]) -> None:
+    """Fills a checkpoint layer's rows of a packed layer with what `PackedRows.tensors` has of them."""
+    assert target.layer.packed is not None
+    for storage, part in zip(target.layer.packed.tensors, parts, strict=True):
+        target.layer.weight_loader(storage, part, target.shard)  # type: ignore[arg-type]
 
 
 def in_layout(stored: StoredTensor) -> PackedRows:
@@ -136,7 +138,7 @@ def in_layout(stored: StoredTensor) -> PackedRows:
     form = _form(stored)
     assert form is not None and stored.method is not None
     codes, scales, zeros = _LAYOUTS[stored.method](*read_parts(stored), *stored.sizes)
-    width = form.columns(stored.shape[1] if stored.method == _TRANSPOSED else stored.shape[-1])
+    width = form.columns(_inputs(stored))
     parts = [codes.reshape(-1, width[0]), scales.reshape(-1, width[1]), None]
     if zeros is not None:
         parts[2] = zeros.to(torch.int16).expand(scales.shape).reshape(-1, width[1])
@@ -150,11 +152,16 @@ def _may_keep(layer: Layer) -> bool:
     return isinstance(layer, OutputLinear | ExpertDown) and layer.by_rows
 
 
+def _inputs(stored: StoredTensor) -> int:
+    """K of a weight, which `_TRANSPOSED` has in another place."""
+    return stored.shape[1] if stored.method == _TRANSPOSED else stored.shape[-1]
+
+
 def _form(stored: StoredTensor) -> PackedForm | None:
     """How the kernels have a weight; None for one that they do not read."""
     if stored.method is None:
         return None
-    k = stored.shape[1] if stored.method == _TRANSPOSED else stored.shape[-1]
+    k = _inputs(stored)
     form = _described(stored, k)
     if form is None or k % 32 or (form.group and (form.group not in GROUPS or k % form.group)):
         return None
