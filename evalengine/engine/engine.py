@@ -24,7 +24,6 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.sequence import Status
 from evalengine.engine.settings import engine_config
@@ -130,17 +129,17 @@ class Engine(LoadedModel):
             self._lock.release()
 
     def learn_answers(self, answers: Iterable[tuple[SequenceOf[int], SequenceOf[int]]]) -> None:
-        """Takes (prompt, output) token ids of an earlier run as guesses of what the same prompts' answers will be.
+        """Use (prompt, output) token ids of an earlier run as guesses of the same prompts' answers.
 
-        They change no answer, only the time: a guess counts where it is the very token that is chosen. Nothing is done
-        where nothing is guessed (`engine.speculation`). `reconfigure` forgets them.
+        They change no answer, only the time: a guess is accepted only if it is the token that is chosen. Where nothing
+        may be guessed (`Settings.speculation`), they are ignored with a warning. `reconfigure` forgets them.
         """
-        scheduler = self.scheduler
-        if scheduler.drafter is None and self.config.speculation == "auto" and self.settings.numerics != "fast":
-            scheduler.drafter = Drafter(known_only=True)  # on a CPU, where other guesses cost more than they give
-        if scheduler.drafter is not None:
-            for prompt_ids, token_ids in answers:
-                scheduler.drafter.learn_answer(prompt_ids, token_ids)
+        drafter = self.scheduler.drafter
+        if drafter is None:
+            logger.warning("earlier answers are not used as guesses: speculation is %s", self.settings.speculation)
+            return
+        for prompt_ids, token_ids in answers:
+            drafter.learn_answer(prompt_ids, token_ids)
 
     def reconfigure(self, **schedule: Any) -> None:
         """Applies other schedule settings (`RECONFIGURABLE`) to the same weights: a new KV pool, an empty prefix cache,

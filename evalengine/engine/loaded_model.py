@@ -25,7 +25,7 @@ from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.schedule.snapshots import Snapshots
-from evalengine.engine.settings import Settings, resolve_settings, settings_problems
+from evalengine.engine.settings import KNOWN_ANSWERS, RECURRENT, Settings, resolve_settings, settings_problems
 from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, request_limits
@@ -33,7 +33,6 @@ from evalengine.errors import ConfigError
 from evalengine.layers import create_ops, verify_heads
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
-from evalengine.models.spec import ModelSpec
 from evalengine.util.phases import note_compilations, phase
 
 FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
@@ -114,7 +113,7 @@ class LoadedModel:
         self.num_kv_blocks, self.kv_layout = num_kv_blocks, kv_layout(self.spec, settings)
         self.block_manager = self._new_block_manager()
         limits = self.config.max_num_seqs, self.config.max_num_batched_tokens
-        self.scheduler = Scheduler(self.block_manager, *limits, drafter=_drafter(self.config, settings, self.spec))
+        self.scheduler = Scheduler(self.block_manager, *limits, drafter=_drafter(settings))
         longest = None if self.config.enforce_eager else settings.max_model_len
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least
@@ -204,13 +203,11 @@ class LoadedModel:
             torch.cuda.empty_cache()
 
 
-def _drafter(config: EngineConfig, settings: Settings, spec: ModelSpec) -> Drafter | None:
-    """What guesses tokens. By itself it does so where steps are bound by the weights' bytes, and where a guess cannot
-    change a bit."""
-    if spec.recurrences:  # a state cannot go back behind a wrong guess
+def _drafter(settings: Settings) -> Drafter | None:
+    """The source of guesses; None where nothing may be guessed."""
+    if settings.speculation in ("off", RECURRENT):
         return None
-    by_itself = config.speculation == "auto" and settings.device.type == "cuda" and settings.numerics != "fast"
-    return Drafter(always=not by_itself) if by_itself or config.speculation == "always" else None
+    return Drafter(always=settings.speculation == "always", known_only=settings.speculation == KNOWN_ANSWERS)
 
 
 def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:

@@ -22,6 +22,9 @@ from evalengine.models.widths import widths
 DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Resolved values of `engine.speculation`. On a CPU only an earlier run's answers are worth guessing. A recurrent state
+# cannot be restored after a wrong guess (`execute.rank_runner`).
+KNOWN_ANSWERS, RECURRENT = "known answers", "off (recurrent state)"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Settings:
     block_size: int
     num_threads: int
     tensor_parallel_size: int = 1
+    speculation: str = "off"  # always | auto | KNOWN_ANSWERS | off | RECURRENT
 
     @property
     def devices(self) -> list[torch.device]:
@@ -79,6 +83,7 @@ def resolve_settings(config: EngineConfig, batch_invariant: bool, numerics: str,
         block_size=_block_size(config) or default_block_size,
         num_threads=config.num_threads or torch.get_num_threads(),
         tensor_parallel_size=config.tensor_parallel_size,
+        speculation=_speculation(config, level, device, spec),
     )
 
 
@@ -131,6 +136,17 @@ def _attention_backend(config: EngineConfig, level: Numerics, device: torch.devi
     if config.attention_backend != "auto":
         return config.attention_backend
     return possible_backends(device, _dtype(config, spec), spec.head_dim, _block_size(config), spec.variants)[0]
+
+
+def _speculation(config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec) -> str:
+    """Whether and how the engine may guess tokens. This is the only place that decides it."""
+    if config.speculation != "off" and spec.recurrences:
+        return RECURRENT
+    if config.speculation != "auto":
+        return config.speculation
+    if level == "fast":  # a guess could change a bit
+        return "off"
+    return "auto" if device.type == "cuda" else KNOWN_ANSWERS
 
 
 def _level_problems(

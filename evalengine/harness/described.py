@@ -63,6 +63,7 @@ def engine_settings(llm: Answering) -> dict[str, Any]:
         "block_size": llm.settings.block_size,
         "num_kv_blocks": llm.num_kv_blocks,
         "num_threads": llm.settings.num_threads,
+        "speculation": llm.settings.speculation,
     }
     return {**asdict(llm.config), **resolved}
 

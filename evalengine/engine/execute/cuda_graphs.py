@@ -280,11 +280,16 @@ class DecodeGraphs:
         return None
 
     def _warm(self, size: int, metadata: AttentionMetadata) -> None:
-        """Runs the step over the inputs as they are, so that every kernel is compiled and laid out: one layer of it,
-        where the other layers' kernels are the same."""
+        """Run the step over padding, so that every kernel is compiled and laid out: one layer of it, where the other
+        layers' kernels are the same.
+
+        Over padding, because this run is not committed (`rank_runner`). Over the step's own inputs it would write the
+        same keys and values as the step, but advance a recurrent state twice.
+        """
         tokens = self._last_tokens.tokens.clone()
         try:
-            self._step(size, metadata, num_layers=1 if self._model.layers_alike else None)
+            with self._inputs.padding():
+                self._step(size, metadata, num_layers=1 if self._model.layers_alike else None)
         finally:  # The captured step reads the last step's tokens later, so they are restored.
             self._last_tokens.tokens.copy_(tokens)
 

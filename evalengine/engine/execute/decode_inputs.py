@@ -9,7 +9,8 @@ of buffers on the host, used by turns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -174,6 +175,22 @@ class DecodeInputs:
         if decodes.shared is not None:
             self._write_units(decodes.shared, stage)
         return stage
+
+    @contextmanager
+    def padding(self) -> Iterator[None]:
+        """Make every row padding, and restore the step's inputs on exit: a step that runs within reads and writes no
+        page and no state."""
+        buffers = self._scalars, self.state_slots, *self._units
+        before = [buffer.clone() for buffer in buffers]
+        for buffer in buffers:
+            buffer.zero_()
+        self.slots.fill_(-1)
+        self.state_slots.fill_(-1)
+        try:
+            yield
+        finally:
+            for buffer, values in zip(buffers, before, strict=True):
+                buffer.copy_(values)
 
     def _write_units(self, shared: SharedPages, stage: Stage) -> None:
         """Sends what the decodes share. Rows past them hold lengths of 0, and read nothing."""

@@ -1,6 +1,22 @@
 """One rank's part of a step: its share of the forward pass, of the pool and of the read-out.
 
 T tokens in the step. A step is described in integers (`Batch`, `LogitsIndices`, `Replay`); only rank 0 has sequences.
+
+**A step may execute any number of times before it is committed.** What a committed step reads (KV pages, convolution
+states, recurrent states, the last step's tokens) must not depend on executions that do not count:
+
+| execution that does not count | why it changes nothing |
+|---|---|
+| warm-up before a graph is captured | runs over padding (`DecodeInputs.padding`); the last tokens are restored |
+| capture | executes no kernel |
+| a step that failed (out of memory) | with states, all sequences restart from zeros and snapshots are dropped |
+| a step repeated to find its first non-finite op | writes the same KV again; rejected where layers have states |
+| a rejected guess | its KV is overwritten before it is read; with states nothing is guessed |
+| a token past an end that is seen late | its sequence has finished, and its slot's next owner starts from zeros |
+
+A KV write may be repeated, since a token's key and value have one slot. A state is advanced in place, so an execution
+that may not count must not be given its slot. Code that cannot promise this is rejected where it is constructed:
+`Scheduler` takes no drafter, and `culprits` no batch, where layers have states.
 """
 
 from __future__ import annotations
@@ -129,8 +145,10 @@ class RankRunner:
     def culprits(self, batch: Batch) -> tuple[Culprits, Tensor]:
         """Computes the step once more, watching every op: the rows that are not finite, and the hidden states.
 
-        The KV that it writes is there already. With several ranks, each sees its own columns only.
+        The KV that it writes is there already; a recurrent state would advance twice. With several ranks, each sees
+        its own columns only.
         """
+        assert not self.states, "a step with recurrent states cannot be computed again"
         culprits: Culprits = {}
         number = 0
 

@@ -52,7 +52,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         drafter: Drafter | None = None,
     ) -> None:
-        """drafter: guesses tokens that are computed together with the known ones; None: nothing is guessed."""
+        """drafter: guesses tokens that are computed together with the known ones; None: nothing is guessed. A model
+        with recurrent states has none: a wrong guess would stay in its states."""
+        assert drafter is None or block_manager.snapshots is None, "recurrent states cannot drop a wrong guess"
         self.block_manager, self.drafter = block_manager, drafter
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
