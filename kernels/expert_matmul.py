@@ -93,7 +93,7 @@ def expert_linear(
     if x.ndim == 3:
         x = x.contiguous()
     y = torch.empty((x.shape[0], chosen, n), dtype=x.dtype, device=x.device)
-    key = (operand_key(x), operand_key(weight), operand_key(bias), groups.tiles.shape, groups.block_m, schedule)
+    key = (*map(operand_key, (x, weight, bias, groups.tiles)), groups.block_m, chosen, schedule)
     varying = (x, weight, y, groups.order, groups.tiles, *([] if bias is None else [bias]))
     if replayer := _launches.get(key):
         replayer(*varying)

@@ -6,6 +6,8 @@ are exact.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from evalengine.kernels import expert_groups, expert_matmul, matmul, reference
 from evalengine.kernels.expert_groups import are_alone, group
 from evalengine.kernels.matmul_schedules import MatmulSchedule
+from evalengine.layers import fast_mixture
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -119,6 +122,42 @@ def test_rows_are_the_dense_kernels(schedule: MatmulSchedule, dtype: torch.dtype
             y = expert_matmul.expert_linear(x, weight, bias, groups, schedule)
             assert_bitwise_equal(y, dense(x, expected_of, bias, ids))
             assert count_differing(y, y.flip(0)) or tokens == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mixtures_of_equal_shapes_do_not_share_launches(dtype: torch.dtype) -> None:
+    """Two mixtures in one process whose operands and tiles have the same shapes, and that choose 2 and 3 experts: the
+    launch of one was once repeated for the other, which read the wrong tokens' rows."""
+    x, weight = movable(3, 20, dtype=dtype), movable(6, 24, 20, dtype=dtype, seed=1)
+    for chosen in (2, 3, 1):
+        ids = ids_of(3, 6, chosen, seed=chosen)
+        groups = group(ids, 6, 16)
+        assert len(groups.tiles) == 6
+        for _ in range(2):  # the second launch is a repeated one
+            assert_bitwise_equal(expert_matmul.expert_linear(x, weight, None, groups), dense(x, weight, None, ids))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("experts", [3, 6, 64, 256])
+def test_steps_and_replays_against_a_plain_loop(experts: int, dtype: torch.dtype) -> None:
+    """Steps of 1 to 300 tokens, 1 to 10 experts of each, in one process, each launched and repeated: the bytes of the
+    dense kernel, and torch's loop over the experts up to rounding."""
+    n, k = 148, 96
+    weight, bias = movable(experts, n, k, dtype=dtype), movable(experts, n, dtype=dtype, seed=1)
+    for tokens, chosen in product((1, 2, 3, 19, 41, 64, 129, 300), (1, 2, 3, 8, 10)):
+        if chosen >= experts:
+            continue
+        ids = ids_of(tokens, experts, chosen, seed=tokens)
+        groups = group(ids, experts, expert_matmul.height(dtype, ids.numel(), experts))
+        for x in (movable(tokens, k, dtype=dtype, seed=2), movable(tokens, chosen, k, dtype=dtype, seed=3)):
+            first, repeated = (expert_matmul.expert_linear(x, weight, bias, groups) for _ in range(2))
+            assert_bitwise_equal(repeated, first)
+            truth = fast_mixture.expert_linear(x.double(), weight.double(), bias.double(), ids.long())
+            plain = fast_mixture.expert_linear(x, weight, bias, ids.long())
+            ours, theirs = ((y.double() - truth).square().mean().sqrt() for y in (first, plain))
+            assert ours <= 3 * theirs + 1e-12, f"{tokens} tokens, {chosen} experts: {ours:.2e}, torch {theirs:.2e}"
+            assert_bitwise_equal(first, dense(x, weight, bias, ids))
 
 
 def test_against_float64() -> None:
