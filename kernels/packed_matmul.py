@@ -7,10 +7,14 @@ rounded once to the dtype of x. What is multiplied are thus the numbers of the u
 of `matmul.linear`: one float32 chain over K, ascending from +0, then the bias, then one rounding. Which tiles, and
 whether the weight is unpacked to memory first (many rows, which compute more than they read) is schedule.
 
-Not run on a GPU yet.
+A tile has 64 weight rows, so that Triton emits wgmma. With fewer it emits mma.sync and reorders K: it gives a thread
+the codes that one load brings, 4 or 8 in a row, and takes each MMA's 16 columns from them in another order. On an H200
+every tile of 64 rows has the dense bytes, and tiles of 32 rows differ in 2 to 7 of 24,576 numbers (NUMERICS.md).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -22,7 +26,6 @@ from evalengine.kernels.device_math import after_previous_kernel
 from evalengine.kernels.expert_groups import Groups
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 from evalengine.kernels.matmul_parts import load, multiply_add, rounded
-from evalengine.kernels.matmul_schedules import POINTER, MatmulSchedule
 from evalengine.kernels.packed_rows import PackedRows
 
 # Rows up to which packed bytes are read in the product, and the tallest tile of an expert's rows: more rows would
@@ -30,7 +33,25 @@ from evalengine.kernels.packed_rows import PackedRows
 FEW = 256
 TALLEST = 64
 UNPACK_ROWS, UNPACK_COLUMNS = 16, 256  # of a program that unpacks a weight to memory
+WEIGHT_ROWS = 64  # of a tile: those of a wgmma, the only instruction whose chain over K is the dense product's here
 _launches: dict[tuple, Replay] = {}
+
+
+@dataclass(frozen=True)
+class PackedSchedule:
+    """How a product is cut into tiles of WEIGHT_ROWS weight rows; no choice here changes a bit.
+
+    block_m: rows of x in a tile; block_k: K of one pipeline step; both powers of two. A warp group of 4 warps computes
+    64 weight rows; 8 warps share the tile's columns.
+    """
+
+    block_m: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __post_init__(self) -> None:
+        assert self.num_warps == 4 or (self.num_warps == 8 and self.block_m >= 64), "a warp group has 64 weight rows"
 
 
 @triton.jit
@@ -184,9 +205,9 @@ excluded: set = set()
 
 
 def fused(
-    x: Tensor, weight: PackedRows, bias: Tensor | None, groups: Groups | None, schedule: MatmulSchedule | None = None
+    x: Tensor, weight: PackedRows, bias: Tensor | None, groups: Groups | None, schedule: PackedSchedule | None = None
 ) -> Tensor:
-    """The product whose kernel reads the packed bytes; schedule: with `swap`, of the height of the groups' tiles."""
+    """The product whose kernel reads the packed bytes; schedule: of the height of the groups' tiles."""
     *_, n, k = weight.shape
     rows = x.contiguous().flatten(0, -2)
     y = torch.empty(
@@ -200,17 +221,17 @@ def fused(
         replayer(*operands)
         return y
     assert rows.shape[1] == k and all(part.is_contiguous() for part in weight.tensors)
-    s = schedule or choose(block_m or len(rows), n)
-    assert (s.swap and groups is None) or s.block_m == block_m
+    s = schedule or choose(block_m or len(rows))
+    assert block_m in (None, s.block_m)
     order, experts_tiles = tiles or (None, None)
     args = (
         rows, *weight[:3], bias, y, order, experts_tiles, len(rows), n, k,
         rows.stride(0), weight.codes.shape[-1], weight.scales.shape[-1],
     )  # fmt: skip
     shared = 1 if groups is None or x.ndim == 3 else groups.chosen
-    constants = (s.block_m, s.block_n, s.block_k, k % s.block_k == 0, shared, weight.form.kind, weight.form.group)
+    constants = (s.block_m, WEIGHT_ROWS, s.block_k, k % s.block_k == 0, shared, weight.form.kind, weight.form.group)
     count = -(-len(rows) // s.block_m) if groups is None else len(groups.tiles)
-    grid = (count * -(-n // s.block_n), 1, 1)
+    grid = (count * -(-n // WEIGHT_ROWS), 1, 1)
     launched = launch(_packed_kernel, grid, args, constants, s.num_warps, s.num_stages) if y.numel() else None
     if launched:
         places = [place for place, arg in enumerate(args) if isinstance(arg, Tensor)]
@@ -218,14 +239,17 @@ def fused(
     return y
 
 
-def choose(rows: int, n: int) -> MatmulSchedule:
-    """The schedule for so many rows, up to FEW, or for tiles of so many: by what ptxas says of registers and of loads
-    in flight, not by a measurement."""
+def choose(rows: int) -> PackedSchedule:
+    """The schedule for so many rows, up to FEW, or for tiles of so many."""
     block_m = min(128, max(16, triton.next_power_of_2(rows)))
     if block_m == 16:  # narrow and deep: codes are few bytes, of which enough must be on their way
-        return MatmulSchedule(POINTER, 16, 32, 256, num_warps=4, num_stages=5, swap=True)
-    warps = 4 if block_m <= 64 else 8
-    return MatmulSchedule(POINTER, block_m, 32 if n <= 4096 else 64, 128, num_warps=warps, num_stages=3, swap=True)
+        return PackedSchedule(16, 256, num_stages=4)
+    return PackedSchedule(block_m, 128, num_warps=4 if block_m <= 64 else 8)
+
+
+def is_supported(device: torch.device) -> bool:
+    """Whether the kernels can have the dense product's bytes: on a GPU only through wgmma, which is Hopper's."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 def forget_launches() -> None:

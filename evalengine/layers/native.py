@@ -24,13 +24,16 @@ from evalengine.version import CONTRACT_VERSION
 
 
 class NativeOps(CudaOps):
-    """The native level. Weights stay as loaded, packed ones packed."""
+    """The native level. Weights stay as loaded; packed ones stay packed where their kernels have the dense bytes."""
 
     name = "native"
     capturable = True
-    keeps_packed = True
     _scratch: Tensor | None = None  # where a packed weight is unpacked for a step of many rows
     attention = staticmethod(attention.paged_attention)  # type: ignore[assignment]
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.keeps_packed = packed_matmul.is_supported(device)
 
     def verify_kernels(self, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
         verdict = verify.verify(

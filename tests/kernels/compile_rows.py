@@ -104,8 +104,8 @@ def packed() -> Iterator[dict[str, Any]]:
         tile = {"BLOCK_N": 16, "BLOCK_K": 256, "EVEN_K": True}
         yield _counted(packed_matmul._unpack_kernel, "bf16", {**tile, **whole})
         for rows in (16, 128):
-            s = packed_matmul.choose(rows, 6144)
-            tile = {"BLOCK_M": s.block_m, "BLOCK_N": s.block_n, "BLOCK_K": s.block_k, "EVEN_K": True}
+            s = packed_matmul.choose(rows)
+            tile = {"BLOCK_M": s.block_m, "BLOCK_N": packed_matmul.WEIGHT_ROWS, "BLOCK_K": s.block_k, "EVEN_K": True}
             dense = {"bias_ptr": None, "order_ptr": None, "tiles_ptr": None, "SHARED": 1}
             yield _counted(packed_matmul._packed_kernel, "bf16", {**tile, **whole, **dense})
         tile["BLOCK_M"] = packed_matmul.TALLEST

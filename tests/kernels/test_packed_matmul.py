@@ -11,7 +11,9 @@ from torch import Tensor
 
 from evalengine.kernels import expert_matmul, matmul, packed_matmul
 from evalengine.kernels.expert_groups import group
+from evalengine.kernels.launching import launch
 from evalengine.kernels.matmul_schedules import POINTER, MatmulSchedule
+from evalengine.kernels.packed_matmul import PackedSchedule
 from evalengine.kernels.packed_rows import PackedForm, PackedRows
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.packed_weights import FORMS, packed
@@ -25,6 +27,13 @@ IDS = [f"{form.kind}-{form.group}" for form in FORMS]
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def of_the_same_depth(s: PackedSchedule) -> MatmulSchedule:
+    """The dense product's schedule of the same tiles; on a GPU any other one has the same bytes."""
+    return MatmulSchedule(
+        POINTER, s.block_m, packed_matmul.WEIGHT_ROWS, s.block_k, s.num_warps, s.num_stages, swap=True
+    )
 
 
 def columns_of(form: PackedForm) -> int:
@@ -51,8 +60,8 @@ def test_rows_have_the_dense_kernels_bytes(form: PackedForm, dtype: torch.dtype,
     dense = truth.to(dtype).to(DEVICE)
     bias = numbers(n, dtype=dtype, seed=1) if biased else None
     whole = numbers(19, k, dtype=dtype, seed=2)
-    for schedule in (packed_matmul.choose(19, n), MatmulSchedule(POINTER, 16, 16, 64, swap=True)):
-        expected = matmul.matmul(whole, dense.t(), bias, schedule=schedule)
+    for schedule in (packed_matmul.choose(19), PackedSchedule(16, 64)):
+        expected = matmul.matmul(whole, dense.t(), bias, schedule=of_the_same_depth(schedule))
         assert_bitwise_equal(packed_matmul.fused(whole, weight, bias, None, schedule), expected)
         for rows in (1, 16):
             y = packed_matmul.fused(whole[:rows].contiguous(), weight, bias, None, schedule)
@@ -87,13 +96,45 @@ def test_experts_rows_have_the_dense_experts_bytes(form: PackedForm, dtype: torc
         weight, truth = packed(form, experts, n, k, device=DEVICE)
         dense, bias = truth.to(dtype).to(DEVICE), numbers(experts, n, dtype=dtype, seed=5)
         groups = group(ids, experts, 16)
-        schedule = packed_matmul.choose(16, n)
+        schedule = of_the_same_depth(packed_matmul.choose(16))
         poisoned = [part.clone() for part in weight.tensors]
         poisoned[0][-1] = 0x7F
         weight = PackedRows(poisoned[0], *weight[1:])
         for x in (numbers(tokens, k, dtype=dtype, seed=6), numbers(tokens, chosen, k, dtype=dtype, seed=7)):
             expected = expert_matmul.expert_linear(x, dense, bias, groups, schedule)
             assert_bitwise_equal(packed_matmul.fused(x, weight, bias, groups), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS, ids=IDS)
+def test_every_schedule_is_a_chain_of_wgmma(form: PackedForm, dtype: torch.dtype) -> None:
+    """By bytes, in a product long enough for another order of K to show, and by the instruction that was compiled."""
+    weight, truth = packed(form, 384, 2048, device=DEVICE)
+    x = numbers(256, 2048, dtype=dtype, seed=2)
+    expected = matmul.matmul(x, truth.to(dtype).to(DEVICE).t(), schedule=matmul.REFERENCE)
+    for schedule in {packed_matmul.choose(rows) for rows in range(1, packed_matmul.FEW + 1)}:
+        assert_bitwise_equal(packed_matmul.fused(x, weight, None, None, schedule), expected)
+    variants = [v for key, v in launch._variants.items() if key[0] is packed_matmul._packed_kernel]
+    assert variants and all("wgmma" in variant.compiled.asm["ptx"] for variant in variants)
+
+
+@pytest.mark.gpu
+def test_a_tile_of_fewer_weight_rows_has_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inverse: with 32 rows the product is an mma.sync over K in another order, which the comparison finds."""
+    form = next(form for form in FORMS if form.kind == "int4")
+    weight, truth = packed(form, 384, 2048, device=DEVICE)
+    x = numbers(64, 2048, dtype=torch.bfloat16, seed=2)
+    expected = matmul.matmul(x, truth.to(torch.bfloat16).to(DEVICE).t(), schedule=matmul.REFERENCE)
+    monkeypatch.setattr(packed_matmul, "WEIGHT_ROWS", 32)
+    monkeypatch.setattr(packed_matmul, "_launches", {})
+    assert count_differing(packed_matmul.fused(x, weight, None, None, PackedSchedule(64, 128)), expected)
+
+
+@pytest.mark.parametrize(("block_m", "warps"), [(16, 1), (16, 2), (16, 8), (32, 8), (64, 16)])
+def test_a_schedule_cannot_express_another_instruction(block_m: int, warps: int) -> None:
+    with pytest.raises(AssertionError, match="64 weight rows"):
+        PackedSchedule(block_m, 128, num_warps=warps)
 
 
 def test_what_is_counted_is_what_lies_in_memory() -> None:
