@@ -1,4 +1,6 @@
 PYTHON ?= python
+# Workers of the GPU tests: one per core, at most 16. WORKERS overrides it.
+GPU_WORKERS := $(or $(WORKERS),$(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 16 ? n : 16))))
 WORKERS ?= 2
 # A test worker per core: more threads in each only fight for them (the thread-count tests set their own).
 export OMP_NUM_THREADS ?= 1
@@ -10,9 +12,9 @@ export OMP_WAIT_POLICY ?= passive
 export PYTHONDONTWRITEBYTECODE :=
 # Each worker starts with one half of the list, in order, and takes from the other's end when it is done: what a module's
 # or a folder's tests share is made once, not in every worker.
-PYTEST := $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST = $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: lint test test-all test-gpu sanitize fuzz bench bench-cpu
+.PHONY: lint test test-all test-gpu test-gpu-all sanitize fuzz bench bench-cpu
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -28,8 +30,14 @@ test-all:
 fuzz:
 	EVALENGINE_FUZZ=$${EVALENGINE_FUZZ:-100} $(PYTEST) tests/fuzz
 
-# What passed goes, with GPU, versions and commit, to a file that can be committed as results/reference/gpu-tests-<gpu>.json.
+# Outcomes, durations, GPU, versions and commit go to a file that can be committed as
+# results/reference/gpu-tests-<gpu>.json. A copy without git needs EVALENGINE_COMMIT=$(git rev-parse HEAD).
+test-gpu test-gpu-all: WORKERS = $(GPU_WORKERS)
+
 test-gpu:
+	$(PYTEST) -m "gpu and not slow" --durations 25 --durations-min 2 --results results/gpu-tests.json
+
+test-gpu-all:
 	$(PYTEST) -m gpu --durations 25 --durations-min 2 --results results/gpu-tests.json
 
 # NVIDIA's compute-sanitizer over the kernels, on a machine with CUDA and its tools.

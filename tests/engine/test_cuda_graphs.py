@@ -232,7 +232,8 @@ def test_an_engine_captures_only_what_it_meets() -> None:
         llm.score([(PROMPTS[3], PROMPTS[4])] * 8)
         assert not llm.runner.graphs._captured
         llm.generate(PROMPTS[:4], SamplingParams(max_tokens=9, ignore_eos=True))
-        assert {size for size, _ in llm.runner.graphs._captured} == {4, 32}
+        shortest = kv_lengths(llm.settings.max_model_len)[0]
+        assert set(llm.runner.graphs._captured) == {(size, shortest, False) for size in (4, 32)}
         assert llm.stats.num_graph_steps > 0
 
 

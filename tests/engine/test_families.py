@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
@@ -43,6 +44,7 @@ SCHEDULES = [Schedule(**AXES["all at once"]), Schedule(**AXES["preemption"])]
 LEVELS: dict[str, dict[str, Any]] = {
     "of the device": {"batch_invariant": True},  # `exact` on a CPU, `native` on a GPU
     "exact": {"batch_invariant": True, "numerics": "exact"},
+    "native": {"batch_invariant": True, "numerics": "native"},
 }
 # The families of which `make test` varies each thing by itself: a window, experts, norms over all heads, a recurrence.
 EACH = ["gemma3", "qwen2-moe", "olmo3", "lfm2"]
@@ -63,7 +65,7 @@ def table() -> list[Any]:
     for name, level, axis in product(CASES, LEVELS, AXES):
         quick = name in OVER_RANKS if axis == "two ranks" else name in EACH or axis in ("all at once", "preemption")
         marks = [] if quick else [pytest.mark.slow]
-        if level == "exact":  # the CPU has it already
+        if level != "of the device":  # by name where `-m gpu` selects them; a CPU has `exact` already
             marks.append(pytest.mark.gpu)
         rows.append(pytest.param(name, level, axis, marks=marks, id=f"{name}-{level}-{axis}"))
     return rows
@@ -93,8 +95,19 @@ def checkpoint(name: str, folders: ModelFolders) -> Checkpoint:
 
 @cache
 def reference(name: str, level: str, folder: Path) -> dict[int, RequestOutput]:
-    """Each request alone, in one chunk, without a prefix cache."""
-    return one_by_one(without_tokenizer(folder), requests(), **LEVELS[level], max_model_len=96)
+    """Each request alone, in one chunk, without a prefix cache and without CUDA graphs."""
+    return one_by_one(without_tokenizer(folder), requests(), **LEVELS[level], max_model_len=96, enforce_eager=True)
+
+
+def device_for(ranks: int, level: str) -> dict[str, str]:
+    """Return a run's engine.device setting: with too few GPUs, `exact` runs on the CPU, where it has the same bits.
+
+    Skip the test if there are too few GPUs and the level runs on GPUs only."""
+    if not torch.cuda.is_available() or ranks <= torch.cuda.device_count():
+        return {}
+    if LEVELS[level].get("numerics") != "exact":
+        pytest.skip("needs two GPUs")
+    return {"device": "cpu"}
 
 
 @pytest.mark.parametrize(("name", "level", "axis"), table())
@@ -104,9 +117,25 @@ def test_no_schedule_changes_a_bit(name: str, level: str, axis: str, folders: Mo
     ranks = settings.pop("tensor_parallel_size", 1)
     if ranks not in possible_ranks(checkpoint.spec):
         pytest.skip("two ranks cannot share the tiny model")
-    mode = {**LEVELS[level], "max_model_len": 96, "tensor_parallel_size": ranks}
+    mode = {**LEVELS[level], "max_model_len": 96, "tensor_parallel_size": ranks, **device_for(ranks, level)}
     outputs = run(checkpoint, requests(), Schedule(**settings), **mode)
-    assert not differing(outputs, reference(name, level, folders(name)))
+    differences = differing(outputs, reference(name, level, folders(name)))
+    assert not differences, f"requests {differences} differ; ranks on device {mode.get('device', 'auto')}"
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, {}), (1, {"device": "cpu"}), (2, {})])
+def test_two_ranks_use_the_cpu_only_where_gpus_are_too_few(
+    gpus: int, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert device_for(2, "exact") == expected
+    assert device_for(1, "exact") == device_for(1, "of the device") == {}
+    if gpus == 1:
+        with pytest.raises(pytest.skip.Exception, match="needs two GPUs"):
+            device_for(2, "of the device")
+    else:
+        assert device_for(2, "of the device") == {}
 
 
 @pytest.mark.parametrize(

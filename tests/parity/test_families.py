@@ -14,8 +14,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import load_model
@@ -23,8 +25,9 @@ from evalengine.engine.request import GenerateRequest
 from evalengine.layers import create_ops
 from evalengine.models.registry import MODEL_REGISTRY
 from tests.parity.families import CASES, VOCAB, WINDOW, make, random_model
+from tests.parity.modules import CASES as MODULES
 from tests.parity.paged import PagedRunner
-from tests.parity.random_models import without_tokenizer
+from tests.parity.random_models import ModelFolders, without_tokenizer
 
 ON_CUDA = [pytest.mark.gpu]
 # level, device, and how many times transformers' error ours may be: both are sums of many roundings, `exact` of fewer.
@@ -151,6 +154,24 @@ def test_every_family_has_a_case() -> None:
     """A wrapper's text part is that of another family, whose case it is."""
     named = {family.model_type for family in MODEL_REGISTRY.values() if family.wraps is None}
     assert named - {"llama"} == {model_type for model_type, _ in CASES.values()}
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.24"), reason="needs transformers 5.24, which has every case"
+)
+def test_transformers_has_every_case() -> None:
+    """A misspelled or removed model type fails here; everywhere else its tests are skipped."""
+    named = {model_type for model_type, _ in (*CASES.values(), *MODULES.values())}
+    assert named <= set(CONFIG_MAPPING)
+
+
+def test_a_model_type_that_transformers_lacks_is_skipped_each_time(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folders = ModelFolders(lambda name, folder: random_model(name, {}, folder), tmp_path_factory)
+    for _ in range(2):
+        with pytest.raises(pytest.skip.Exception, match=r"transformers [\d.]+.* has no model type surely_not"):
+            folders("surely_not")
+    with pytest.raises(KeyError):  # a mistake within a case is no reason to skip
+        random_model("mistral", {"rope_parameters": {"rope_type": "yarn"}}, tmp_path_factory.mktemp("mistral"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +128,39 @@ def test_a_model_with_sinks_is_not_given_to_the_package(installed: None) -> None
     assert "flash_attn" in served[0] and "flash_attn" not in served[1] and "triton" in served[1]
 
 
+# What a variant needs -> the name that the package's error has for it.
+FEATURES = {"window": "local attention", "softcap": "softcap"}
+
+
+@contextmanager
+def skip_if_not_built(variant: dict[str, Any]) -> Iterator[None]:
+    """Skip the test if the package answers that it was built without what the variant needs. Every other error is
+    raised."""
+    try:
+        yield
+    except RuntimeError as error:
+        answer = re.search(r"This flash attention build does not support ([^.]+)\.", str(error))
+        if answer is None or answer[1] not in [FEATURES[name] for name in variant]:
+            raise
+        pytest.skip(f"needs a flash-attn build with {answer[1]}")
+
+
+@pytest.mark.parametrize(
+    ("variant", "error", "skipped"),
+    [
+        ({"window": 100}, "This flash attention build does not support local attention.", True),
+        ({"window": 300, "softcap": 2.0}, "This flash attention build does not support softcap.", True),
+        ({"softcap": 2.0}, "This flash attention build does not support local attention.", False),
+        ({"window": 100}, "This flash attention build does not support alibi.", False),
+        ({"window": 100}, "CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_only_a_build_without_the_feature_is_skipped(variant: dict, error: str, skipped: bool) -> None:
+    expected: Any = pytest.skip.Exception if skipped else RuntimeError
+    with pytest.raises(expected), skip_if_not_built(variant):
+        raise RuntimeError(error)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", [{"window": 100}, {"softcap": 30.0}, {"window": 300, "softcap": 2.0}])
 def test_the_package_computes_windows_and_softcaps(variant: dict, installed: None) -> None:
@@ -136,7 +173,8 @@ def test_the_package_computes_windows_and_softcaps(variant: dict, installed: Non
         lens = metadata.query_lens, metadata.kv_lens
         return reference.paged_attention(*tensors[:2], v, tensors[4], *lens, form)
 
-    output = flash_attention.paged_attention(q, (k_cache, v_cache), metadata, form).cpu().double()
+    with skip_if_not_built(variant):
+        output = flash_attention.paged_attention(q, (k_cache, v_cache), metadata, form).cpu().double()
     bound = 1.1 * 2**-7 * float64(tensors[3], form) + 2**-9
     assert ((output - float64(tensors[2], form)).abs() <= bound).all()
     wrong = float64(tensors[2], AttentionVariant(64**-0.5, 50, variant.get("softcap")))
