@@ -55,6 +55,11 @@ class PackedRows(NamedTuple):
         """What it is made of."""
         return tuple(x for x in self[:3] if x is not None)
 
+    def of(self, expert: int) -> PackedRows:
+        """One expert's weight."""
+        zeros = None if self.zeros is None else self.zeros[expert]
+        return self._replace(codes=self.codes[expert], scales=self.scales[expert], zeros=zeros)
+
     @classmethod
     def empty(cls, form: PackedForm, shape: torch.Size, device: torch.device) -> PackedRows:
         """Uninitialised, for a weight of that shape."""

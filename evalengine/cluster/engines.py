@@ -151,6 +151,11 @@ class RayEngines:
         return self.first.kernels_verdict
 
     @property
+    def self_test_verdict(self) -> dict[str, Any] | None:
+        """That of the first replica."""
+        return self.first.self_test_verdict
+
+    @property
     def loaded(self) -> bool:
         """True: inside `with`, a replica is loaded."""
         return True

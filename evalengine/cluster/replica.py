@@ -60,6 +60,7 @@ class ReplicaFacts:
     libraries: dict[str, str | None]  # what `installed_libraries` gives on that machine
     hardware: Hardware
     stamp: Stamp = ()  # the weight files that it loaded, on its machine
+    self_test_verdict: dict[str, Any] | None = None
 
     @property
     def files(self) -> tuple[str, Stamp]:
@@ -157,6 +158,7 @@ class Replica:
             settings=llm.settings,
             limits=llm.limits,
             kernels_verdict=llm.kernels_verdict,
+            self_test_verdict=llm.self_test_verdict,
             contract_version=version.CONTRACT_VERSION,
             spec=llm.spec,
             stamp=llm.checkpoint.stamp,

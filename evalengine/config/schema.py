@@ -19,7 +19,7 @@ TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own template
 SCHEDULE_FIELDS = (
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_fraction"),
     *("gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "cascade_attention", "speculation"),
-    *("device", "num_threads", "tensor_parallel_size"),
+    *("device", "num_threads", "tensor_parallel_size", "self_test"),
 )
 
 # lm-eval's names for `max_gen_toks`, of which the first one given counts, and its generation settings that change
@@ -75,6 +75,9 @@ class EngineConfig:
     cascade_attention: kinds.Chosen = "auto"  # auto: pages that decodes share are read once where it pays
     num_threads: kinds.Threads | None = None  # CPU threads; null: torch's default
     tensor_parallel_size: kinds.Ranks = 1  # processes that share the model, each on its own GPU (or all on the CPU)
+    self_test: kinds.Chosen = (
+        "auto"  # auto: at the first use of a kind of model on a GPU | always: at every start | off
+    )
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,11 @@ class DeferredLLM:
         """`Engine.kernels_verdict`; None while no kernel has run."""
         return None if self._llm is None else self._llm.kernels_verdict
 
+    @property
+    def self_test_verdict(self) -> dict[str, Any] | None:
+        """`Engine.self_test_verdict`; None while there is no engine."""
+        return None if self._llm is None else self._llm.self_test_verdict
+
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
         """`Engine.run`, by an LLM that is made if there is none."""
         return self.made().run(requests, on_step)

@@ -5,6 +5,7 @@ A step is schedule, launch, postprocess, and the results that are postprocessed 
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -12,24 +13,33 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from evalengine.config.arguments import shown
 from evalengine.config.schema import EngineConfig, ModelConfig
+from evalengine.engine import self_test
 from evalengine.engine.execute.batch import NextToken, ScoredTokens
 from evalengine.engine.execute.model_runner import Launched
+from evalengine.engine.execute.rank_runner import Errors, errors
+from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.sequence import Status
-from evalengine.engine.settings import engine_config
+from evalengine.engine.settings import engine_config, resolve_speculation
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests, generating_sequence, to_sequences
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers.base import product_kinds
+from evalengine.layers.ops import Ops
+from evalengine.models.causal_lm import CausalLM
+from evalengine.util.phases import phase
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +137,58 @@ class Engine(LoadedModel):
             yield
         finally:
             self._lock.release()
+
+    def _test(self, model: CausalLM, ops: Ops) -> None:
+        """Run the self-test at the first use of this kind of model here. Raises EvalEngineError if it fails."""
+        choice, is_fast = self.config.self_test, self.settings.numerics == "fast"
+        if choice == "off" and not is_fast:
+            self.self_test_verdict = asdict(self_test.Verdict("off"))
+        if choice == "off" or is_fast or (choice == "auto" and self.settings.device.type != "cuda"):
+            return
+        layers = model.sample_layers()
+        part = model if layers is None else model.of_layers(layers)
+        cache = None
+        if choice == "auto":
+            cache = self_test.CachedVerdict(part.spec, product_kinds(part), self.settings)
+            if cache.known is not None:
+                self.self_test_verdict = {**cache.known, "cached": True}
+                return
+        layout, size = kv_layout(part.spec, self.settings), self.settings.block_size
+
+        def errors_of(ids: list[int]) -> tuple[Errors, Errors] | None:
+            if layers is None:
+                return None
+            every = self._ranks.on_all_ranks(
+                "errors", (layers, layout, size, ids), lambda: errors(part, ops, layout, size, ids)
+            )
+            return every[0]
+
+        with phase("self-test"):
+            verdict = self_test.run(
+                partial(self._trial, part, ops, layers), errors_of, part.spec, self.settings,
+                has_graphs=ops.capturable and part.capturable and not self.config.enforce_eager,
+            )  # fmt: skip
+        self.self_test_verdict = asdict(verdict)
+        if cache is not None:
+            cache.save(self.self_test_verdict)
+
+    @contextmanager
+    def _trial(
+        self, part: CausalLM, ops: Ops, layers: tuple[int, ...] | None, config: dict[str, Any]
+    ) -> Iterator[Engine]:
+        """An engine of its own over some of the loaded layers, with a pool of its own. config: `EngineConfig`'s fields
+        that are not this one's."""
+        trial, settings = copy.copy(self), self.settings
+        trial.config, trial.spec, trial.tokenizer = replace(self.config, **config), part.spec, None
+        speculation = resolve_speculation(trial.config, settings.numerics, settings.device, part.spec)
+        trial.settings, trial.stats = replace(settings, speculation=speculation), EngineStats()
+        trial._layers, trial._lock, trial._stepping = layers, threading.Lock(), threading.RLock()
+        try:
+            trial._build(part, ops, trial.config.num_kv_blocks)
+            yield trial
+        finally:
+            trial.runner = None
+            self._ranks.broadcast("drop")
 
     def learn_answers(self, answers: Iterable[tuple[SequenceOf[int], SequenceOf[int]]]) -> None:
         """Use (prompt, output) token ids of an earlier run as guesses of the same prompts' answers.

@@ -35,7 +35,7 @@ from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
 from evalengine.util.phases import note_compilations, phase
 
-FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
+FIXED = ("device", "tensor_parallel_size", "self_test")  # the settings of loading
 RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes
 
 
@@ -45,6 +45,9 @@ class LoadedModel:
     Raises ConfigError for a model that is not found or not supported and for settings that cannot be honoured, all at
     once.
     """
+
+    self_test_verdict: dict[str, Any] | None = None  # plain JSON values; None where no self-test was needed
+    _layers: tuple[int, ...] | None = None  # those of the loaded model that a trial of the self-test has
 
     def __init__(
         self, model: str | ModelConfig | Checkpoint, config: EngineConfig, batch_invariant: bool, numerics: str
@@ -88,7 +91,22 @@ class LoadedModel:
 
         with phase("weights"):
             model, *_ = self._ranks.on_all_ranks("load", orders, own)
+        self._verify(ops)
+        self._test(model, ops)
         self._build(model, ops)
+
+    def _test(self, model: CausalLM, ops: Ops) -> None:
+        """Test the engine over the loaded model before its pool is made (`self_test`)."""
+
+    def _verify(self, ops: Ops) -> None:
+        """Verify the kernels for pages of this size, unless that is done."""
+        size = self.settings.block_size
+        if size not in self._kernels_verdicts:
+            with phase("schedules"):
+                verdicts = self._ranks.on_all_ranks(
+                    "verify", (size,), lambda: verify_heads(ops, self.spec.every_shapes, size)
+                )
+            self._kernels_verdicts[size] = verdicts[0]
 
     def _build(self, model: CausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
         """Makes the KV pool, the scheduler and the runner, once the kernels of this block size are verified.
@@ -96,15 +114,7 @@ class LoadedModel:
         num_kv_blocks: pages of the pool; None plans them from the free memory.
         """
         settings = self.settings
-        if settings.block_size not in self._kernels_verdicts:
-            size = settings.block_size
-            with phase("schedules"):
-                verdicts = self._ranks.on_all_ranks(
-                    "verify",
-                    (size,),
-                    lambda: verify_heads(ops, self.spec.every_shapes, size),
-                )
-            self._kernels_verdicts[size] = verdicts[0]
+        self._verify(ops)
         if num_kv_blocks is None:
             fitting = self._ranks.on_all_ranks(
                 "plan", (self.config, settings), lambda: plan_num_kv_blocks(self.config, self.spec, settings)
@@ -118,7 +128,7 @@ class LoadedModel:
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least
         runners = self._ranks.on_all_ranks(
-            "build", pool, lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
+            "build", (self._layers, *pool), lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
         )
         self.runner = runners[0]
 

@@ -83,7 +83,7 @@ def resolve_settings(config: EngineConfig, batch_invariant: bool, numerics: str,
         block_size=_block_size(config) or default_block_size,
         num_threads=config.num_threads or torch.get_num_threads(),
         tensor_parallel_size=config.tensor_parallel_size,
-        speculation=_speculation(config, level, device, spec),
+        speculation=resolve_speculation(config, level, device, spec),
     )
 
 
@@ -138,7 +138,7 @@ def _attention_backend(config: EngineConfig, level: Numerics, device: torch.devi
     return possible_backends(device, _dtype(config, spec), spec.head_dim, _block_size(config), spec.variants)[0]
 
 
-def _speculation(config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec) -> str:
+def resolve_speculation(config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec) -> str:
     """Whether and how the engine may guess tokens. This is the only place that decides it."""
     if config.speculation != "off" and spec.recurrences:
         return RECURRENT

@@ -48,8 +48,9 @@ def run_context(
 
 
 def engine_facts(llm: Answering, stats: EngineStats) -> dict[str, Any]:
-    """The manifest's `engine`: its settings, its verdict on its kernels, and what it counted for the run."""
-    return {**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(stats)}
+    """The manifest's `engine`: its settings, its verdicts on kernels and on itself, and what it counted for the run."""
+    verdicts = {"kernels": llm.kernels_verdict, "self_test_verdict": llm.self_test_verdict}
+    return {**engine_settings(llm), **verdicts, "stats": asdict(stats)}
 
 
 def engine_settings(llm: Answering) -> dict[str, Any]:

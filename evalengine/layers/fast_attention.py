@@ -109,7 +109,7 @@ def _attend_in_steps(
     q: Tensor, k: Tensor, v: Tensor, q_lens: Tensor, kv_lens: Tensor, variant: AttentionVariant, sinks: Tensor | None
 ) -> Tensor:
     """`_attend` with a softcap or sinks, which SDPA has not: scores and weights in float32, some rows at once."""
-    rows, heads, tokens = q.shape[1], q.shape[2], k.shape[2]
+    rows, heads, tokens, dtype = q.shape[1], q.shape[2], k.shape[2], q.dtype
     q = q.transpose(1, 2).float()
     k, v = (x.repeat_interleave(heads // k.shape[1], dim=1).float() for x in (k, v))
     output = torch.empty_like(q)
@@ -125,4 +125,4 @@ def _attend_in_steps(
             logits = sinks.float()[:, None, None].expand(len(q), -1, end - begin, 1)
             scores = torch.cat((scores, logits), dim=-1)
         output[:, :, begin:end] = scores.softmax(-1)[..., :tokens] @ v
-    return output.transpose(1, 2)
+    return output.transpose(1, 2).to(dtype)

@@ -13,9 +13,11 @@ from evalengine.kernels.exact_mixture import best, within_groups
 from evalengine.kernels.mixture_variant import Router
 
 
-def route(logits: Tensor, choice_bias: Tensor | None, router: Router, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, choice_bias: Tensor | None, router: Router, dtype: torch.dtype, ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """[T, E], float32 [E] -> experts int64 [T, k] by rank, weights float32 [T, k], rounded to `dtype` if the router
-    says so."""
+    says so. ids: a choice that was made elsewhere."""
     scores = logits.float()
     if router.scores == "softmax":
         scores = scores.softmax(-1)
@@ -23,7 +25,8 @@ def route(logits: Tensor, choice_bias: Tensor | None, router: Router, dtype: tor
         scores = scores.sigmoid()
     if router.rounded_scores:
         scores = scores.to(dtype).float()
-    ids = best(within_groups(scores if choice_bias is None else scores + choice_bias, router), router.chosen)
+    if ids is None:
+        ids = best(within_groups(scores if choice_bias is None else scores + choice_bias, router), router.chosen)
     weights = scores.gather(1, ids)
     if router.scores == "logit":
         weights = weights.softmax(-1)

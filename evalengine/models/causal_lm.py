@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -43,6 +44,14 @@ class CausalLM(nn.Module, ABC):
     def whole_logits(self, logits: Tensor) -> Tensor:
         """Every rank's logits from `compute_logits` -> those of the whole vocabulary, [n, V]."""
         return logits
+
+    def sample_layers(self) -> tuple[int, ...] | None:
+        """One layer of each kind, two at least, by their numbers; None if the model cannot be taken apart."""
+        return None
+
+    def of_layers(self, layers: Sequence[int]) -> CausalLM:
+        """The model with these of its layers only, over the same weights (`sample_layers`)."""
+        raise AssertionError("this model cannot be taken apart")
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
         """`Ops.read_out` of logits from `compute_logits`."""

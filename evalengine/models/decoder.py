@@ -8,6 +8,9 @@ family does not have is not there, so a Llama's steps are those of a Llama.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -41,6 +44,7 @@ from evalengine.layers.rows import (
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.latent_attention import LatentAttention
 from evalengine.models.mixture import DecoderMixture
+from evalengine.models.processors import LogitsProcessors
 from evalengine.models.recurrent import mixer
 from evalengine.models.spec import Block, ModelSpec, Multipliers
 
@@ -335,6 +339,23 @@ class DecoderForCausalLM(CausalLM):
 
     def whole_logits(self, logits: Tensor) -> Tensor:
         return self.lm_head.whole(logits)
+
+    def sample_layers(self) -> tuple[int, ...]:
+        first: dict[object, int] = {}
+        for number, layer in enumerate(self.model.layers):
+            first.setdefault((layer.block, product_kinds(layer)), number)
+        chosen = (*first.values(),)
+        return chosen if len(chosen) > 1 else tuple(range(min(2, self.spec.num_layers)))
+
+    def of_layers(self, layers: Sequence[int]) -> DecoderForCausalLM:
+        part, decoder = copy.copy(self), copy.copy(self.model)
+        part._modules, decoder._modules = dict(self._modules), dict(self.model._modules)
+        decoder.layers = nn.ModuleList(self.model.layers[number] for number in layers)
+        part.model = decoder
+        blocks = tuple(self.spec.block(number) for number in layers)
+        part.spec = replace(self.spec, num_layers=len(blocks), blocks=blocks, processors=LogitsProcessors())
+        part.layers_alike = len(set(blocks)) == 1 and len({product_kinds(layer) for layer in decoder.layers}) == 1
+        return part
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
         return self.lm_head.read_out(logits, rows, columns)

@@ -89,3 +89,15 @@ def test_fast_attention_with_windows_softcaps_and_sinks(
         sinks = None if batch.sinks is None else batch.sinks.cpu()
         output = FAST.attention(*operands, metadata, batch.variant, sinks)
         torch.testing.assert_close(output.double(), batch.truth(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", [{"softcap": 20.0}, {"sinks": True}, {"softcap": 20.0, "window": 9}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_softcaps_and_sinks_in_half_precision(variant: dict[str, Any], dtype: torch.dtype) -> None:
+    """Weights and sums are float32, and the output has the dtype of q."""
+    batch = PagedBatch.random([(3, 20), (1, 33), (17, 17)], 4, 2, 32, 16, dtype, **variant)
+    q, k, v = (x.cpu() for x in (batch.q, batch.k_cache, batch.v_cache))
+    sinks = None if batch.sinks is None else batch.sinks.cpu()
+    out = fast_attention.paged_attention(q, (k, v), batch.metadata, batch.variant, sinks)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), batch.truth(), rtol=2e-2, atol=2e-2)

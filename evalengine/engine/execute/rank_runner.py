@@ -21,7 +21,7 @@ that may not count must not be given its slot. Code that cannot promise this is 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,11 +36,46 @@ from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
 from evalengine.layers.ops import Ops
+from evalengine.layers.plain import PlainOps, computed_by
 from evalengine.layers.recurrent import LayerCache, layer_cache
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 
 Culprits = dict[int, tuple[int, str]]  # row -> number and name of the first op that was not finite there
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a computation is from plain PyTorch ops in float32."""
+
+    rms: float  # of all tokens' logprobs, nats, with the same experts for each token
+    choices: float  # share of the tokens' choices of experts that are not those of float32
+
+
+@torch.inference_mode()
+def errors(
+    model: CausalLM, ops: Ops, layout: KVLayout, block_size: int, ids: list[int]
+) -> tuple[Errors, Errors] | None:
+    """The errors of this model's ops, and of plain PyTorch ops in its dtype. None for a level whose weights plain ops
+    cannot read."""
+    if ops.name != "native":
+        return None
+    count = -(-len(ids) // block_size)
+    tables = [[list(range(first, first + count))] for first in range(0, layout.num_tables * count, count)]
+    step = Batch(np.array(ids, dtype=np.int64), [len(ids)], [len(ids)], tables, [0], [0])
+
+    def logprobs(own: Ops) -> tuple[Tensor, list[Tensor]]:
+        with computed_by(model, own) as chosen:
+            hidden = RankRunner(model, model.spec, own, layout, count, block_size, 1).forward(step)
+            return model.whole_logits(model.compute_logits(hidden)).log_softmax(-1), chosen
+
+    def of(own: Ops) -> Errors:
+        found, chosen = logprobs(own)
+        exact = PlainOps(ops, torch.float32, chosen)
+        difference = found - logprobs(exact)[0]
+        return Errors(float(difference.square_().mean().sqrt()), exact.num_other_choices / max(1, exact.num_choices))
+
+    return of(ops), of(PlainOps(ops, ops.dtype))
 
 
 class RankRunner:

@@ -22,7 +22,8 @@ from evalengine.engine.execute.batch import Batch
 from evalengine.engine.execute.memory import plan_num_kv_blocks
 from evalengine.engine.execute.model_runner import explain
 from evalengine.engine.execute.parallel.group import connect, share_memory
-from evalengine.engine.execute.rank_runner import RankRunner
+from evalengine.engine.execute.rank_runner import RankRunner, errors
+from evalengine.engine.kv_layout import KVLayout
 from evalengine.engine.load.loader import Checkpoint, load_model
 from evalengine.engine.settings import Settings
 from evalengine.errors import EvalEngineError
@@ -31,7 +32,7 @@ from evalengine.layers.parallel import SINGLE
 
 # Commands that are answered: rank 0 raises an error in one of them, and this rank goes on. After any other error the
 # ranks are not in step, and this one ends.
-ANSWERED = frozenset({"connect", "load", "verify", "plan", "build", "explain"})
+ANSWERED = frozenset({"connect", "load", "verify", "plan", "build", "explain", "errors"})
 
 
 class Worker:
@@ -68,8 +69,12 @@ class Worker:
         torch.set_num_threads(settings.num_threads)
         return plan_num_kv_blocks(config, self.spec, replace(settings, device=self.device))
 
-    def build(self, *pool: Any) -> None:
-        self.runner = RankRunner(self.model, self.spec, self.ops, *pool)
+    def build(self, layers: tuple[int, ...] | None, *pool: Any) -> None:
+        model = self.model if layers is None else self.model.of_layers(layers)
+        self.runner = RankRunner(model, model.spec, self.ops, *pool)
+
+    def errors(self, layers: tuple[int, ...], layout: KVLayout, block_size: int, ids: list[int]) -> Any:
+        return errors(self.model.of_layers(layers), self.ops, layout, block_size, ids)
 
     def compute(self, *step: Any) -> None:
         self._built.compute(*step)
