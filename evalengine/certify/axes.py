@@ -1,5 +1,7 @@
-"""The axes of a proof. Each yields schedules of the same requests, whose answers must be those of each request
-alone."""
+"""The axes of a proof. Each yields schedules of the same requests; every answer must equal the request's answer alone.
+
+The first line of an axis's docstring is in the certificate: what the axis varies, in at most 70 characters.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,24 @@ BUDGETS = (17, 64, 100, 1000, 8192)
 PAGES = (16, 64, 256)
 Axis = Callable[[ReferenceWorkload], Iterator[Variant | Skip]]
 _SEVERAL: dict[str, Any] = {"happened": lambda stats: stats.largest_batch > 1, "wanted": "several requests in a step"}
+_NO_GUESS: dict[str, Any] = {"happened": lambda stats: not stats.num_guesses, "wanted": "no guess"}
+_RIGHT: dict[str, Any] = {"happened": lambda stats: stats.num_right_guesses > 0, "wanted": "right guesses"}
+_MOSTLY_RIGHT: dict[str, Any] = {
+    "happened": lambda stats: 2 * stats.num_right_guesses > stats.num_guesses,
+    "wanted": "mostly right guesses",
+}
+_RIGHT_AND_WRONG: dict[str, Any] = {
+    "happened": lambda stats: 0 < stats.num_right_guesses < stats.num_guesses,
+    "wanted": "right and wrong guesses",
+}
+_WRONG: dict[str, Any] = {
+    "happened": lambda stats: stats.num_right_guesses < stats.num_guesses,
+    "wanted": "wrong guesses",
+}
 
 
 def batch(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Sequences in a step."""
+    """Number of sequences in a step."""
     for size in BATCHES:
         if size <= len(work.cases):
             settings = {"max_num_seqs": size, "max_num_batched_tokens": LARGE}
@@ -47,14 +63,17 @@ def batch(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def order(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """The same requests shuffled."""
+    """Order of the requests."""
     for seed in range(2, 2 + work.effort.orders):
         cases = shuffled(work.cases, seed)
         yield Variant(f"order {seed}", cases, {"max_num_seqs": 64}, **_SEVERAL)
 
 
 def neighbours(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Other requests beside them: kernels that size their tiles by the longest query change an unrelated row."""
+    """Unrelated requests in the same steps.
+
+    Kernels that choose their tiles by the longest query would change an unrelated row.
+    """
     rng = random.Random(3)
     for length in work.effort.neighbours:
         length = min(length, work.max_model_len)
@@ -69,14 +88,20 @@ def neighbours(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def chunks(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Tokens in a step: chunk borders inside pages and inside the KV chunks of the attention."""
+    """Number of tokens in a step, which splits prompts at other places.
+
+    Chunk borders are inside pages and inside the KV chunks of the attention.
+    """
     for budget in BUDGETS:
         settings = {"max_num_seqs": 64, "max_num_batched_tokens": budget}
         yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings, **largest_step(budget))
 
 
 def prefix(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """The prefix cache: off, cold, warm, and hit inside a page; of states: off, and hit at a page's end."""
+    """Prefix cache: off, cold, warm, and hits inside a page.
+
+    Recurrent states: off, and hits at the end of a page.
+    """
     off = {"enable_prefix_caching": False}
     yield Variant(
         "no prefix cache", work.cases, off, happened=lambda s: not s.num_cached_tokens, wanted="computing all"
@@ -92,7 +117,7 @@ def prefix(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def preemption(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """A pool so small that running sequences lose their pages and are computed again."""
+    """A KV pool so small that running sequences are preempted."""
     generations = sorted((case for case in work.cases if case.new_tokens > 1), key=lambda case: -len(case.prompt) % 16)
     pool = filled_pages(generations, 16)
     settings: dict[str, Any] = {"block_size": 16, "num_kv_blocks": pool}
@@ -116,13 +141,16 @@ def preemption(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def pages(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Tokens in a KV page."""
+    """Number of tokens in a KV page."""
     for size in PAGES:
         yield Variant(f"block_size={size}", work.cases, {"block_size": size, "max_num_batched_tokens": 1000})
 
 
 def decode(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Prefill against decode: what was generated is scored, and what is scored is fed one token a step."""
+    """Prefill against decode of the same tokens.
+
+    Generated tokens are scored, and scored tokens are fed one per step.
+    """
     scores = []
     for case in work.cases:
         if case.key is not None and isinstance(case.request, GenerateRequest):
@@ -134,35 +162,38 @@ def decode(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def asked(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """The number of alternatives reported changes no logprob."""
+    """Number of top logprobs that are reported."""
     yield Variant(f"logprobs={ASKED}", [replace(case, request=asking(case.request)) for case in work.cases])
 
 
 def ids(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Other request ids."""
+    """Request ids."""
     cases = [replace(c, request=replace(c.request, request_id=10**9 - 7919 * i)) for i, c in enumerate(work.cases)]
     yield Variant("other request ids", cases)
 
 
 def nan(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """A KV pool that starts as NaN: no slot past a sequence's end is ever read into arithmetic."""
+    """A KV pool filled with NaN: unwritten slots must not be read."""
     for size in PAGES:
         yield Variant(f"block_size={size}", work.cases, {"block_size": size}, nan_pool=True)
 
 
 def threads(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """CPU threads."""
+    """Number of CPU threads."""
     if work.device_type != "cpu":
-        yield Skip("an axis of the CPU")
+        yield Skip("varied on a CPU only")
         return
     for number in (1, 2):
         yield Variant(f"num_threads={number}", work.cases, {"num_threads": number})
 
 
 def graphs(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """CUDA graphs against eager launches; in two passes, as a graph is captured when its size is met again."""
+    """CUDA graphs against eager launches.
+
+    In two passes: a graph is captured when a step of its size comes again.
+    """
     if not work.has_graphs:
-        yield Skip("this level has no CUDA graphs on this device: every step is launched eagerly")
+        yield Skip("no CUDA graphs at this numerics level on this device")
         return
     eager: dict[str, Any] = {"happened": lambda stats: stats.num_graph_steps == 0, "wanted": "no graph"}
     yield Variant("enforce_eager=true", work.cases, {"enforce_eager": True}, passes=2, **eager)
@@ -177,13 +208,16 @@ def graphs(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def cascade(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """What decodes share, read once for all of them or by each: equal prompts side by side, eagerly and by graphs."""
+    """Shared prefixes read once for all sequences, or once for each.
+
+    Equal prompts run together, eagerly and by CUDA graphs.
+    """
     if not work.has_cascade:
-        yield Skip("this level's attention reads every sequence by itself")
+        yield Skip("needs the Triton attention kernel and a layer without a sliding window")
         return
     cases = siblings(work.cases, 5, 65)
     if not cases:
-        yield Skip("no generation is long enough to share a block of 64 tokens")
+        yield Skip("engine.max_model_len is too small for prompts with a whole block of 64 tokens")
         return
     each: dict[str, Any] = {"happened": lambda stats: not stats.num_cascade_steps, "wanted": "no shared read"}
     once: dict[str, Any] = {"happened": lambda stats: stats.num_cascade_steps > 0, "wanted": "a shared read"}
@@ -195,26 +229,30 @@ def cascade(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def speculation(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Tokens that are guessed and checked: the same prompts one after another say what those before them said."""
+    """Guessed tokens: none, right ones and wrong ones.
+
+    The model's weights may be random, so right guesses are answers that are known: a sibling's (an equal request that
+    ran before), or the request's answer alone.
+    """
     if work.has_states:
-        yield Skip("nothing is guessed: a recurrent state cannot go back behind a wrong guess")
+        yield Skip("recurrent models do not guess: a state cannot drop a wrong guess")
         return
-    cases = [case for case in siblings(work.cases, 3, 1) if case.new_tokens > 4]
-    none: dict[str, Any] = {"happened": lambda stats: not stats.num_guesses, "wanted": "no guess"}
-    right: dict[str, Any] = {
-        "happened": lambda stats: 0 < stats.num_right_guesses < stats.num_guesses,
-        "wanted": "right guesses and wrong ones",
-    }
-    yield Variant("no guesses", cases, {"speculation": "off", "max_num_seqs": 2}, **none)
-    for size, page in ((2, 64), (3, 16)):
+    for size, page in ((2, 64), (3, 16)):  # Of four siblings, the last one runs after answers that it can guess from.
         settings = {"speculation": "always", "max_num_seqs": size, "block_size": page}
-        yield Variant(f"guesses, max_num_seqs={size}", cases, settings, nan_pool=True, **right)
+        cases = work.some(settings, siblings(_with_guesses(work), 4, 1))
+        if size == 2:
+            yield Variant("no guesses", cases, {**settings, "speculation": "off"}, **_NO_GUESS)
+        yield Variant(f"siblings, max_num_seqs={size}", cases, settings, nan_pool=True, **_RIGHT)
+    yield from _learned(work)
 
 
 def tensor_parallel(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Ranks that share the model: each has other columns of every product, other heads and other token ids."""
+    """Number of tensor-parallel ranks.
+
+    Each rank has other columns of every product, other heads and other token ids.
+    """
     if not work.ranks:
-        yield Skip("there is no other number of devices here that could share this model")
+        yield Skip("no other number of devices here can share this model")
         return
     for ranks in work.ranks:
         settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 1000}
@@ -224,16 +262,22 @@ def tensor_parallel(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def busy(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Another process on the same GPU: a kernel stopped in its middle goes on where it was."""
+    """A second process that keeps the GPU busy.
+
+    The GPU interrupts kernels and resumes them.
+    """
     if work.device_type != "cuda":
-        yield Skip("an axis of the GPU")
+        yield Skip("varied on a GPU only")
         return
     settings = {"max_num_seqs": 64, "enable_prefix_caching": False}
     yield Variant("a busy neighbour", work.cases, settings, passes=4, busy=True, **_SEVERAL)
 
 
 def mixed(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """All of it at once, at random, for as long as the caller asks."""
+    """Random combinations of these settings.
+
+    Endless: the caller decides when enough is compared.
+    """
     for number in count(1):
         rng = random.Random(number)
         settings = {
@@ -247,7 +291,7 @@ def mixed(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 
 
 def restart(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
-    """Another process."""
+    """A new process."""
     yield Variant("a new process", work.cases, new_process=True)
 
 
@@ -267,6 +311,38 @@ def control(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     yield Variant("all at once", work.cases, {"max_num_seqs": 512, "max_num_batched_tokens": LARGE})
     yield Variant("order 2", shuffled(work.cases, 2), {"max_num_seqs": 64, "max_num_batched_tokens": 1000})
     yield Variant("small chunks", work.some(one), one)
+
+
+def _with_guesses(work: ReferenceWorkload) -> list[Case]:
+    """Generations whose answers are long enough for guesses, the shortest first: a slow schedule finishes several."""
+    found = [case for case in work.cases if isinstance(case.request, GenerateRequest) and len(work.answer(case)) > 3]
+    return sorted(found, key=lambda case: len(work.answer(case)))
+
+
+def _learned(work: ReferenceWorkload) -> Iterator[Variant]:
+    """The reference's answers as guesses: unchanged, with wrong tokens, and exchanged between requests."""
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": LARGE, "speculation": "always"}
+    cases = work.some(settings, _with_guesses(work))
+    answers = [work.answer(case) for case in cases]
+    own = [(case.prompt, answer) for case, answer in zip(cases, answers, strict=True)]
+    for word in ("always", "auto"):
+        schedule = {**settings, "speculation": word}
+        label = f"learned answers, speculation={word}"
+        yield Variant(label, cases, schedule, nan_pool=True, learned=own, **_MOSTLY_RIGHT)
+    changed = [(prompt, _with_wrong_tokens(answer, work.vocab_size)) for prompt, answer in own]
+    label = "learned answers with wrong tokens"
+    yield Variant(label, cases, settings, 2, nan_pool=True, learned=changed, **_RIGHT_AND_WRONG)
+    # The first token is the request's: an answer that disagrees from the start is not guessed. The next one is wrong.
+    exchanged = []
+    for i, (prompt, answer) in enumerate(own):
+        others = [other for other in answers[i:] + answers[:i] if other[1] != answer[1]]
+        exchanged += [(prompt, [answer[0], *other[1:]]) for other in others[:1]]
+    yield Variant("learned answers of other requests", cases, settings, nan_pool=True, learned=exchanged, **_WRONG)
+
+
+def _with_wrong_tokens(answer: list[int], vocab_size: int) -> list[int]:
+    """The answer with a wrong token after each right guess or two: guesses resume once eight tokens agree."""
+    return [(token + 1) % vocab_size if i % 11 == 2 else token for i, token in enumerate(answer)]
 
 
 def _from_states(work: ReferenceWorkload) -> Iterator[Variant]:

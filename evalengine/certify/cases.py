@@ -41,14 +41,15 @@ class Effort:
     answer_tokens: int  # tokens generated for a document, if the caller sets no max_gen_toks
 
 
+SHARED = (70, 122, 130)  # prompts with one or two whole blocks of 64 tokens, which equal prompts share (axis cascade)
 BORDERS = (2, 16, 17, 18, 64, 65, 66, 128, 129, 257)  # page borders of 16, 64 and 256; one past the end is predicted
 EFFORTS = {
-    "quick": Effort(320, (2, 18, 65, 129, 257), (15, 60), 10, 6, (65, 300), 40, 1, 1, 0, 1, 10),
-    "cpu": Effort(700, (*BORDERS, 701), (1, 15, 60, 250), 16, 24, (1, 63, 257), 100, 2, 2, 10_000, 4, 24),
+    "quick": Effort(320, (2, 18, 65, 129, 257), (15, 60, *SHARED), 10, 6, (65, 300), 60, 1, 1, 0, 1, 10),
+    "cpu": Effort(700, (*BORDERS, 701), (1, 15, 60, *SHARED, 250), 16, 24, (1, 63, 257), 100, 2, 2, 10_000, 4, 24),
     "gpu": Effort(
         max_model_len=3200,
         scores=(*BORDERS, 513, 1023, 1024, 1025, 1026, 1100, 2047, 2049, 2050, 3000, 3201),
-        prompts=(1, 15, 16, 62, 64, 250, 511, 1015, 1020, 1024, 2040, 3000),
+        prompts=(1, 15, 16, 62, 64, *SHARED, 250, 511, 1015, 1020, 1024, 2040, 3000),
         long_tokens=16,
         short_generations=512,
         neighbours=(1, 63, 65, 257, 1025, 3200),

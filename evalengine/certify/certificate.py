@@ -125,7 +125,7 @@ def _cut(subject: Subject, cases: Sequence[Case]) -> int | None:
 
 
 def _about(axis: str) -> str:
-    """What the axis varies: its docstring's first line."""
+    """Return what the axis varies: the first line of its docstring."""
     return (AXES[axis].__doc__ or "").strip().split("\n")[0].rstrip(".")
 
 
@@ -146,6 +146,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "requests": len(variant.cases),
         "passes": variant.passes,
         "nan_pool": variant.nan_pool,
+        "learned_answers": len(variant.learned),
         "new_process": variant.new_process,
         "busy": variant.busy,
         **_without_first(trial.tally.as_json()),
@@ -153,6 +154,9 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "largest_batch": stats.largest_batch,
         "cached_tokens": stats.num_cached_tokens,
         "preemptions": stats.num_preemptions,
+        "shared_read_steps": stats.num_cascade_steps,
+        "guesses": stats.num_guesses,
+        "right_guesses": stats.num_right_guesses,
         "seconds": round(trial.seconds, 2),
     }
 

@@ -1,4 +1,4 @@
-"""A certificate for people: the table and the lines of the terminal, and the same as Markdown."""
+"""A certificate for people: the table and lines of the terminal, and one page of Markdown."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from rich.text import Text
 
 from evalengine.certify.fault_injection import FEW_ROWS
 from evalengine.certify.kernels import kernels_summary
-from evalengine.certify.proof import NONE_FOUND
 
-HEADINGS = ("Axis", "Schedules", "Logprobs", "Differing", "Verdict")
+HEADINGS = ("Axis", "Schedules", "Logprobs", "Differing", "Result")
 MEANING = {
     "IDENTICAL": "No schedule changed a bit.",
-    "DIFFERENT": "A schedule changed bits: results of this installation depend on how the work is batched.",
-    "INCOMPLETE": "Nothing differed, but that proves too little.",
-    "FAILED": "No request differed, but kernels that must give equal bytes do not.",
+    "DIFFERENT": "A schedule changed bits: results of this installation depend on how requests are scheduled.",
+    "INCOMPLETE": "No logprob differed, but the evidence is incomplete.",
+    "FAILED": "No logprob differed, but some kernels do not return the bytes that they must return.",
 }
+METHOD = """\
+Each request runs alone first. Every schedule runs the same requests again, and every token id and float32 logprob is
+compared with the request alone, byte by byte. The control runs the ordinary mode (batch_invariant=false), which must
+differ: otherwise the comparison shows nothing."""
+LIBRARIES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")  # on the page; the JSON has all
 
 Content = Mapping[str, Any]
 
@@ -40,58 +44,66 @@ def axes_table(content: Content) -> Table:
 
 def summary(content: Content) -> Iterator[str]:
     """The lines below the table; the verdict is the last."""
+    yield from _findings(content)
+    yield f"requests: {_requests(content)}"
+    yield f"numerics: {_where(content)}: {_machine(content)}"
+    yield _control(content["negative_control"])
+    yield f"answers: {content['requests']['answers_sha256']}"
+    yield f"verdict: {content['verdict']}: {_total(content)}"
+
+
+def _findings(content: Content) -> Iterator[str]:
+    """The differences, the kernels' verdict, and the reason for everything that was not compared."""
     if first := content["first_difference"]:
-        yield f"first difference: {first['schedule']}: {first['request']}, token {first['token']}:"
-        yield f"  {first['found']}"
-        yield f"  {first['expected']} alone"
+        yield f"first difference: {_place(first)}: {first['found']}, alone {first['expected']}"
+    others = (axis["first_difference"] for axis in content["axes"].values())
+    yield from (f"different: {_place(other)}" for other in others if other and other != first)
     if kernels := content["kernels"]:
         yield from (f"kernels: {line}" for line in kernels_summary(kernels))
     yield from (f"incomplete: {reason}" for reason in content["incomplete"])
-    yield _requests(content)
-    yield _where(content)
-    yield _control(content["negative_control"])
-    yield f"answers: {content['requests']['answers_sha256']}"
-    total = content["total"]
-    yield (
-        f"verdict: {content['verdict']}: {total['differing_bytes']} differing bytes in {total['logprobs']:,} logprobs, "
-        f"{content['seconds']:.0f} s"
-    )
+    skipped = {name: axis["skipped"] for name, axis in content["axes"].items() if axis["skipped"]}
+    yield from (f"skipped: {name}: {reason}" for name, reason in skipped.items())
 
 
 def markdown(content: Content) -> str:
-    """The whole certificate on a page."""
-    *lines, verdict = summary(content)
-    subject, code = content["subject"], content["code"]
-    tasks = ", ".join(subject["tasks"]) or "no task"
+    """Return the certificate as one page; the JSON has every schedule."""
+    subject, code, libraries = content["subject"], content["code"], content["libraries"]
+    findings = list(_findings(content))
     headings = ("Axis", "What varies", *HEADINGS[1:])
     about = [axis["varies"] for axis in content["axes"].values()]
     rows = [
-        (row[0], what, *row[1:])
-        for row, what in zip(_rows(content), [*about, "", "batch_invariant=false"], strict=True)
+        (row[0], what, *row[1:]) for row, what in zip(_rows(content), [*about, "", "the ordinary mode"], strict=True)
     ]
+    changed = " with uncommitted changes" if code["dirty"] else ""
     facts = {
+        "Model": _model(subject),
+        "Requests": _requests(content),
         "Settings": " ".join(subject["settings"]) or "the defaults",
+        "Numerics": f"{_where(content)}; contract version {content['contract_version']}",
+        "Control": _control(content["negative_control"]),
+        "Self-test": _self_test(subject.get("self_test")),
+        "Answers": f"sha256 {content['requests']['answers_sha256']}",
         "Weights": f"sha256 {subject['weights_sha256']}",
-        "Numerics contract": f"version {content['contract_version']}",
-        "Code": f"evalengine {code['version']}, commit {code['commit'] or 'unknown'}"
-        + (" with changes" if code["dirty"] else "")
-        + f"; kernels sha256 {code['kernels_sha256']}",
+        "Code": f"evalengine {code['version']}, commit {code['commit'] or 'unknown'}{changed}",
+        "Kernels": f"sha256 {code['kernels_sha256']}",
         "Machine": f"{_machine(content)}, {content['hardware']['cpu_count']} CPUs, {content['platform']}",
         "Python": content["python"],
-        "Libraries": ", ".join(f"{name} {version}" for name, version in content["libraries"].items()),
+        "Libraries": ", ".join(f"{name} {libraries[name]}" for name in LIBRARIES if libraries.get(name)),
         "Finished": content["finished"],
     }
     return "\n".join(
         [
-            f"# {content['verdict']}: {subject['model']}, {tasks}",
+            f"# {content['verdict']}: {', '.join([subject['model'], *subject['tasks']])}",
             "",
-            f"{MEANING[content['verdict']]} {_sentence(verdict)}",
+            f"{MEANING[content['verdict']]} {_total(content)}.",
             "",
-            *(f"- {_escaped(line)}" for line in lines),
+            METHOD,
             "",
             *_table(headings, rows),
             "",
-            *_table(("", ""), list(facts.items())),
+            *(f"- {_escaped(line)}" for line in findings),
+            *([""] if findings else []),
+            *_table(("", ""), [(name, text) for name, text in facts.items() if text]),
             "",
         ]
     )
@@ -113,45 +125,66 @@ def _counts(axis: Content) -> tuple[str, str, str]:
 
 def _verdict(axis: Content) -> str:
     if axis["differing_logprobs"]:
-        first = axis["first_difference"]
-        where = f"{first['schedule']}: {first['request']}, token {first['token']}"
-        return f"DIFFERENT: {where}: {first['found']} against {first['expected']} alone"
+        return "DIFFERENT"
     if axis["not_exercised"]:
-        return f"not exercised: {'; '.join(axis['not_exercised'])}"
-    return f"skipped: {axis['skipped']}" if axis["skipped"] else "identical"
+        return "not exercised"
+    return "skipped" if axis["skipped"] else "identical"
 
 
 def _control_verdict(control: Content) -> str:
-    if not control["differing_logprobs"]:
-        return NONE_FOUND
-    return f"differs, as it should: by up to {control['largest_difference']:.2g} for the same token"
+    largest = f"{control['largest_difference']:.2g}"
+    return f"differs, as it must (by up to {largest})" if control["differing_logprobs"] else "no difference found"
 
 
 def _control(control: Content) -> str:
     counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
-    fault_injected = f" and products of up to {FEW_ROWS} rows split over K" if control.get("planted") else ""
-    return f"fast (control) with {control['attention_backend']} attention{fault_injected}: {counts}"
+    fault = f", injected fault: products of up to {FEW_ROWS} rows split over K" if control.get("planted") else ""
+    return f"fast (control) with {control['attention_backend']} attention{fault}: {counts}"
 
 
 def _requests(content: Content) -> str:
     requests = content["requests"]
     counts = [f"{number} of {task}" for task, number in requests["of_tasks"].items()]
-    counts.append(f"{requests['count'] - sum(requests['of_tasks'].values())} of lengths around page and chunk borders")
-    cut = f", answers cut at {requests['answers_cut_at']}" if requests["answers_cut_at"] else ""
-    return f"{requests['count']} requests: {', '.join(counts)}; the longest {requests['longest']} tokens{cut}"
+    generated = requests["count"] - sum(requests["of_tasks"].values())
+    counts.append(f"{generated} with lengths around page and chunk borders")
+    limit = f", answers truncated at {requests['answers_cut_at']} tokens" if requests["answers_cut_at"] else ""
+    return f"{requests['count']} ({', '.join(counts)}), longest {requests['longest']} tokens{limit}"
+
+
+def _model(subject: Content) -> str:
+    weights = "random weights" if subject["format"] == "dummy" else f"{subject['format']} weights"
+    millions = subject["num_parameters"] / 1e6
+    size = f"{millions / 1e3:.3g} B" if millions >= 1e3 else f"{millions:.3g} M"
+    return f"{subject['architecture']}, {subject['num_layers']} layers, {size} parameters, {weights}"
 
 
 def _where(content: Content) -> str:
     subject = content["subject"]
-    return f"numerics {subject['numerics']} ({subject['dtype']}) on {subject['device']}: {_machine(content)}"
+    return f"{subject['numerics']} ({subject['dtype']}) on {subject['device']}"
 
 
 def _machine(content: Content) -> str:
     return ", ".join(content["hardware"]["gpus"]) or str(content["hardware"]["cpu"])
 
 
-def _sentence(verdict: str) -> str:
-    return f"{verdict.removeprefix('verdict: ').partition(': ')[2]}."
+def _place(difference: Content) -> str:
+    return f"{difference['schedule']}: {difference['request']}, token {difference['token']}"
+
+
+def _total(content: Content) -> str:
+    total, schedules = content["total"], sum(len(axis["schedules"]) for axis in content["axes"].values())
+    counts = f"{total['differing_bytes']:,} differing bytes in {total['logprobs']:,} logprobs"
+    return f"{counts} of {schedules} schedules, {content['seconds']:.0f} s"
+
+
+def _self_test(verdict: Mapping[str, Any] | None) -> str:
+    if verdict is None or verdict["status"] != "passed":
+        return "" if verdict is None else verdict["status"]
+    text = f"passed: {', '.join(verdict['axes'])}"
+    if errors := verdict["errors"]:
+        ours, plain = errors["ours"]["rms"], errors["plain"]["rms"]
+        text += f"; RMS error against float32 {ours:.2g} nats, of plain PyTorch ops {plain:.2g}"
+    return text
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -28,7 +28,7 @@ def shapes() -> dict[str, dict[str, Any]]:
 
 
 def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkpoint:
-    """Opens a run's `model.path`, or `shape:<name>` (`shapes`) cut to `num_layers` if given.
+    """Open a run's `model.path`, or `shape:<name>` (`shapes`) cut to `num_layers` if given.
 
     Raises: ConfigError for an unknown shape, a depth that is not the shape's to cut, or a model that is not found.
     """
@@ -47,9 +47,19 @@ def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkp
     depth = config["num_hidden_layers"]
     if num_layers is not None and not 1 <= num_layers <= depth:
         raise ConfigError(f"--layers={num_layers}: must lie in 1 ... {depth} for {model.path}")
-    config["num_hidden_layers"] = num_layers or depth
+    config["num_hidden_layers"] = num_layers = num_layers or depth
     if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:num_layers]
+        config["layer_types"] = _consecutive(config["layer_types"], num_layers)
+    if "full_attention_interval" in config:
+        config["full_attention_interval"] = min(config["full_attention_interval"], num_layers)
     with tempfile.TemporaryDirectory() as folder:  # With dummy weights, nothing is read from the folder later.
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         return resolve_checkpoint(ModelConfig(name=name, path=folder, load_format="dummy"))
+
+
+def _consecutive(kinds: list[str], count: int) -> list[str]:
+    """Return the first `count` layers, or the `count` layers up to the first attention if that comes later: a model
+    without any attention is not supported."""
+    first = next(i for i, kind in enumerate(kinds) if kind.endswith("attention"))
+    start = max(0, first + 1 - count)
+    return kinds[start : start + count]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing import Pipe, get_context
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import torch
@@ -26,13 +26,24 @@ class NoNeighbour(EvalEngineError):
     """No second process could use the device: its compute mode is exclusive, or its memory full."""
 
 
-def in_a_new_process(subject: Subject) -> Answers:
-    """The answers to all of the subject's cases, computed by another process. Raises `EvalEngineError` if it fails."""
-    try:
-        with ProcessPoolExecutor(1, NEW) as pool:
-            return pool.submit(_answers, replace(subject)).result()
-    except (EvalEngineError, BrokenProcessPool, OSError) as error:
-        raise EvalEngineError(f"the same requests in a new process failed: {error}") from error
+@contextmanager
+def in_a_new_process(subject: Subject) -> Iterator[Callable[[], Answers]]:
+    """Start another process that answers all of the subject's cases in the background.
+
+    Yields a function that waits for the answers. It raises `EvalEngineError` if the process fails.
+    """
+    with ProcessPoolExecutor(1, NEW) as pool:
+        running = pool.submit(_answers, replace(subject))
+
+        def answers() -> Answers:
+            try:
+                return running.result()
+            except (EvalEngineError, BrokenProcessPool, OSError) as error:
+                raise EvalEngineError(f"the same requests in a new process failed: {error}") from error
+            finally:
+                pool.shutdown()  # frees its memory on the device
+
+        yield answers
 
 
 def _answers(subject: Subject) -> Answers:
@@ -42,40 +53,68 @@ def _answers(subject: Subject) -> Answers:
         return batched(llm, Variant("a new process", cases))
 
 
+class Neighbour:
+    """A second process on the same device. It is idle until `busy`, so that it can be started in advance."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._connection, other_end = NEW.Pipe()
+        self._process = NEW.Process(target=keep_busy, args=(device, other_end), daemon=True)
+        self._process.start()
+        other_end.close()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the device busy, so that a GPU switches between two processes in the middle of kernels; then end.
+
+        Raises `NoNeighbour`, with the reason, if the process cannot use the device.
+        """
+        try:
+            try:
+                reason = self._connection.recv()
+                if not reason:
+                    self._connection.send("start")
+                    self._connection.recv()
+            except (EOFError, OSError):
+                reason = "it ended"
+            if reason:
+                raise NoNeighbour(f"no other process could keep {self._device} busy: {reason}")
+            yield
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Kill the process. Idempotent."""
+        self._process.kill()
+        self._process.join()
+
+
 @contextmanager
 def busy_neighbour(device: str) -> Iterator[None]:
-    """Keeps the device busy with another process, so that a GPU switches between the two in the middle of kernels.
-
-    Raises `NoNeighbour`, with its reason, if it cannot start.
-    """
-    started, other_end = Pipe(duplex=False)
-    process = NEW.Process(target=keep_busy, args=(device, other_end), daemon=True)
-    process.start()
-    try:
-        other_end.close()
-        try:
-            reason = started.recv()
-        except EOFError:
-            reason = "it ended"
-        if reason:
-            raise NoNeighbour(f"no other process could keep {device} busy: {reason}")
+    """Keep the device busy with another process. Raises as `Neighbour.busy`."""
+    with Neighbour(device).busy():
         yield
-    finally:
-        process.kill()
-        process.join()
 
 
-def keep_busy(device: str, started: Connection) -> None:
-    """Multiplies matrices until it is killed. Sends "" once it does, or why it cannot."""
+def keep_busy(device: str, connection: Connection) -> None:
+    """Report "", or why the device cannot be used; wait for a message; then multiply matrices until killed."""
     try:
         size = SIZE[torch.device(device).type]
         x = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+        _multiply(x)
     except Exception as error:
-        started.send(f"{type(error).__name__}: {error}".strip().splitlines()[-1])
+        connection.send(f"{type(error).__name__}: {error}".strip().splitlines()[-1])
         return
-    started.send("")
-    while True:
-        for _ in range(AT_ONCE):
-            x @ x
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+    connection.send("")
+    with suppress(EOFError, BrokenPipeError):  # the parent has ended
+        connection.recv()
+        connection.send("")
+        while True:
+            _multiply(x)
+
+
+def _multiply(x: torch.Tensor) -> None:
+    for _ in range(AT_ONCE):
+        x @ x
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from evalengine.certify.axes import AXES, MIXED, control
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Tally
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
-from evalengine.certify.new_process import NoNeighbour, busy_neighbour, in_a_new_process
-from evalengine.certify.run import alone, batched
+from evalengine.certify.new_process import Neighbour, NoNeighbour, in_a_new_process
+from evalengine.certify.run import Answers, alone, batched
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.certify.subject import Subject
+from evalengine.engine.execute.sharing import least_saved
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import RequestOutput
@@ -40,7 +41,7 @@ class Trial:
     variant: Variant
     tally: Tally
     stats: EngineStats
-    seconds: float
+    seconds: float  # of a new process: the time spent waiting for it
 
     @property
     def missed(self) -> str | None:
@@ -120,19 +121,33 @@ class Prover:
         self.cases = subject.cases(checkpoint, tasks)
         self.results: list[AxisResult] = []
         self._other: LLM | None = None  # an engine with another number of ranks
+        self._neighbour: Neighbour | None = None  # of the axis `busy`
+        self._answers_of_new_process: Callable[[], Answers] | None = None  # of the axis `restart`
 
     def prove(self, axes: Collection[str]) -> Proof:
-        """Runs the named axes (of `AXES`), then the negative control.
+        """Run the named axes (of `AXES`), then the negative control.
+
+        Other processes, which import for seconds, start before the first axis and are ready when theirs comes.
 
         Raises: ConfigError for settings that the engine refuses, EvalEngineError for a model without finite numbers.
         """
-        with self.subject.engine(self.checkpoint, self.cases) as llm:
+        with self.subject.engine(self.checkpoint, self.cases) as llm, ExitStack() as processes:
             facts = _facts(llm)
             work = self._workload(llm)
+            self._start_processes(axes, work, llm, processes)
             for name in AXES:
                 if name in axes:
                     self.results.append(self._axis(name, AXES[name](work), work, llm))
         return Proof(facts, self.cases, dict(work.reference), self.results, self._control(), self.logprobs_asked)
+
+    def _start_processes(self, axes: Collection[str], work: ReferenceWorkload, llm: LLM, processes: ExitStack) -> None:
+        """Start the processes of the axes `busy` and `restart` in the background; `processes` ends them."""
+        planned = [variant for name in ("busy", "restart") if name in axes for variant in AXES[name](work)]
+        if any(isinstance(variant, Variant) and variant.busy for variant in planned):
+            self._neighbour = Neighbour(str(llm.settings.device))
+            processes.callback(self._neighbour.end)
+        if any(isinstance(variant, Variant) and variant.new_process for variant in planned):
+            self._answers_of_new_process = processes.enter_context(in_a_new_process(self.subject))
 
     def _control(self) -> Control:
         """Makes the same comparison in the ordinary mode, where it must find differences to show that it can.
@@ -174,7 +189,8 @@ class Prover:
         _log(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
         settings = llm.settings
         assert llm.runner is not None
-        has_graphs, has_cascade = llm.runner.ops.capturable, settings.attention_backend == "triton"
+        has_graphs = llm.runner.ops.capturable
+        has_cascade = least_saved(replace(llm.config, cascade_attention="always"), settings, llm.spec) is not None
         sizes = (settings.max_model_len, llm.spec.vocab_size)
         ranks = _other_ranks(llm) if settings.numerics != "fast" else []
         about = *sizes, settings.device.type, has_graphs, has_cascade, bool(llm.spec.recurrences), ranks
@@ -214,9 +230,11 @@ class Prover:
     def _trial(self, name: str, variant: Variant, work: ReferenceWorkload, llm: LLM) -> Trial:
         started = time.perf_counter()
         if variant.new_process:
-            stats, answers = EngineStats(), in_a_new_process(self.subject)
+            assert self._answers_of_new_process is not None
+            stats, answers = EngineStats(), self._answers_of_new_process()
         else:
-            with busy_neighbour(str(llm.settings.device)) if variant.busy else nullcontext():
+            assert not variant.busy or self._neighbour is not None
+            with self._neighbour.busy() if variant.busy and self._neighbour else nullcontext():
                 answers = batched(llm, variant)
             stats = llm.stats
         tally = Tally()
@@ -241,6 +259,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
         "dtype": str(settings.dtype).removeprefix("torch."),
         "device": str(settings.device),
         "max_model_len": settings.max_model_len,
+        "self_test": llm.self_test_verdict,
     }
 
 

@@ -44,8 +44,10 @@ def alone(llm: LLM, cases: list[Case]) -> dict[int, RequestOutput]:
 
 
 def batched(llm: LLM, variant: Variant) -> Answers:
-    """Runs every pass over the variant's cases in one engine; the neighbours' answers are left out."""
+    """Run every pass over the variant's cases in one engine; the neighbours' answers are left out."""
     _reconfigure(llm, variant.cases, variant.settings, fill=float("nan") if variant.nan_pool else 0.0)
+    if variant.learned:
+        llm.learn_answers(variant.learned)  # after the reconfiguration, which forgets them
     cases = {case.request.request_id: case for case in variant.cases}
     answers = []
     for _ in range(variant.passes):

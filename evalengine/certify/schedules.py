@@ -26,19 +26,26 @@ class ReferenceWorkload:
     vocab_size: int
     device_type: str
     has_graphs: bool = False  # the engine replays decode steps as CUDA graphs unless told not to
-    has_cascade: bool = False  # its attention can read what decodes share once
+    has_cascade: bool = False  # its attention can read the KV blocks that decodes share once for all of them
     has_states: bool = False  # some of the model's layers are recurrent
     ranks: Sequence[int] = ()  # other degrees of tensor parallelism that this machine can have
 
-    def some(self, settings: Mapping[str, Any]) -> list[Case]:
-        """As many of the cases as a schedule with these settings runs in `effort.max_steps` steps."""
+    def some(self, settings: Mapping[str, Any], cases: list[Case] | None = None) -> list[Case]:
+        """As many of the cases as a schedule with these settings runs in `effort.max_steps` steps.
+
+        cases: those to choose from; None: all.
+        """
         seqs, budget = settings.get("max_num_seqs", LARGE), settings.get("max_num_batched_tokens", LARGE)
-        return affordable(self.cases, self.effort.max_steps, seqs, budget, self._steps)
+        return affordable(self.cases if cases is None else cases, self.effort.max_steps, seqs, budget, self._steps)
+
+    def answer(self, case: Case) -> list[int]:
+        """The token ids that the case has in the reference; none for a neighbour."""
+        return [] if case.key is None else self.reference[case.key].token_ids
 
     def _steps(self, case: Case) -> int:
         """Steps of a case: those of its known answer, since a generation may end long before its limit."""
-        has_answer = case.key is not None and isinstance(case.request, GenerateRequest)
-        return len(self.reference[case.key].token_ids) if has_answer else case.new_tokens  # type: ignore[index]
+        is_known = case.key is not None and isinstance(case.request, GenerateRequest)
+        return len(self.answer(case)) if is_known else case.new_tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
     passes: int = 1  # passes over the same cases with one prefix cache
     nan_pool: bool = False
+    # (prompt, output) token ids that the engine takes as guesses: `Engine.learn_answers` after the reconfiguration
+    learned: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
     new_process: bool = False
     ranks: int | None = None  # processes that share the model; None: as many as the reference has
     busy: bool = False  # while another process computes on the device

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,15 @@ import torch
 from torch import Tensor
 
 from evalengine.certify import axes, new_process, proof, schedules
-from evalengine.certify.cases import EFFORTS
+from evalengine.certify.cases import Case
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
 from evalengine.certify.schedules import Variant
-from evalengine.certify.subject import Subject, open_subject
+from evalengine.certify.subject import Subject
 from evalengine.engine.execute.batch import NextToken, ScoredTokens
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.kv_layout import KVGroup
 from evalengine.engine.llm import LLM
-from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.schedule.block_manager import BlockManager, Hit
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
@@ -31,35 +31,13 @@ from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.fast import FastOps
 from evalengine.models.spec import Block
-from tests.engine.certify_double import CPU, TINY
+from tests.engine.certify_double import CPU
 from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.
-
-
-@pytest.fixture(scope="session")
-def tiny_subject() -> tuple[Subject, Any]:
-    """A subject with tiny requests, and its tasks: composed once, as no proof changes them."""
-    subject = Subject((*CPU, "engine.max_model_len=256"), "tiny")
-    return subject, open_subject(subject.config, None)[1]
-
-
-@pytest.fixture
-def prove(
-    small_checkpoint: Checkpoint, tiny_subject: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Proof]:
-    """Runs axes on one layer of the small random model with tiny requests, and two documents of the default task."""
-    monkeypatch.setitem(EFFORTS, "tiny", TINY)
-
-    def run(*names: str, logprobs: int | None = None, blocks: tuple[Block, ...] = (Block(),)) -> Proof:
-        subject, tasks = tiny_subject
-        cut = replace(small_checkpoint.spec, num_layers=len(blocks), blocks=blocks)
-        return Prover(subject, replace(small_checkpoint, spec=cut), tasks, logprobs).prove(names)
-
-    return run
-
+from tests.engine.certify_double import prove as prove
+from tests.engine.certify_double import tiny_subject as tiny_subject
 
 QUICK = ("batch", "chunks", "prefix", "preemption")
-# `speculation` needs a model whose guesses are right now and then (`test_speculation`).
-ALL = tuple(name for name in axes.AXES if name not in ("restart", "speculation"))
+ALL = tuple(name for name in axes.AXES if name != "restart")
 
 
 # `order`, `ids`, `mixed`, `busy`, `decode`, `graphs` and `restart` pass in quick tests below and of the command.
@@ -273,7 +251,7 @@ def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], m
 
 
 def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, the engine's requests run while the neighbouring process does, and it is gone afterwards."""
+    """As on a GPU, the process starts before the first axis, is busy during its axis, and is gone afterwards."""
     neighbours: list[list[Any]] = []
     run = proof.batched
 
@@ -283,17 +261,17 @@ def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], mo
 
     monkeypatch.setattr(proof, "batched", batched)
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
-    proven = prove("busy")
-    assert proven.axes[0].tally.logprobs and proven.verdict == "IDENTICAL"
-    assert [len(running) for running in neighbours] == [1, 0, 0, 0], "the control's three schedules have none"
+    proven = prove("order", "busy")
+    assert proven.axes[1].tally.logprobs and proven.verdict == "IDENTICAL"
+    assert [len(running) for running in neighbours] == [1, 1, 0, 0, 0], "the control's three schedules have none"
     assert not neighbours[0][0].is_alive()
 
 
 def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
     prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = new_process.busy_neighbour
-    monkeypatch.setattr(proof, "busy_neighbour", lambda device: real("cuda:77"))  # which no machine has
+    real = new_process.Neighbour
+    monkeypatch.setattr(proof, "Neighbour", lambda device: real("cuda:77"))  # which no machine has
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     (axis,) = prove("busy").axes
     assert not axis.trials and axis.skipped is not None
@@ -301,5 +279,44 @@ def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
 
 
 def test_a_new_process_that_fails_says_why() -> None:
-    with pytest.raises(EvalEngineError, match=r"the same requests in a new process failed: .*no such shape"):
-        new_process.in_a_new_process(Subject((*CPU, "model.path=shape:none"), "quick"))
+    message = r"the same requests in a new process failed: .*no such shape"
+    with (
+        new_process.in_a_new_process(Subject((*CPU, "model.path=shape:none"), "quick")) as answers,
+        pytest.raises(EvalEngineError, match=message),
+    ):
+        answers()
+
+
+def test_answers_of_a_new_process_are_compared(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process starts before the first axis. A logprob that differs by one unit in the last place is found."""
+    reference: list[Any] = []
+    events: list[str] = []
+    real_alone, real_batched = proof.alone, proof.batched
+    units = 0
+
+    def alone(llm: LLM, cases: list[Case]) -> Any:
+        answers = real_alone(llm, cases)
+        reference[:] = [(case, answers[case.key]) for case in cases if case.key is not None]
+        return answers
+
+    def batched(llm: LLM, variant: Variant) -> Any:
+        events.append(variant.label)
+        return real_batched(llm, variant)
+
+    @contextmanager
+    def in_a_new_process(subject: Subject) -> Iterator[Callable[[], Any]]:
+        events.append("start")
+        last, answer = reference[-1]
+        changed = answer.logprobs.copy()
+        changed.view(np.int32)[-1] += units
+        answers = [*reference[:-1], (last, replace(answer, logprobs=changed))]
+        yield lambda: events.append("wait") or answers
+
+    monkeypatch.setattr(proof, "alone", alone)
+    monkeypatch.setattr(proof, "batched", batched)
+    monkeypatch.setattr(proof, "in_a_new_process", in_a_new_process)
+    assert prove("order", "restart").verdict == "IDENTICAL"
+    assert events[:3] == ["start", "order 2", "wait"]
+    units = 1
+    proven = prove("restart")
+    assert proven.verdict == "DIFFERENT" and proven.total.differing_logprobs == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from evalengine.certify import certificate, schedules
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
 from evalengine.certify.compare import Tally
-from evalengine.certify.model import open_checkpoint
+from evalengine.certify.model import open_checkpoint, shapes
 from evalengine.certify.subject import Subject, open_subject, read_settings
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint
@@ -34,6 +36,14 @@ def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
     scored = sum(len(r.continuation_ids) for r in requests if isinstance(r, ScoreRequest))
     assert scored > 8000, "a dozen schedules make 100,000 logprobs"
     assert max(max(case.prompt) for case in built) > 100_000, "random ids are of the whole vocabulary"
+
+
+@pytest.mark.parametrize(("effort", "room"), [("quick", 256), ("cpu", 256), ("gpu", 256), ("quick", 40960)])
+def test_some_generations_share_whole_blocks(effort: str, room: int) -> None:
+    """The axis `cascade` needs prompts with a whole block of 64 tokens, and decode steps after them."""
+    built = build_cases(EFFORTS[effort], opened("shape:qwen3-8b", 2), room)
+    shared = [case for case in schedules.siblings(built, 5, 65) if case.new_tokens >= 10]
+    assert len(shared) >= 5 * 3 and max(len(case.prompt) for case in shared) >= 128
 
 
 def test_a_slow_schedule_takes_fewer_requests() -> None:
@@ -99,9 +109,28 @@ def test_shapes() -> None:
         assert len(spec.recurrences) == layers and round(num_parameters(spec) / 1e9, 2) == billions
         state = 4 * heads * 128 * 128 + 2 * 3 * 128 * (2 * 16 + heads)
         assert state_bytes(spec, 2) == layers * state
+    # Recurrent layers, layers, KV heads and parameters (the cards say 3 B, 0.5 B, 1.17 B and 15.7 B).
+    for name, recurrent, layers, heads, billions in (
+        ("granite-4-h", 36, 40, 8, 3.19),
+        ("falcon-h1", 36, 36, 2, 0.52),
+        ("lfm2", 10, 16, 8, 1.17),
+        ("deepseek-v2-lite", 0, 27, 16, 15.71),
+    ):
+        spec = opened(f"shape:{name}").spec
+        assert (len(spec.recurrences), spec.num_layers, spec.num_kv_heads) == (recurrent, layers, heads), name
+        assert round(num_parameters(spec) / 1e9, 2) == billions, name
     for arguments in (("shape:qwen9", None), ("shape:qwen3-8b", 0), ("shape:qwen3-8b", 99), ("asset:tinymath", 2)):
         with pytest.raises(ConfigError, match=r"model.path=|--layers="):
             opened(*arguments)
+
+
+@pytest.mark.parametrize("name", shapes())
+def test_a_shape_of_few_layers_has_attention(name: str) -> None:
+    """`--layers 2` of a hybrid has one attention layer, and the kind of layer before it."""
+    whole, cut = opened(f"shape:{name}").spec, opened(f"shape:{name}", 2).spec
+    assert cut.num_layers == 2 and opened(f"shape:{name}", 1).spec.num_layers == 1
+    assert bool(cut.recurrences) == bool(whole.recurrences)
+    assert replace(cut, num_layers=0, blocks=()) == replace(whole, num_layers=0, blocks=())
 
 
 def test_a_tasks_requests_are_those_of_a_run(small_checkpoint: Checkpoint) -> None:

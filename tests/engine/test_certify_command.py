@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
-from evalengine.certify import axes, kernels, proof
+from evalengine.certify import axes, certificate, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.cli.commands import verify
 from evalengine.engine import settings
@@ -68,10 +69,16 @@ def test_the_command_end_to_end_with_a_new_process(
     assert content["code"]["commit"] in page and content["libraries"]["torch"] in page
     counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
     line = f"fast (control) with sdpa attention: {counts}"
-    assert control["differing_bytes"] > 0 and line in stdout.splitlines() and f"- {line}" in page.splitlines()
+    assert (
+        control["differing_bytes"] > 0 and line in stdout.splitlines() and f"| Control | {line} |" in page.splitlines()
+    )
     assert content["code"]["kernels_sha256"] == sources_sha256()
-    assert f"; kernels sha256 {sources_sha256()} |" in page
-    assert "| restart | Another process | 1 |" in page and content["requests"]["answers_sha256"] in page
+    assert f"| Kernels | sha256 {sources_sha256()} |" in page
+    assert "| restart | A new process | 1 |" in page and content["requests"]["answers_sha256"] in page
+    assert len(page.splitlines()) < 50, "one page"
+    table = [line for line in page.splitlines() if line.endswith((" identical |", " skipped |"))]
+    assert len(table) == 4 and max(map(len, table)) <= 120
+    assert "- skipped: graphs: no CUDA graphs at this numerics level on this device" in page.splitlines()
 
 
 def test_a_difference_is_shown_and_exits_1(
@@ -91,6 +98,11 @@ def test_a_difference_is_shown_and_exits_1(
     stdout = capsys.readouterr().out
     assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
     assert proof.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
+    page = out.with_suffix(".md").read_text()
+    assert (
+        page.startswith("# DIFFERENT: small, arithmetic\n") and "\n- first difference: order, order 2: request " in page
+    )
+    assert re.search(r"^\| order \| Order of the requests \| 1 \| \d+ \| [1-9]\d* \| DIFFERENT \|$", page, re.MULTILINE)
     difference = json.loads(out.read_text())["first_difference"]
     assert difference["expected"] != difference["found"] and difference["schedule"] == "order, order 2"
 
@@ -188,6 +200,11 @@ def test_what_the_settings_refuse_is_bad_usage(
 
 def test_axes_of_the_command_are_the_axes_there_are() -> None:
     assert set(verify.AXES) == set(axes.AXES) and len(verify.AXES) == len(axes.AXES)
+
+
+@pytest.mark.parametrize("name", axes.AXES)
+def test_what_an_axis_varies_fits_into_the_table(name: str) -> None:
+    assert 0 < len(certificate._about(name)) <= 70
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def _words(
                    "JSON and, beside it, as Markdown (default: results/certificates/<tasks>-<model>-<time>.json)"
                    )] = None,
 ) -> Namespace:  # fmt: skip
-    """Certifies the installation at hand, in two minutes on a CPU: `engine` and `kernels`, or both without a word."""
+    """Certify this installation, in under three minutes on a CPU: `engine`, `kernels`, or both by default."""
     arguments = Namespace(**locals())
     arguments.settings = tuple(word for word in words or () if SETTING.match(word))
     parts = [word for word in words or () if not SETTING.match(word)]
