@@ -337,7 +337,8 @@ def _learned(work: ReferenceWorkload) -> Iterator[Variant]:
     for i, (prompt, answer) in enumerate(own):
         others = [other for other in answers[i:] + answers[:i] if other[1] != answer[1]]
         exchanged += [(prompt, [answer[0], *other[1:]]) for other in others[:1]]
-    yield Variant("learned answers of other requests", cases, settings, nan_pool=True, learned=exchanged, **_WRONG)
+    if exchanged:  # a model that gives every request one answer has no others
+        yield Variant("learned answers of other requests", cases, settings, nan_pool=True, learned=exchanged, **_WRONG)
 
 
 def _with_wrong_tokens(answer: list[int], vocab_size: int) -> list[int]:

@@ -20,7 +20,7 @@ from evalengine.harness.plan import prepare
 from evalengine.harness.requests import RequestBuilder
 from evalengine.tasks.base import Task
 
-VARIED = tuple(name for name in SCHEDULE_FIELDS if name not in ("device", "tensor_parallel_size"))
+VARIED = tuple(name for name in SCHEDULE_FIELDS if name not in ("device", "tensor_parallel_size", "self_test"))
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class RayEngines:
 
     @property
     def self_test_verdict(self) -> dict[str, Any] | None:
-        """That of the first replica."""
+        """The first replica's self-test verdict."""
         return self.first.self_test_verdict
 
     @property

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -140,19 +140,22 @@ class Engine(LoadedModel):
 
     def _test(self, model: CausalLM, ops: Ops) -> None:
         """Run the self-test at the first use of this kind of model here. Raises EvalEngineError if it fails."""
-        choice, is_fast = self.config.self_test, self.settings.numerics == "fast"
-        if choice == "off" and not is_fast:
+        choice = self.config.self_test
+        if self.settings.numerics == "fast" or (choice == "auto" and self.settings.device.type != "cuda"):
+            return
+        if choice == "off":
             self.self_test_verdict = asdict(self_test.Verdict("off"))
-        if choice == "off" or is_fast or (choice == "auto" and self.settings.device.type != "cuda"):
             return
         layers = model.sample_layers()
         part = model if layers is None else model.of_layers(layers)
-        cache = None
+        mode: Any = {"has_graphs": ops.capturable and part.capturable and not self.config.enforce_eager}
+        about, cache = (self.config, self.settings), None
         if choice == "auto":
-            cache = self_test.CachedVerdict(part.spec, product_kinds(part), self.settings)
-            if cache.known is not None:
-                self.self_test_verdict = {**cache.known, "cached": True}
-                return
+            with suppress(ImportError):  # without Triton there is no cache of verdicts
+                cache = self_test.CachedVerdict(part.spec, product_kinds(part), *about, **mode)
+        if cache is not None and cache.known is not None:
+            self.self_test_verdict = {**cache.known, "cached": True}
+            return
         layout, size = kv_layout(part.spec, self.settings), self.settings.block_size
 
         def errors_of(ids: list[int]) -> tuple[Errors, Errors] | None:
@@ -164,20 +167,20 @@ class Engine(LoadedModel):
             return every[0]
 
         with phase("self-test"):
-            verdict = self_test.run(
-                partial(self._trial, part, ops, layers), errors_of, part.spec, self.settings,
-                has_graphs=ops.capturable and part.capturable and not self.config.enforce_eager,
-            )  # fmt: skip
+            open_trial = partial(self._trial, part, ops, layers)
+            verdict = self_test.run(open_trial, errors_of, part.spec, *about, **mode)
         self.self_test_verdict = asdict(verdict)
         if cache is not None:
-            cache.save(self.self_test_verdict)
+            cache.save(verdict)
 
     @contextmanager
     def _trial(
         self, part: CausalLM, ops: Ops, layers: tuple[int, ...] | None, config: dict[str, Any]
     ) -> Iterator[Engine]:
-        """An engine of its own over some of the loaded layers, with a pool of its own. config: `EngineConfig`'s fields
-        that are not this one's."""
+        """Build an engine over the reduced model with a separate KV pool; it shares ranks and kernel verdicts.
+
+        config: overrides of `EngineConfig`.
+        """
         trial, settings = copy.copy(self), self.settings
         trial.config, trial.spec, trial.tokenizer = replace(self.config, **config), part.spec, None
         speculation = resolve_speculation(trial.config, settings.numerics, settings.device, part.spec)

@@ -1,7 +1,4 @@
-"""Plain PyTorch ops over the weights of another level: what the self-test compares that level's logits with.
-
-T tokens, E experts, k of each token, N output and K input features.
-"""
+"""Plain PyTorch ops over the weights of another level: the self-test compares that level's logprobs with theirs."""
 
 from __future__ import annotations
 
@@ -20,6 +17,8 @@ from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Groups, Ops, PreparedWeight
 from evalengine.layers.variants import Norm
+
+HEAD_ROWS = 1 << 15  # rows of lm_head that are converted to float32 at once
 
 
 class PlainOps(FastOps):
@@ -60,7 +59,8 @@ class PlainOps(FastOps):
         return super().linear(x, self._numbers(weight, x.dtype), _as(bias, x))
 
     def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
-        return F.linear(x.float(), self._numbers(weight, torch.float32))
+        parts = weight.split(HEAD_ROWS)
+        return torch.cat([F.linear(x.float(), self._numbers(part, torch.float32)) for part in parts], -1)
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table).to(self.dtype)
@@ -91,7 +91,7 @@ class PlainOps(FastOps):
 
 @contextmanager
 def computed_by(model: nn.Module, ops: Ops) -> Iterator[list[Tensor]]:
-    """Have a model's layers compute by other ops within; gives the experts that `ops` chooses, in order."""
+    """Run the model's layers with `ops`. Yields the experts that `ops` chooses, layer by layer."""
     users = [module for module in model.modules() if isinstance(getattr(module, "ops", None), Ops)]
     before, chosen, route = [module.ops for module in users], [], ops.route
 

@@ -46,12 +46,12 @@ class CausalLM(nn.Module, ABC):
         return logits
 
     def sample_layers(self) -> tuple[int, ...] | None:
-        """One layer of each kind, two at least, by their numbers; None if the model cannot be taken apart."""
+        """One layer of each kind, two at least, by their numbers; None if the model has no separable layers."""
         return None
 
     def of_layers(self, layers: Sequence[int]) -> CausalLM:
         """The model with these of its layers only, over the same weights (`sample_layers`)."""
-        raise AssertionError("this model cannot be taken apart")
+        raise AssertionError("this model has no separable layers")
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
         """`Ops.read_out` of logits from `compute_logits`."""

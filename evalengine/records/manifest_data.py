@@ -81,7 +81,7 @@ class Manifest:
         """All settings of the engine by name, as they were resolved."""
         part = self.content.get("engine")
         items = part.items() if isinstance(part, Mapping) else ()
-        return {name: value for name, value in items if name not in ("stats", "kernels")}
+        return {name: value for name, value in items if name not in ("stats", "kernels", "self_test_verdict")}
 
     def file_text(self) -> str:
         """`manifest.json`: every run's is written so."""

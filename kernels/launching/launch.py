@@ -99,9 +99,10 @@ def launch(
     repeated (an observed one, an empty grid). The interpreter's launches are repeated, too: a wrapper that finds a
     launch under a key which does not determine it then fails tests on a CPU, not only on a GPU.
     """
-    if _observer is not None or 0 in grid:
-        if 0 not in grid and _observer is not None:
-            _observer(kernel, grid, args, constants, _options(num_warps, num_stages, options))
+    if 0 in grid:
+        return None
+    if _observer is not None:
+        _observer(kernel, grid, args, constants, _options(num_warps, num_stages, options))
         return None
     if INTERPRETED:
         kernel[grid](*args, *constants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from evalengine import LLM
 from evalengine.certify.model import open_checkpoint
-from evalengine.config.schema import ModelConfig
+from evalengine.config.schema import EngineConfig, ModelConfig
+from evalengine.engine import self_test
 from evalengine.engine.engine import Engine
 from evalengine.engine.execute.batch import Batch
 from evalengine.engine.execute.decode_inputs import DecodeInputs
-from evalengine.engine.execute.rank_runner import RankRunner
+from evalengine.engine.execute.rank_runner import Errors, RankRunner
 from evalengine.engine.load.loader import Checkpoint, load_model
+from evalengine.engine.settings import resolve_settings
 from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.plain import PlainOps, computed_by
@@ -91,7 +94,10 @@ def noise_in(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Of each axis: which settings are its own, and what the user reads.
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], bool], str]] = {
-    "batch": (lambda c: c["max_num_seqs"] > 2 and c["max_num_batched_tokens"] > 19, "batch_invariant=false"),
+    "batch": (
+        lambda c: c["max_num_seqs"] > 2 and c["max_num_batched_tokens"] > 19,
+        "engine.max_num_seqs=1",
+    ),
     "chunks": (lambda c: c["max_num_batched_tokens"] == 19, "batch_invariant=false"),
     "prefix": (lambda c: c["enable_prefix_caching"], "engine.enable_prefix_caching=false"),
     "preemption": (lambda c: c["num_kv_blocks"] == 3, "engine.max_num_seqs=1"),
@@ -110,6 +116,58 @@ def test_a_difference_is_found_before_any_request(
     text = str(caught.value)
     assert f"({axis})" in text and FAULTS[axis][1] in text and "engine.self_test=off" in text
     assert "token" in text and "alone" in text and "nats" in text
+    if axis != "chunks" and FAULTS[axis][1].startswith("engine."):  # the workaround lets the engine start
+        name, value = FAULTS[axis][1].removeprefix("engine.").split("=")
+        own = {name: {"false": False, "1": 1}.get(value, value)}
+        with LLM(without_tokenizer(folders("mistral")), **{**MODE, "enforce_eager": True, **own}) as llm:
+            assert llm.self_test_verdict is not None and axis not in llm.self_test_verdict["axes"]
+
+
+@pytest.mark.parametrize("max_model_len", [2, 3, 5, 8, 9, 10, 17, 33, 40])
+def test_short_models_are_tested_too(max_model_len: int, folders: ModelFolders) -> None:
+    with LLM(without_tokenizer(folders("mistral")), **{**MODE, "max_model_len": max_model_len}) as llm:
+        assert llm.self_test_verdict is not None and llm.self_test_verdict["status"] == "passed"
+
+
+@pytest.mark.parametrize(
+    "own", [{"max_num_seqs": 1, "max_num_batched_tokens": 1}, {"num_kv_blocks": 40}, {"block_size": 256}], ids=str
+)
+def test_any_schedule_settings_may_be_given(own: dict[str, Any], folders: ModelFolders) -> None:
+    with LLM(without_tokenizer(folders("mistral")), **{**MODE, **own}) as llm:
+        assert llm.self_test_verdict is not None and llm.self_test_verdict["status"] == "passed"
+
+
+def test_a_model_without_finite_numbers_is_not_tested(folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = RankRunner.forward
+    monkeypatch.setattr(RankRunner, "forward", lambda self, batch: forward(self, batch) * torch.nan)
+    with LLM(without_tokenizer(folders("mistral")), **MODE) as llm:
+        assert llm.self_test_verdict is not None
+        assert llm.self_test_verdict["status"].startswith("not tested: not a finite number")
+
+
+def test_a_verdict_is_cached_under_what_was_tested(folders: ModelFolders) -> None:
+    """Another length, the graphs, another module of transformers' and an axis that is switched off are another test."""
+    spec, config = without_tokenizer(folders("mistral")).spec, EngineConfig(max_model_len=96)
+    settings = resolve_settings(config, True, "exact", spec)
+    kinds = [
+        (spec, config, settings, True),
+        (spec, config, settings, False),
+        (replace(spec, module="{}"), config, settings, True),
+        (spec, replace(config, enable_prefix_caching=False), settings, True),
+        (spec, config, replace(settings, max_model_len=9000), True),
+        (spec, config, replace(settings, block_size=16), True),
+    ]
+    keys = [self_test.CachedVerdict(a, (), b, c, has_graphs=d)._key for a, b, c, d in kinds]
+    assert all(keys[i] != keys[j] for i in range(len(keys)) for j in range(i))
+
+
+def test_an_error_is_too_large_beyond_three_times_that_of_plain_ops() -> None:
+    def why(ours: float, plain: float, choices: float = 0.0, plain_choices: float = 0.0) -> str:
+        return self_test._too_far(Errors(ours, choices), Errors(plain, plain_choices))
+
+    assert not why(0.003, 0.001) and not why(1e-4, 0.0) and not why(0.1, torch.nan) and not why(0.1, 0.1, 0.04)
+    assert "RMS error" in why(0.0031, 0.001) and "RMS error" in why(torch.nan, 0.1) and "RMS error" in why(3e-4, 0.0)
+    assert "different experts" in why(0.1, 0.1, 0.06) and not why(0.1, 0.1, 0.06, 0.01)
 
 
 @pytest.mark.parametrize(("kind", "method"), [("gated delta", "copy_states"), ("dense", "_copy_pages")])

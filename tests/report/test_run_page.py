@@ -7,10 +7,12 @@ import gzip
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from evalengine.report.html.run_page import write_run_report
+from evalengine.report.html.run_page import _verdict, write_run_report
 from tests.browser import Browser, Tab
 from tests.report.run_page_tab import docs, opened, search
 from tests.report.test_pages import quiet
@@ -48,6 +50,17 @@ def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:
     cost = "Time and memory, exact numerics"
     assert titles == ["Metrics", "Lengths, endings and logprobs", "Samples", cost, "Manifest"]
     tab.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"), [("Tiny", "or machine changes"), ("Tiny by transformers 5.24.0", "one kind of CPU")]
+)
+def test_the_promise_of_exact_is_that_of_the_implementation(architecture: str, expected: str) -> None:
+    """transformers' own modules take cos, sin and exp from torch, which differ between kinds of CPU."""
+    manifest = SimpleNamespace(numerics="exact", model=SimpleNamespace(architecture=architecture))
+    data: Any = SimpleNamespace(run=SimpleNamespace(manifest=manifest, items=[]), samples={})
+    title, text, _ = _verdict(data)
+    assert expected in text and ("one kind of CPU" in title) == (architecture != "Tiny")
 
 
 def test_samples_are_searched_filtered_and_sorted(browser: Browser, run: Path) -> None:

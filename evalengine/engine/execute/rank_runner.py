@@ -21,6 +21,7 @@ that may not count must not be given its slot. Code that cannot promise this is 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +42,8 @@ from evalengine.layers.recurrent import LayerCache, layer_cache
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.spec import ModelSpec
 
+logger = logging.getLogger(__name__)
+READ_OUT = 64  # tokens whose logprobs `errors` compares
 Culprits = dict[int, tuple[int, str]]  # row -> number and name of the first op that was not finite there
 
 
@@ -56,8 +59,10 @@ class Errors:
 def errors(
     model: CausalLM, ops: Ops, layout: KVLayout, block_size: int, ids: list[int]
 ) -> tuple[Errors, Errors] | None:
-    """The errors of this model's ops, and of plain PyTorch ops in its dtype. None for a level whose weights plain ops
-    cannot read."""
+    """The errors of this model's ops, and of plain PyTorch ops in its dtype, over the last `READ_OUT` tokens.
+
+    None for a level whose weights plain ops cannot read, and if one rank has no memory for it.
+    """
     if ops.name != "native":
         return None
     count = -(-len(ids) // block_size)
@@ -66,7 +71,7 @@ def errors(
 
     def logprobs(own: Ops) -> tuple[Tensor, list[Tensor]]:
         with computed_by(model, own) as chosen:
-            hidden = RankRunner(model, model.spec, own, layout, count, block_size, 1).forward(step)
+            hidden = RankRunner(model, model.spec, own, layout, count, block_size, 1).forward(step)[-READ_OUT:]
             return model.whole_logits(model.compute_logits(hidden)).log_softmax(-1), chosen
 
     def of(own: Ops) -> Errors:
@@ -75,7 +80,17 @@ def errors(
         difference = found - logprobs(exact)[0]
         return Errors(float(difference.square_().mean().sqrt()), exact.num_other_choices / max(1, exact.num_choices))
 
-    return of(ops), of(PlainOps(ops, ops.dtype))
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # the reference must not be TF32
+    try:
+        return of(ops), of(PlainOps(ops, ops.dtype))
+    except torch.OutOfMemoryError:
+        if ops.tp.size > 1:  # the other ranks wait in a collective
+            raise
+        logger.warning("the self-test has no memory to compare this model with plain PyTorch ops: not compared")
+        return None
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 class RankRunner:

@@ -22,7 +22,11 @@ from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
 
 SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")  # manifest keys outside its identity
-NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # parts of SURROUNDINGS that change no bit
+# Parts of SURROUNDINGS that change no bit.
+NO_MATTER = (
+    *(("engine", name) for name in ("stats", "self_test", "self_test_verdict")),
+    ("hardware", "cpu_count"),
+)
 SAID = {
     "documents": "the documents' content differs",
     "targets": "the documents' targets differ",

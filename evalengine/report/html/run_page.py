@@ -97,6 +97,11 @@ def _verdict(data: RunData) -> tuple[str, str, bool | None]:
     level = data.run.manifest.numerics
     documents = sum(len(docs) for docs in data.samples.values())
     amounts = f"{counted(documents, 'document')}, {counted(len(data.run.items), 'request')}. "
+    if level == "exact" and "by transformers" in data.run.manifest.model.architecture:
+        return "Reproducible bit for bit on one kind of CPU", amounts + (
+            "Numerics exact, by transformers' own module: no batch size, request order, schedule or thread count "
+            "changes a bit on one kind of CPU."
+        ), True  # fmt: skip
     if level == "exact":
         return "Reproducible bit for bit", amounts + (
             "Numerics exact: no batch size, request order, schedule, thread count or machine changes a bit."
