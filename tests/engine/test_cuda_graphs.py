@@ -188,7 +188,12 @@ def check_equal(actual: dict[int, RequestOutput], expected: dict[int, RequestOut
     ids=["greedy", "sampled", "alternatives", "stop strings", "end of sequence"],
 )
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_num_seqs": 1}, {"max_num_seqs": 5}, {"enable_prefix_caching": False}, TIGHT], ids=str
+    "settings",
+    [
+        *({}, {"max_num_seqs": 5}, TIGHT),
+        *(pytest.param(own, marks=pytest.mark.slow) for own in ({"max_num_seqs": 1}, {"enable_prefix_caching": False})),
+    ],
+    ids=str,
 )
 def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict[str, Any]) -> None:
     with LLM("asset:tinymath", speculation="off", enforce_eager=True, **settings) as eager:

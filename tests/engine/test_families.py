@@ -64,6 +64,8 @@ def table() -> list[Any]:
     rows = []
     for name, level, axis in product(CASES, LEVELS, AXES):
         quick = name in OVER_RANKS if axis == "two ranks" else name in EACH or axis in ("all at once", "preemption")
+        if level == "exact":  # on a GPU as on a CPU plain torch ops, so one schedule of each family shows what GPUs do
+            quick = quick and axis in ("all at once", "two ranks")
         marks = [] if quick else [pytest.mark.slow]
         if level != "of the device":  # by name where `-m gpu` selects them; a CPU has `exact` already
             marks.append(pytest.mark.gpu)
@@ -99,17 +101,6 @@ def reference(name: str, level: str, folder: Path) -> dict[int, RequestOutput]:
     return one_by_one(without_tokenizer(folder), requests(), **LEVELS[level], max_model_len=96, enforce_eager=True)
 
 
-def device_for(ranks: int, level: str) -> dict[str, str]:
-    """Return a run's engine.device setting: with too few GPUs, `exact` runs on the CPU, where it has the same bits.
-
-    Skip the test if there are too few GPUs and the level runs on GPUs only."""
-    if not torch.cuda.is_available() or ranks <= torch.cuda.device_count():
-        return {}
-    if LEVELS[level].get("numerics") != "exact":
-        pytest.skip("needs two GPUs")
-    return {"device": "cpu"}
-
-
 @pytest.mark.parametrize(("name", "level", "axis"), table())
 def test_no_schedule_changes_a_bit(name: str, level: str, axis: str, folders: ModelFolders) -> None:
     checkpoint = without_tokenizer(folders(name))
@@ -117,25 +108,11 @@ def test_no_schedule_changes_a_bit(name: str, level: str, axis: str, folders: Mo
     ranks = settings.pop("tensor_parallel_size", 1)
     if ranks not in possible_ranks(checkpoint.spec):
         pytest.skip("two ranks cannot share the tiny model")
-    mode = {**LEVELS[level], "max_model_len": 96, "tensor_parallel_size": ranks, **device_for(ranks, level)}
+    if torch.cuda.is_available() and torch.cuda.device_count() < ranks:
+        pytest.skip("needs two GPUs")
+    mode = {**LEVELS[level], "max_model_len": 96, "tensor_parallel_size": ranks}
     outputs = run(checkpoint, requests(), Schedule(**settings), **mode)
-    differences = differing(outputs, reference(name, level, folders(name)))
-    assert not differences, f"requests {differences} differ; ranks on device {mode.get('device', 'auto')}"
-
-
-@pytest.mark.parametrize(("gpus", "expected"), [(0, {}), (1, {"device": "cpu"}), (2, {})])
-def test_two_ranks_use_the_cpu_only_where_gpus_are_too_few(
-    gpus: int, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert device_for(2, "exact") == expected
-    assert device_for(1, "exact") == device_for(1, "of the device") == {}
-    if gpus == 1:
-        with pytest.raises(pytest.skip.Exception, match="needs two GPUs"):
-            device_for(2, "of the device")
-    else:
-        assert device_for(2, "of the device") == {}
+    assert not differing(outputs, reference(name, level, folders(name)))
 
 
 @pytest.mark.parametrize(

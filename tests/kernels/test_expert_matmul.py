@@ -145,7 +145,7 @@ def test_steps_and_replays_against_a_plain_loop(experts: int, dtype: torch.dtype
     dense kernel, and torch's loop over the experts up to rounding."""
     n, k = 148, 96
     weight, bias = movable(experts, n, k, dtype=dtype), movable(experts, n, dtype=dtype, seed=1)
-    for tokens, chosen in product((1, 2, 3, 19, 41, 64, 129, 300), (1, 2, 3, 8, 10)):
+    for tokens, chosen in product((1, 3, 19, 129, 300), (1, 2, 3, 10)):
         if chosen >= experts:
             continue
         ids = ids_of(tokens, experts, chosen, seed=tokens)
