@@ -138,11 +138,15 @@ def test_any_schedule_settings_may_be_given(own: dict[str, Any], folders: ModelF
 
 
 def test_a_model_without_finite_numbers_is_not_tested(folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless plain PyTorch ops give finite ones, so that the engine is to blame."""
     forward = RankRunner.forward
     monkeypatch.setattr(RankRunner, "forward", lambda self, batch: forward(self, batch) * torch.nan)
     with LLM(without_tokenizer(folders("mistral")), **MODE) as llm:
         assert llm.self_test_verdict is not None
         assert llm.self_test_verdict["status"].startswith("not tested: not a finite number")
+    monkeypatch.setattr("evalengine.engine.engine.errors", lambda *_: (Errors(0.1, 0.0), Errors(0.1, 0.0)))
+    with pytest.raises(EvalEngineError, match=r"not a finite number .*, plain ops have"):
+        LLM(without_tokenizer(folders("mistral")), **MODE)
 
 
 def test_a_verdict_is_cached_under_what_was_tested(folders: ModelFolders) -> None:
