@@ -30,9 +30,10 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
+from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.sequence import Status
-from evalengine.engine.settings import engine_config, resolve_speculation
+from evalengine.engine.settings import KNOWN_ANSWERS, engine_config, resolve_speculation
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests, generating_sequence, to_sequences
 from evalengine.errors import ConfigError, EvalEngineError
@@ -199,6 +200,8 @@ class Engine(LoadedModel):
         They change no answer, only the time: a guess is accepted only if it is the token that is chosen. Where nothing
         may be guessed (`Settings.speculation`), they are ignored with a warning. `reconfigure` forgets them.
         """
+        if self.scheduler.drafter is None and self.settings.speculation == KNOWN_ANSWERS:
+            self.scheduler.drafter = Drafter(known_only=True)
         drafter = self.scheduler.drafter
         if drafter is None:
             logger.warning("earlier answers are not used as guesses: speculation is %s", self.settings.speculation)

@@ -25,7 +25,7 @@ from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.schedule.snapshots import Snapshots
-from evalengine.engine.settings import KNOWN_ANSWERS, RECURRENT, Settings, resolve_settings, settings_problems
+from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, request_limits
@@ -214,10 +214,8 @@ class LoadedModel:
 
 
 def _drafter(settings: Settings) -> Drafter | None:
-    """The source of guesses; None where nothing may be guessed."""
-    if settings.speculation in ("off", RECURRENT):
-        return None
-    return Drafter(always=settings.speculation == "always", known_only=settings.speculation == KNOWN_ANSWERS)
+    """The source of guesses; None where there are none yet (`KNOWN_ANSWERS`) or nothing may be guessed."""
+    return Drafter(always=settings.speculation == "always") if settings.speculation in ("auto", "always") else None
 
 
 def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:

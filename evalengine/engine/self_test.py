@@ -145,26 +145,26 @@ def run(
     spec: the reduced model's. errors: token ids -> the errors of our ops and of plain PyTorch ops; None where they
     cannot be compared.
     """
-    started, asked, axes = time.perf_counter(), requests(spec, settings), []
+    started, batch, axes = time.perf_counter(), requests(spec, settings), []
     common = {
-        "num_kv_blocks": sum(_blocks(spec, settings, _length(request)) + 1 for request in asked),
-        "max_num_seqs": min(len(asked), config.max_num_seqs),
+        "num_kv_blocks": sum(_blocks(spec, settings, _length(request)) + 1 for request in batch),
+        "max_num_seqs": min(len(batch), config.max_num_seqs),
         "max_num_batched_tokens": min(2 * MANY, config.max_num_batched_tokens),
         "speculation": "off",
         "enable_prefix_caching": False,
     }
     with open_trial({**common, "max_num_seqs": 1, "enforce_eager": True}) as trial:
-        reference = {request.request_id: next(iter(trial.run([request]))) for request in asked}
-    found = errors(asked[LONGEST].prompt_ids[:COMPARED])
+        reference = {request.request_id: next(iter(trial.run([request]))) for request in batch}
+    found = errors(batch[LONGEST].prompt_ids[:COMPARED])
     if broken := next((output.error for output in reference.values() if output.error is not None), None):
         if found is None or not math.isfinite(found[1].rms):  # the model's fault, which its requests will report
             return Verdict(f"not tested: {broken}")
         raise EvalEngineError(_failure("plain PyTorch", f"{broken}, plain ops have", "batch_invariant=false"))
     for schedule in schedules(spec, config, settings, has_graphs=has_graphs):
-        wanted = asked[: schedule.most]
+        wanted = batch[: schedule.most]
         with open_trial({**common, **schedule.settings}) as trial:
             if schedule.learn:
-                trial.learn_answers(_guesses(asked, reference, spec.vocab_size))
+                trial.learn_answers(_guesses(batch, reference, spec.vocab_size))
             for _ in range(schedule.passes):
                 outputs = {output.request_id: output for output in trial.run(wanted)}
                 if difference := first_difference(outputs, {r.request_id: reference[r.request_id] for r in wanted}):
@@ -264,10 +264,10 @@ def _too_far(ours: Errors, plain: Errors) -> str:
 
 
 def _guesses(
-    asked: Sequence[Request], reference: dict[int, RequestOutput], vocab_size: int
+    batch: Sequence[Request], reference: dict[int, RequestOutput], vocab_size: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(prompt, answer) pairs; the answers of odd requests are wrong from their middle on."""
-    for request in asked:
+    for request in batch:
         if isinstance(request, GenerateRequest):
             answer = list(reference[request.request_id].token_ids)
             if request.request_id % 2:

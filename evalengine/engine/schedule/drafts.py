@@ -94,7 +94,7 @@ class Drafter:
 
     def is_due(self, running: SequenceOf[Sequence]) -> bool:
         """Whether the next step is to be looked at for guesses, so that the tokens before it must be known."""
-        if not 0 < len(running) <= MOST_SEQUENCES or (self.known_only and not self._learned):
+        if not 0 < len(running) <= MOST_SEQUENCES:
             return False
         return self.always or self._wait <= 0
 
