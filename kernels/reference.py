@@ -140,7 +140,7 @@ def paged_attention(
 ) -> Tensor:  # fmt: skip
     """[T, Hq, D] against [B, block, Hkv, D] pools, sinks [Hq] -> [T, Hq, D], causal, one sequence after another."""
     group = q.shape[1] // k_cache.shape[2]
-    outputs = [torch.empty(0, *q.shape[1:], dtype=torch.float64)]
+    outputs = [torch.empty(0, *q.shape[1:], dtype=torch.float64, device=q.device)]
     start = 0
     for pages, queries, length in zip(block_table.long(), query_lens, kv_lens, strict=True):
         k, v = (
@@ -149,7 +149,8 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), k) * variant.scale
         if variant.softcap is not None:
             scores = variant.softcap * (scores / variant.softcap).tanh()
-        keys, rows = torch.arange(length), torch.arange(length - queries, length)[:, None]
+        keys = torch.arange(length, device=q.device)
+        rows = keys[length - queries :, None]
         hidden = keys > rows
         if variant.window is not None:
             hidden |= keys <= rows - variant.window

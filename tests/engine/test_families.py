@@ -64,8 +64,8 @@ def table() -> list[Any]:
     rows = []
     for name, level, axis in product(CASES, LEVELS, AXES):
         quick = name in OVER_RANKS if axis == "two ranks" else name in EACH or axis in ("all at once", "preemption")
-        if level == "exact":  # on a GPU as on a CPU plain torch ops, so one schedule of each family shows what GPUs do
-            quick = quick and axis in ("all at once", "two ranks")
+        if level == "exact":  # torch ops on a GPU as on a CPU: one schedule shows what GPUs do, of each kind of layer
+            quick = quick and axis in ("all at once", "two ranks") and (name in OVER_RANKS or name in EACH)
         marks = [] if quick else [pytest.mark.slow]
         if level != "of the device":  # by name where `-m gpu` selects them; a CPU has `exact` already
             marks.append(pytest.mark.gpu)

@@ -84,9 +84,8 @@ class PagedBatch:
         return replace(self, lens=lens, q=self.q[torch.cat(rows).to(DEVICE)], metadata=metadata, pages=pages)
 
     def truth(self) -> Tensor:
-        """Returns the float64 reference's output, computed on the CPU: [tokens, heads, head_dim]."""
+        """Return the float64 reference's output on the CPU: [tokens, heads, head_dim]."""
         m = self.metadata
-        k, v = (cache.double().nan_to_num(nan=0.0).cpu() for cache in (self.k_cache, self.v_cache))
-        batch = m.block_table.cpu(), m.query_lens, m.kv_lens
-        sinks = None if self.sinks is None else self.sinks.cpu()
-        return reference.paged_attention(self.q.cpu(), k, v, *batch, self.variant, sinks)
+        k, v = (cache.double().nan_to_num(nan=0.0) for cache in (self.k_cache, self.v_cache))
+        batch = m.block_table, m.query_lens, m.kv_lens
+        return reference.paged_attention(self.q, k, v, *batch, self.variant, self.sinks).cpu()

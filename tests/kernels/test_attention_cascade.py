@@ -17,7 +17,7 @@ from evalengine.layers import shared_blocks
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import DEVICE, PagedBatch
-from tests.kernels.test_attention import TOLERANCE
+from tests.kernels.test_attention import TOLERANCE, with_dtypes
 
 # Rows that pad a tile read stale slots, which are NaN here; their results are never stored.
 pytestmark = [
@@ -255,8 +255,7 @@ def long_batch(shape: tuple[int, int, int], dtype: torch.dtype, page: int) -> Pa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), with_dtypes(SHAPES), ids=str)
 @pytest.mark.parametrize("page", [16, 64, 256])
 def test_every_schedule_gives_the_same_bytes(shape: tuple[int, int, int], dtype: torch.dtype, page: int) -> None:
     batch = long_batch(shape, dtype, page)

@@ -48,7 +48,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor
     """The dense kernel's product of each expert's rows with its weight."""
     y = torch.full((*ids.shape, weight.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
     rows = x.unsqueeze(1).expand(-1, ids.shape[1], -1) if x.ndim == 2 else x
-    for expert in range(len(weight)):
+    for expert in ids.unique().tolist():
         own = ids == expert
         y[own] = matmul.matmul(
             rows[own], weight[expert].t(), None if bias is None else bias[expert], schedule=matmul.REFERENCE
