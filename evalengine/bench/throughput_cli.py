@@ -98,7 +98,9 @@ def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments:
 
 
 def _shared(preset: Preset, ranks: int) -> Preset:
-    return replace(preset, ranks=ranks, name=preset.name if ranks == 1 else f"{preset.name}-tp{ranks}")
+    from evalengine.bench.timed_engine import rank_suffix
+
+    return replace(preset, ranks=ranks, name=preset.name + rank_suffix(ranks))
 
 
 def _settings(arguments: Namespace) -> dict[str, object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from evalengine.bench.environment import slug
 from evalengine.bench.throughput import Measured
 from evalengine.bench.throughput_compare import Key, Others, case_of
-from evalengine.bench.timed_engine import MODES, Row
+from evalengine.bench.timed_engine import MODES, Row, rank_suffix
 from evalengine.util.sheet import Sheet, markdown_table
 
 WHAT = (
@@ -51,18 +52,15 @@ def notes(measured: Measured, others: Sequence[Others]) -> Iterator[str]:
     for case, share in shares.items():
         if share is not None:
             yield f"GPU busy in steady decode, {', '.join(case)}: {share:.1%}"
+    yield from _rank_ratios(measured.rows)
     yield from (f"digest: {line}" for line in _digests(measured.rows))
     for f in measured.failures:
         yield f"not measured: {f['preset']}, {f['workload']}, {f['mode']}: {f['error']}"
 
 
 def differing_digests(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """(preset, workload) whose invariant runs did not all give the same bytes: there should be none."""
-    digests_of: dict[Key, set[str]] = {}
-    for row in rows:
-        if row["mode"] == "invariant":
-            digests_of.setdefault(case_of(row), set()).add(row["digest"])
-    return [case[:2] for case, digests in digests_of.items() if len(digests) > 1]
+    """(model, workload) whose invariant runs, on any number of ranks, did not all give the same bytes."""
+    return [case[:2] for case, digests in _invariant_digests(rows).items() if len(set(digests)) > 1]
 
 
 def markdown(measured: Measured, others: Sequence[Others]) -> str:
@@ -119,12 +117,37 @@ def _cells(case: Key, modes: Mapping[str, Sequence[Row]], columns: Sequence[Othe
     return cells
 
 
-def _digests(rows: Sequence[Row]) -> Iterator[str]:
-    counts: dict[str, int] = {}
+def _invariant_digests(rows: Sequence[Row]) -> dict[Key, list[str]]:
+    """The digests of a model's invariant runs of a workload: one a round, on each number of ranks."""
+    digests: defaultdict[Key, list[str]] = defaultdict(list)
     for row in rows:
-        counts[row["workload"]] = max(counts.get(row["workload"], 0), row["round"] + 1)
-    if differing := differing_digests(rows):
-        for preset, workload in differing:
-            yield f"{preset}, {workload}: the invariant mode gave DIFFERENT bytes in {counts[workload]} rounds"
-    elif several := ", ".join(f"{count} of {workload}" for workload, count in counts.items() if count > 1):
-        yield f"the invariant mode gave the same bytes in all rounds ({several})"
+        if row["mode"] == "invariant":
+            digests[_model_of(row), row["workload"], row["requests"]].append(row["digest"])
+    return digests
+
+
+def _model_of(row: Mapping[str, Any]) -> str:
+    """The row's preset without its number of ranks."""
+    return str(row["preset"]).removesuffix(rank_suffix(row["tensor_parallel_size"]))
+
+
+def _digests(rows: Sequence[Row]) -> Iterator[str]:
+    for (model, workload, _), digests in _invariant_digests(rows).items():
+        if len(digests) > 1:
+            ranks = {row["tensor_parallel_size"] for row in rows if _model_of(row) == model}
+            runs = f"{len(digests)} runs of {model}, {workload}"
+            runs += f", on {', '.join(map(str, sorted(ranks)))} GPUs" if len(ranks) > 1 else ""
+            same = "the same" if len(set(digests)) == 1 else "DIFFERENT"
+            yield f"{runs}: the invariant mode gave {same} bytes"
+
+
+def _rank_ratios(rows: Sequence[Row]) -> Iterator[str]:
+    """How long several ranks took, relative to one rank in the same mode."""
+    walls: defaultdict[tuple[str, str, str], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        walls[_model_of(row), row["workload"], row["mode"]][row["tensor_parallel_size"]].append(row["wall_s"])
+    for case, by_ranks in walls.items():
+        if one := by_ranks.pop(1, None):
+            for ranks, seconds in by_ranks.items():
+                ratio = statistics.median(seconds) / statistics.median(one)
+                yield f"{', '.join(case)}: {ranks} GPUs take {ratio:.2f} of one GPU's time"

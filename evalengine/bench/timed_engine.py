@@ -34,6 +34,11 @@ class Preset:
     ranks: int = 1  # the degree of tensor parallelism
 
 
+def rank_suffix(ranks: int) -> str:
+    """The end of the name of a preset on several ranks."""
+    return "" if ranks == 1 else f"-tp{ranks}"
+
+
 @dataclass(frozen=True)
 class ThroughputPlan:
     presets: list[Preset]

@@ -17,8 +17,9 @@ from evalengine.bench.floor import (
     measure_ceilings,
     work_of,
 )
+from evalengine.bench.throughput import Measured
 from evalengine.bench.throughput_compare import read_others
-from evalengine.bench.throughput_report import differing_digests, sheet
+from evalengine.bench.throughput_report import differing_digests, notes, sheet
 from evalengine.bench.workload_files import generation
 from evalengine.engine.request import Request, ScoreRequest
 from evalengine.errors import ConfigError
@@ -148,6 +149,19 @@ def test_rounds_with_other_bytes_are_found() -> None:
     rows = [a_row("invariant", 1.0), a_row("invariant", 1.0, round=1), a_row("fast", 1.0, digest="x")]
     assert differing_digests(rows) == []
     assert differing_digests([*rows, a_row("invariant", 1.0, digest="x")]) == [("qwen3-8b", "random")]
+
+
+def test_ranks_have_one_digest_and_are_timed_relative_to_one() -> None:
+    two = {"preset": "qwen3-8b-tp2", "tensor_parallel_size": 2}
+    rows = [a_row("invariant", 4.0), a_row("invariant", 2.5, **two)]
+    assert differing_digests(rows) == []
+    assert differing_digests([*rows, a_row("invariant", 2.5, **two, digest="x")]) == [("qwen3-8b", "random")]
+    ceilings = dict.fromkeys(("copy_bytes_per_s", "matmul_flops_per_s", "lasting_flops_per_s"), 1e12)
+    lines = list(notes(Measured({}, {}, ceilings, rows=[row | {"gpu_busy_share": None} for row in rows]), []))
+    assert lines[1:] == [
+        "qwen3-8b, random, invariant: 2 GPUs take 0.62 of one GPU's time",
+        "digest: 2 runs of qwen3-8b, random, on 1, 2 GPUs: the invariant mode gave the same bytes",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def workload(name: str, files: dict[str, Path] | None = None, most: int | None =
 def a_row(mode: str, wall: float, **changes: Any) -> dict[str, Any]:
     """A row of a throughput table in which `changes` replace members."""
     row = {"engine": "evalengine", "mode": mode, "preset": "qwen3-8b", "workload": "random", "round": 0,
-           "requests": 256, "output_tokens": 1000, "wall_s": wall, "floor_s": 1.0, "digest": mode}  # fmt: skip
+           "requests": 256, "output_tokens": 1000, "wall_s": wall, "floor_s": 1.0, "digest": mode,
+           "tensor_parallel_size": 1}  # fmt: skip
     return {**row, **changes}
 
 
