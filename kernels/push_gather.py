@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -109,6 +110,17 @@ def _push_kernel(
         meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
     elif device_math.is_last_to_arrive(counts_ptr, tl.num_programs(0), "sys"):
         meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
+
+
+def as_words(x: Tensor) -> Tensor:
+    """View x [T, n], whose rows are whole words, as int64 [T, n words]; copy it if its rows are not aligned to words.
+
+    One row may have any stride, and counts as contiguous wherever it starts, so `contiguous` would not copy it.
+    """
+    stride = x.stride(0) if len(x) > 1 else x.shape[1]
+    if x.stride(1) != 1 or x.data_ptr() % WORD or stride * x.element_size() % WORD:
+        x, stride = x.clone(memory_format=torch.contiguous_format), x.shape[1]
+    return x.as_strided(x.shape, (stride, 1)).view(torch.int64)
 
 
 def push_gather(source: Tensor, peers: Peers) -> None:

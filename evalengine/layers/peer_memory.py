@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.kernels.push_gather import ALIGNMENT, MAX_PROGRAMS, WORD, Peers, push_gather
+from evalengine.kernels.push_gather import ALIGNMENT, MAX_PROGRAMS, WORD, Peers, as_words, push_gather
 from evalengine.kernels.push_gather_rows import push_add_rms_norm, silu_and_mul_push
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,7 @@ class PeerMemory:
         rows, columns = x.shape
         if not self._fits(rows, columns, x.dtype) or columns * x.element_size() % WORD:
             return None
-        if x.stride(1) != 1 or x.data_ptr() % WORD or x.stride(0) * x.element_size() % WORD:
-            x = x.contiguous()
-        push_gather(x.view(torch.int64), self._turns[self._turn])
+        push_gather(as_words(x), self._turns[self._turn])
         return self._gathered(rows, columns, x.dtype)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor | None:

@@ -6,6 +6,7 @@ GPU one process plays all ranks, so none may wait: flags of the others are set b
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from evalengine.kernels import push_gather_rows
 from evalengine.kernels.activation import silu_and_mul
-from evalengine.kernels.push_gather import MAX_PROGRAMS, Peers, push_gather
+from evalengine.kernels.push_gather import MAX_PROGRAMS, Peers, as_words, push_gather
 from evalengine.kernels.push_gather_rows import push_add_rms_norm, silu_and_mul_push
 from evalengine.kernels.rms_norm import add_rms_norm
 from tests.bitwise import assert_bitwise_equal
@@ -88,6 +89,22 @@ def test_every_slot_has_all_columns_side_by_side(rows: int, columns: int, progra
         assert ranks.counts.tolist() == [[0, *[turn] * used, *[0] * (MAX_PROGRAMS - used)]] * size
     assert used == min(programs, -(-rows * columns // 128))
     assert (ranks.flags[:, used:].diagonal(dim1=0, dim2=2) == 0).all(), "a rank needs no flag of its own"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+def test_rows_become_words_wherever_they_lie(rows: int, dtype: torch.dtype) -> None:
+    """Rows of whole words in tensors with an odd stride or start: views of 8 columns among 8 to 15."""
+    for width, first in itertools.product(range(8, 16), range(4)):
+        whole = randn(rows, width + 4).to(dtype)
+        part = whole.flatten()[first:].as_strided((rows, 8), (width, 1)) if rows else whole[:, :8]
+        words = as_words(part)
+        assert words.dtype == torch.int64 and words.shape[0] == rows and words.data_ptr() % 8 == 0
+        assert_bitwise_equal(words.contiguous().view(dtype).view(rows, 8), part)
+        aligned = dtype == torch.int64 or (
+            first * dtype.itemsize % 8 == 0 and (rows < 2 or width * dtype.itemsize % 8 == 0)
+        )
+        assert not rows or (words.data_ptr() == part.data_ptr()) == aligned, "copied without need, or not copied"
 
 
 def test_flags_that_end_all_waits_are_not_set_back() -> None:
