@@ -310,7 +310,7 @@ def main() -> int:
         return 0
     if shutil.which("compute-sanitizer") is None or not torch.cuda.is_available():
         parser.error("needs CUDA and its compute-sanitizer on the PATH")
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(max(4, (os.cpu_count() or 1) // 2)) as pool:
         jobs = [(tool, name) for tool in arguments.tools for name in WORKLOADS]
         results = list(pool.map(lambda job: checked(*job), jobs))
     for result in results:
