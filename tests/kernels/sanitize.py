@@ -277,6 +277,8 @@ def findings(text: str) -> list[str]:
             before = f"{match[2]}: {match[1]} (line {match[4]})"
         elif match := _SECOND.search(line):
             pairs[f"{before} and {match[1]} (line {match[4]})"] += int(match[5])
+    if not pairs:  # in a kernel without lines, such as one of cuBLAS
+        pairs.update(line.strip("= ")[:200] for line in text.splitlines() if "Race reported" in line)
     summaries = _SUMMARY.findall(text)
     last = summaries[-1] if summaries else " ".join(text.split())[-300:]
     return [f"{pair}: {count} hazards" for pair, count in sorted(pairs.items())] + [last]
