@@ -9,7 +9,8 @@ place. push_gather_rows.py has kernels that compute before they push or after th
 **Turns.** Each rank has two slots, used by turns. A launch of turn k ends on a rank only after every rank's launch of
 turn k has begun, since it waits for flags that they set; and a launch begins when all that is before it on its stream
 is done (`device_math.after_previous_kernel`). So when a rank pushes in turn k + 2, every rank is done with what it
-launched before turn k + 1, among which are its readers of turn k's slot; a launch of turn k + 1 may not read that slot.
+launched before turn k + 1. Whatever reads turn k's slot must therefore be launched before turn k + 1; a launch of turn
+k + 1 itself may not read it.
 
 **Waiting.** Where there are few programs, each sets a flag of its own on every rank as soon as it has pushed, and then
 waits for the programs of the same number on the other ranks. No program waits before it has pushed; so all waits end if

@@ -279,8 +279,8 @@ class Ops(ABC):
         return self.add_rms_norm(self.tp.gather_features(part), residual, weight, eps)
 
     def gather_silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """[T, 2 i] of this rank -> the ranks' `silu_and_mul` side by side, [T, I]. As after `gather_features`, the
-        gather after the next one may overwrite the result."""
+        """[T, 2 i] of this rank -> the ranks' `silu_and_mul` side by side, [T, I]. As after `gather_features`, the next
+        gather may overwrite the result."""
         return self.tp.gather_features(self.silu_and_mul(gate_up))
 
     def qk_norm_rope_store(

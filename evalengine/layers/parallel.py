@@ -62,10 +62,20 @@ class TensorParallel:
         if self.peers is not None:
             self.peers.begin()
 
+    def end(self) -> None:
+        """Called on every rank once everything that reads gathered features in a forward pass was launched."""
+        if self.peers is not None:
+            self.peers.end()
+
     def gather_features(self, x: Tensor) -> Tensor:
-        """`gather` of equal parts, by the quickest way. The gather after the next one may overwrite the result."""
+        """`gather` of equal parts, by the quickest way. Whatever reads the result must be launched before the next
+        gather, which may overwrite it (kernels/push_gather.py); `keep` copies it."""
         gathered = None if self.peers is None else self.peers.gather(x)
         return self.gather(x) if gathered is None else gathered
+
+    def keep(self, gathered: Tensor) -> Tensor:
+        """A copy of what was gathered last, which later gathers leave alone."""
+        return gathered.clone() if self.size > 1 else gathered
 
     def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
         """Every rank's [T, n] -> [T, sum of all n] on each rank, side by side in the order of the ranks.

@@ -152,7 +152,7 @@ class GatedNorm(Layer):
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         tp = self.ops.tp
         if self.gathers:
-            x, gate = tp.gather_features(x), tp.gather_features(gate.contiguous())
+            x, gate = tp.keep(tp.gather_features(x)), tp.gather_features(gate.contiguous())
         out = self.ops.gated_norm(
             x, gate, self.weight, self.eps, self.group, gate_first=self.gate_first, rounded_once=self.rounded_once
         )

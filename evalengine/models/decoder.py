@@ -213,7 +213,7 @@ class DecoderLayer(nn.Module):
         """What attention, a recurrence or both make of all tokens."""
         out: Tensor
         if isinstance(cache, HybridCache):
-            mixed = self.mixer(x, cache.states, metadata)
+            mixed = self.branches_sum.ops.tp.keep(self.mixer(x, cache.states, metadata))
             out = self.branches_sum(mixed, self.self_attn(x, tables, cache.kv, metadata))
         elif isinstance(cache, States):
             out = self.mixer(x, cache, metadata)
@@ -279,7 +279,9 @@ class Decoder(nn.Module):
             tables = (*tables, self.query_factors(positions))
         for i, (layer, kv_cache) in enumerate(zip(self.layers[: len(kv_caches)], kv_caches, strict=True)):
             x, residual = layer(x, residual, tables, kv_cache, metadata.of_layer(i))
-        return self.norm(x, residual)[0]
+        out: Tensor = self.norm(x, residual)[0]
+        self.embed_tokens.ops.tp.end()
+        return out
 
 
 @lru_cache(maxsize=16)

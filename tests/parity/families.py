@@ -195,6 +195,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-hybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
     "falcon-h1": ("falcon_h1", FALCON),
     "falcon-h1-normed": ("falcon_h1", {**FALCON, "mamba_rms_norm": True}),
+    "falcon-h1-unscaled": ("falcon_h1", {**FALCON, "ssm_out_multiplier": 1.0}),
     "nemotron-h": ("nemotron_h", NEMOTRON),
     "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID),
     "granite-4-dense": ("granitemoehybrid", {**MAMBA, "layer_types": ["attention"] * 4}),
