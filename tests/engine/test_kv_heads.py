@@ -27,7 +27,7 @@ from tests.parity.modules import make
 from tests.parity.random_models import without_tokenizer
 from tests.parity.test_families import check_as_near, tokens
 
-MODE: dict[str, Any] = {"batch_invariant": True, "numerics": "exact", "max_model_len": 128}
+MODE: dict[str, Any] = {"batch_invariant": True, "numerics": "exact", "max_model_len": 128, "device": "cpu"}
 SETTINGS = Settings(torch.device("cpu"), "exact", torch.float32, "exact", 1000, 16, 1)
 
 
