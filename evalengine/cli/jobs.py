@@ -94,9 +94,11 @@ def _run(config: Config, command: Sequence[str] | None = None, digests: list[str
 
     shown: list[str] = [] if digests is None else digests
     if config.model.api is not None:
+        folder = perform(config, command)
+        # Not earlier: this imports transformers, and `perform` waits until no background thread is importing it.
         from evalengine.endpoint.run import print_run
 
-        print_run(perform(config, command))
+        print_run(folder)
         return 0
     perform(config, command, show=lambda folder: shown.append(print_report(folder)))
     return 0

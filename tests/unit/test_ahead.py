@@ -84,6 +84,37 @@ def test_both_libraries_are_there_once_all_is_waited_for() -> None:
         assert (done.stdout, done.stderr) == ("True True\n2.0 AutoTokenizer\n", "")
 
 
+EARLY = """
+import os, sys, threading, time
+import evalengine.cli.jobs as jobs
+from evalengine.__main__ import main
+from evalengine.util import ahead
+
+jobs.begin_imports = lambda: ahead.begin("imports", lambda: time.sleep(1.5))
+early, seen = set(), set()
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers", "tokenizers"):
+            seen.add(name)
+            if any(thread.name == "evalengine imports" for thread in threading.enumerate()):
+                early.add(name)
+
+sys.meta_path.insert(0, Watch())
+main([*sys.argv[1:], "task=arithmetic", "limit=1", "progress=false"])
+print(sorted(early), len(seen))
+"""
+
+
+@pytest.mark.parametrize("api", [True, False])
+def test_no_run_imports_what_a_background_thread_may_be_importing(tmp_path: Path, api: bool) -> None:
+    """A module that another thread has half imported raises errors such as KeyError: 'tokenizers'."""
+    own = ["model.api=http://127.0.0.1:9/v1", "model.name=m", "endpoint.retries=0"] if api else ["engine.device=cpu"]
+    words = [sys.executable, "-c", EARLY, *own, f"output_dir={tmp_path}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["[] 3"], done.stdout + done.stderr
+
+
 def test_a_real_path_is_the_same_where_folders_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "a")
