@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evalengine.endpoint.http import Reply
+from evalengine.endpoint.received import Cleaner
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.requests import HarnessRequest
@@ -20,13 +21,16 @@ from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
 
 ANSWERS = "answers.jsonl"
-_LINE = with_fields({"number": Count, "ask": Count, "text": Text, "finish_reason": Text, "attempts": Count})
+_LINE = with_fields({
+    "number": Count, "ask": Count, "text": Text, "finish_reason": Text, "attempts": Count, "fingerprint?": Text,
+    "surrogates?": Count, "keys?": Count,
+})  # fmt: skip
 Place = tuple[int, int]  # (the request's place in the plan, which of its identical asks)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, as it came."""
+    """One answer, as it came but for what `Cleaner` replaced in its strings."""
 
     text: str
     finish_reason: str  # the endpoint's own word
@@ -35,6 +39,8 @@ class Answer:
     seconds: float = 0.0
     reasoning: str | None = None
     usage: Mapping[str, Any] | None = None
+    surrogates: int = 0  # lone surrogates that were replaced by U+FFFD
+    keys: int = 0  # occurrences of the API key that were replaced
 
 
 def answer_of(reply: Reply) -> Answer:
@@ -54,15 +60,17 @@ def answer_of(reply: Reply) -> Answer:
         round(reply.seconds, 3),
         reasoning if isinstance(reasoning, str) else None,
         spent if isinstance(spent, dict) else None,
+        reply.surrogates,
+        reply.keys,
     )
 
 
 class AnswersFile:
     """The file, open for more. `kept` holds what it held before."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cleaner: Cleaner) -> None:
         self._path = folder / ANSWERS
-        self.kept = _read(self._path) if self._path.exists() else {}
+        self.kept = _read(self._path, cleaner) if self._path.exists() else {}
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def append(self, place: Place, answer: Answer) -> None:
@@ -78,18 +86,21 @@ class AnswersFile:
         self._file.close()
 
 
-def _read(path: Path) -> dict[Place, Answer]:
+def _read(path: Path, cleaner: Cleaner) -> dict[Place, Answer]:
     """The answers. A last line that a kill cut off is taken away. Raises EvalEngineError for a damaged file."""
     content = read_bytes(path)
     whole = content[: content.rfind(b"\n") + 1]
     answers = {}
     try:
         for number, line in enumerate(whole.splitlines(), 1):
-            value = parse_json(line)
+            cleaned = cleaner.clean(parse_json(line))  # older versions wrote lone surrogates
+            value = cleaned.value
             if problem := wrong(value, _LINE):
                 raise ValueError(f"line {number}: {problem}")
             place = value.pop("number"), value.pop("ask")
-            answers[place] = Answer(**value)
+            answer = Answer(**value)
+            found = {"surrogates": answer.surrogates + cleaned.surrogates, "keys": answer.keys + cleaned.keys}
+            answers[place] = replace(answer, **found)
     except (ValueError, TypeError) as error:
         raise EvalEngineError(
             f"{path}: damaged ({error}); delete it (its run starts again) or set resume=never"

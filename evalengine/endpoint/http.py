@@ -1,7 +1,8 @@
-"""Asks an endpoint: one body after another from several threads, with retries; what came back, as it came."""
+"""Sends requests to an endpoint from several threads, with retries; returns what came back, as it came."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
@@ -13,26 +14,27 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
 from typing import Any
 
 from evalengine.config.check import API_KEYS
 from evalengine.config.schema import EndpointConfig
-from evalengine.errors import EvalEngineError, one_line
+from evalengine.endpoint.received import Cleaned, Cleaner
+from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.util.plain_files import parse_json
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # statuses after which the same request may succeed
-FOR_ALL = (301, 302, 303, 307, 308, 401, 403, 404)  # statuses that every other request would have, too
+# Statuses that every other request would have, too. 403 is none: content filters use it for one request.
+FOR_ALL = (301, 302, 303, 307, 308, 401, 402, 404, 405, 407)
+FILTERED = ("content_filter", "content_policy_violation")  # error codes that a content filter uses instead of a status
 LONGEST_WAIT = 60.0  # seconds between two attempts
 LONGEST_ASKED_WAIT = 600.0  # seconds of a Retry-After that are kept
-HIDDEN = "(the key)"  # what stands where an endpoint repeats the key
-SHORTEST_SECRET = 12  # characters of a key that is taken out of what an endpoint says; local servers' "EMPTY" is none
 MAX_BYTES = 1 << 26  # of an answer
+MAX_ERROR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one request: its JSON, or why there is none."""
+    """The outcome of one request: its JSON with clean strings (`Cleaner`), or why there is none."""
 
     number: int  # the request's place among those asked
     value: Mapping[str, Any] | None
@@ -40,6 +42,17 @@ class Reply:
     seconds: float
     error: str = ""
     for_all: bool = False  # whether the error is no single request's
+    rejected: bool = False  # whether the endpoint rejects this request, so that asking again is of no use
+    surrogates: int = 0  # as in `Cleaned`
+    keys: int = 0
+
+
+class _Failed(Exception):
+    """The endpoint reported an error. status: 0 where an error object names none."""
+
+    def __init__(self, status: int, why: str, response: urllib.error.HTTPError | None = None) -> None:
+        super().__init__(why)
+        self.status, self.response = status, response
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -49,13 +62,25 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def api_key() -> str | None:
+    """The key that requests carry. Raises ConfigError for one that no HTTP header can carry."""
+    name = next((name for name in API_KEYS if os.environ.get(name, "").strip()), None)
+    if name is None:
+        return None
+    key = os.environ[name].strip()
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"{name}: contains characters that are not printable ASCII, such as a line break; copy it again"
+        )
+    return key
+
+
 class Client:
-    """Threads that ask one path. `ask` yields replies in the order in which they come."""
+    """Threads that send requests to one path. `ask` yields replies in the order in which they come."""
 
     def __init__(self, url: str, settings: EndpointConfig) -> None:
-        self._url, self._settings = url, settings
-        self._key = next((os.environ[name].strip() for name in API_KEYS if os.environ.get(name, "").strip()), None)
-        self._secret = self._key if self._key is not None and len(self._key) >= SHORTEST_SECRET else None
+        self._url, self._settings, self._key = url, settings, api_key()
+        self.cleaner = Cleaner(self._key)
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._stop = threading.Event()
 
@@ -76,7 +101,7 @@ class Client:
             while not self._stop.is_set() and (number := waiting.get()) is not None:
                 try:
                     replies.put(self._reply(number, bodies[number]))
-                except Exception as error:  # else whoever waits for this reply waits for ever
+                except Exception as error:  # raised where the reply is awaited
                     replies.put(error)
 
         for _ in range(threads):  # daemons: an answer that takes a minute must not hold back Ctrl-C
@@ -98,36 +123,72 @@ class Client:
         for attempt in range(1, self._settings.retries + 2):
             wait = min(LONGEST_WAIT, 0.5 * 2**attempt)
             try:
-                value = self._post(body)
-                return Reply(number, value, attempt, time.perf_counter() - begin)
-            except urllib.error.HTTPError as error:
-                why = self._without_key(f"status {error.code}: {_said(error)}")
-                if error.code not in AGAIN:
-                    return Reply(number, None, attempt, time.perf_counter() - begin, why, error.code in FOR_ALL)
-                wait = _wanted_wait(error, wait)
-            except (OSError, ValueError, HTTPException) as error:  # the last: a status line or chunks that are none
-                why = self._without_key(one_line(error))
+                got = self._post(body)
+                seconds = time.perf_counter() - begin
+                return Reply(number, got.value, attempt, seconds, surrogates=got.surrogates, keys=got.keys)
+            except _Failed as error:
+                why = str(error)
+                if error.status and error.status not in AGAIN:
+                    for_all, rejected = error.status in FOR_ALL, 400 <= error.status < 500
+                    seconds = time.perf_counter() - begin
+                    return Reply(number, None, attempt, seconds, why, for_all, rejected and not for_all)
+                wait = wait if error.response is None else _wanted_wait(error.response, wait)
+            except (OSError, ValueError, http.client.HTTPException) as error:  # the last: malformed HTTP
+                why = self.cleaner.line(f"{type(error).__name__}: {error}")
             if attempt <= self._settings.retries and self._stop.wait(wait):
                 break
         return Reply(number, None, self._settings.retries + 1, time.perf_counter() - begin, why)
 
-    def _post(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _post(self, body: Mapping[str, Any]) -> Cleaned:
         headers = {"content-type": "application/json", "user-agent": "evalengine"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
-        with self._opener.open(request, timeout=self._settings.timeout) as answer:
-            content: bytes = answer.read(MAX_BYTES)
-        if self._secret is not None:
-            content = content.replace(self._secret.encode(), HIDDEN.encode())
-        value = parse_json(content)
-        if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
-            raise ValueError("its answer has no choices")
-        _check_text(value["choices"][0])
-        return value
+        try:
+            with self._opener.open(request, timeout=self._settings.timeout) as answer:
+                content: bytes = answer.read(MAX_BYTES)
+        except urllib.error.HTTPError as error:
+            why = self.cleaner.line(f"status {error.code}: {_body_message(error)}")
+            raise _Failed(error.code, why, error) from error
+        got = self.cleaner.clean(parse_json(content))
+        if (failed := _error_object(got.value)) is not None:
+            status, message = failed
+            named = f" (code {status})" if status else ""
+            raise _Failed(status, self.cleaner.line(f"status 200 with an error{named}: {message}"))
+        choices = got.value.get("choices") if isinstance(got.value, dict) else None
+        if not isinstance(choices, list) or not choices:
+            raise ValueError(f"its answer has no choices: {_message(got.value)}")
+        _check_text(choices[0])
+        return got
 
-    def _without_key(self, text: str) -> str:
-        return text if self._secret is None else text.replace(self._secret, HIDDEN)
+
+def _error_object(value: Any) -> tuple[int, str] | None:
+    """(the status that its code stands for or 0, the message) of an answer that reports an error despite its status
+    200, of the whole or of its first choice."""
+    if not isinstance(value, dict):
+        return None
+    choices = value.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    place = next((one for one in (value, first) if one.get("error")), value if value.get("object") == "error" else None)
+    if place is None:
+        return None
+    error = place.get("error")
+    code = error.get("code") if isinstance(error, dict) else place.get("code")
+    if code in FILTERED:
+        return 400, _message(place)
+    status = int(code) if str(code).isdecimal() and len(str(code)) == 3 else 0
+    return status if 400 <= status < 600 else 0, _message(place)
+
+
+def _message(value: Any) -> str:
+    """The message of an error's JSON, with its code, as interfaces of OpenAI's kind write it; else all of the JSON."""
+    error = value.get("error") or value if isinstance(value, dict) else value
+    if not isinstance(error, dict):
+        return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+    message, code = error.get("message"), error.get("code")
+    if not isinstance(message, str):
+        return json.dumps(error, ensure_ascii=False)
+    return f"{message} ({code})" if isinstance(code, str) and code and code not in message else message
 
 
 def _check_text(choice: Any) -> None:
@@ -139,14 +200,12 @@ def _check_text(choice: Any) -> None:
         raise ValueError(f"its first choice has no text ({name} must be a string)")
 
 
-def _said(error: urllib.error.HTTPError) -> str:
-    """What the endpoint said about its error, in a line."""
+def _body_message(error: urllib.error.HTTPError) -> str:
+    """The message in an error's body, or its reason phrase."""
     try:
-        value = parse_json(error.read(10_000))
-        said = value["error"]["message"] if isinstance(value, dict) and isinstance(value.get("error"), dict) else value
-    except (OSError, ValueError, KeyError, HTTPException):
-        said = error.reason
-    return " ".join(str(said).split())[:300]
+        return _message(parse_json(error.read(MAX_ERROR_BYTES)))
+    except (OSError, ValueError, http.client.HTTPException):
+        return str(error.reason)
 
 
 def _wanted_wait(error: urllib.error.HTTPError, otherwise: float) -> float:

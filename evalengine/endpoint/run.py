@@ -17,6 +17,7 @@ from evalengine.endpoint.answers import Answer, AnswersFile, Place, answer_of, e
 from evalengine.endpoint.http import Client
 from evalengine.endpoint.noise import noise, noise_lines
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
+from evalengine.endpoint.received import HIDDEN
 from evalengine.errors import EvalEngineError, first_of
 from evalengine.harness.described import invocation
 from evalengine.harness.groups import group_results
@@ -50,13 +51,14 @@ def run(config: Config) -> Path:
     """
     started, begin = time.time(), time.perf_counter()
     asked = endpoint_plan(config)
+    client = Client(asked.url, config.endpoint)
     judge = find_judge(config, asked.plan, None)
     identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
     name = f"{selection(config)}-{config.model.name}"
     run_id = content_sha256(identity)[:8]
     with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
-        answers = _answers(config, asked, folder)
+        answers = _answers(config, asked, folder, client)
         timings = RunTimings(0.0, time.perf_counter() - begin, time.perf_counter() - begin)
         _write(config, asked, answers, folder, judge, started, timings)
         for unfinished in (LOCK, IDENTITY):
@@ -74,9 +76,9 @@ def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
     return plain
 
 
-def _answers(config: Config, asked: EndpointPlan, folder: RunFolder) -> dict[Place, Answer]:
+def _answers(config: Config, asked: EndpointPlan, folder: RunFolder, client: Client) -> dict[Place, Answer]:
     """Every answer, of which those that the folder holds are not asked again."""
-    file = AnswersFile(folder.path)
+    file = AnswersFile(folder.path, client.cleaner)
     try:
         answers = dict(file.kept)
         places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(asked.bodies))]
@@ -84,7 +86,6 @@ def _answers(config: Config, asked: EndpointPlan, folder: RunFolder) -> dict[Pla
         if answers and config.progress:
             warn(f"resuming {folder.path}: {len(answers)} of {len(places)} answers are kept from the interrupted run")
         failed = []
-        client = Client(asked.url, config.endpoint)
         for reply in client.ask([asked.bodies[number] for number, _ in todo]):
             place = todo[reply.number]
             if reply.value is None:
@@ -133,6 +134,8 @@ def _write(
         "requests": len(answers),
         "retried": sum(answer.attempts > 1 for answer in answers.values()),
         "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
+        "with_lone_surrogates": sum(answer.surrogates > 0 for answer in answers.values()),
+        "with_the_key": sum(answer.keys > 0 for answer in answers.values()),
         "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in answers.values())),
         "unproved": UNPROVED,
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
@@ -159,6 +162,10 @@ def print_run(folder: Path) -> None:
     print_lines((results_table(results), *cut_lines(load_run(folder)), *lines(results["endpoint"]), str(folder)))
 
 
+def _answers_of(count: int) -> str:
+    return f"{count:,} answer{'s' * (count != 1)}"
+
+
 def lines(facts: Mapping[str, Any]) -> list[str]:
     """What the terminal says of a run besides its table. facts: `endpoint` of its results."""
     prints = facts["system_fingerprints"]
@@ -167,5 +174,9 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     if len(prints) > 1:
         counts = ", ".join(f"{name} ({count})" for name, count in prints.items())
         said.append(f"the endpoint changed while it was asked: its system_fingerprint was {counts}")
+    if count := facts["with_lone_surrogates"]:
+        said.append(f"{_answers_of(count)} contained lone surrogates (halves of characters), replaced by U+FFFD")
+    if count := facts["with_the_key"]:
+        said.append(f"{_answers_of(count)} contained the API key, replaced by {HIDDEN}")
     said += judge_lines(Manifest({"judge": facts.get("judge")}))
     return [*said, *(noise_lines(facts["noise"]) if "noise" in facts else []), f"not proved: {facts['unproved']}"]

@@ -6,6 +6,9 @@ import json
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -67,3 +70,34 @@ class Fake:
         choice = {"index": 0, **message, "finish_reason": "length" if sum(numbers) <= self._cut else "stop"}
         return {"id": "x", "choices": [choice], "system_fingerprint": f"fp_1{self._tells}",
                 "usage": {"completion_tokens": 1, "told": self._tells}}  # fmt: skip
+
+
+@contextmanager
+def scripted(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """The address of an endpoint whose responses may be no valid JSON. answer: prompt -> (status, body)."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, content = answer(body.get("prompt") or body["messages"][-1]["content"])
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def answered(text: str | None, **of_choice: Any) -> tuple[int, bytes]:
+    """A chat's response with this content."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", **of_choice}
+    return 200, json.dumps({"choices": [choice]}).encode()

@@ -94,7 +94,7 @@ def test_what_every_request_would_be_refused_for_ends_the_run(tmp_path: Path, su
                                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     fake = Fake(key="right")
     with serving(fake.app) as url:
-        monkeypatch.setenv("EVALENGINE_API_KEY", "wrong")
+        monkeypatch.setenv("EVALENGINE_API_KEY", "mistyped")
         refused = ask(url, sums, "endpoint.concurrency=1")
         assert refused.code == 1 and "a wrong key" in refused.err and "EVALENGINE_API_KEY" in refused.err
         monkeypatch.setenv("EVALENGINE_API_KEY", "right")
