@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,19 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.folder import write_failed
-from evalengine.records.shapes import Count, Text, with_fields, wrong
+from evalengine.records.lm_eval import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT
+from evalengine.records.schema import RecordKey
+from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
 from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
 
 ANSWERS = "answers.jsonl"
 _LINE = with_fields({
     "number": Count, "ask": Count, "text": Text, "finish_reason": Text, "attempts": Count, "fingerprint?": Text,
-    "surrogates?": Count, "keys?": Count,
+    "surrogates?": Count, "keys?": Count, "null?": Flag, "model?": Text,
 })  # fmt: skip
+FILTERED = ("content_filter", "refusal", "safety")  # finish reasons of an answer that was withheld, all or in part
+Document = tuple[str, int]  # (task, document)
 Place = tuple[int, int]  # (the request's place in the plan, which of its identical asks)
 
 
@@ -41,6 +45,8 @@ class Answer:
     usage: Mapping[str, Any] | None = None
     surrogates: int = 0  # lone surrogates that were replaced by U+FFFD
     keys: int = 0  # occurrences of the API key that were replaced
+    null: bool = False  # whether the text was null or missing, as of a model that only thought or called a tool
+    model: str | None = None  # the model that the endpoint named
 
 
 def answer_of(reply: Reply) -> Answer:
@@ -62,6 +68,8 @@ def answer_of(reply: Reply) -> Answer:
         spent if isinstance(spent, dict) else None,
         reply.surrogates,
         reply.keys,
+        text is None,
+        model if isinstance(model := reply.value.get("model"), str) else None,
     )
 
 
@@ -111,15 +119,29 @@ def _read(path: Path, cleaner: Cleaner) -> dict[Place, Answer]:
 
 
 def entries(
-    requests: Sequence[HarnessRequest], answers: Mapping[Place, Answer], ask: int, end_of_thinking: str | None
-) -> dict[Any, JournalEntry]:
-    """Key -> the answers of one ask, as scorers take them: texts without tokens."""
+    requests: Sequence[HarnessRequest],
+    answers: Mapping[Place, Answer],
+    ask: int,
+    end_of_thinking: str | None,
+    left_out: Set[Document],
+) -> dict[RecordKey, JournalEntry]:
+    """Key -> the answer of one ask, as scorers take it: a text without tokens. left_out: documents without entries."""
     none = np.empty(0, dtype=np.float32)
     return {
         item.key: JournalEntry(item.key, "", [], none, _ending(answers[number, ask].finish_reason),
                                _cut(answers[number, ask].text, item.instance, end_of_thinking), False)
-        for number, item in enumerate(requests)
+        for number, item in enumerate(requests) if item.key[:2] not in left_out
     }  # fmt: skip
+
+
+def why_unanswered(answer: Answer, scored: str) -> str | None:
+    """Why the answer is none, one of `UNANSWERED`; None for one with a text. scored: what is left of its text after its
+    thinking and before its stop strings."""
+    if answer.finish_reason.lower() in FILTERED:
+        return CONTENT_FILTER
+    if answer.null:
+        return NULL_CONTENT
+    return None if scored.strip() else EMPTY_ANSWER
 
 
 def _ending(reason: str) -> str:

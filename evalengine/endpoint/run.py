@@ -5,42 +5,48 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.schema import Config, selection, to_yaml
-from evalengine.endpoint.answers import Answer, AnswersFile, Place, answer_of, entries
+from evalengine.config.schema import Config, leaves, selection, to_yaml
+from evalengine.endpoint.answers import Answer, AnswersFile, Document, Place, answer_of, entries
+from evalengine.endpoint.facts import endpoint_facts, lines, unanswered_of
 from evalengine.endpoint.http import Client
-from evalengine.endpoint.noise import noise, noise_lines
+from evalengine.endpoint.noise import noise
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
-from evalengine.endpoint.received import HIDDEN
 from evalengine.errors import EvalEngineError, first_of
 from evalengine.harness.described import invocation
 from evalengine.harness.groups import group_results
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.outcome import scorer
+from evalengine.harness.plan import Plan
 from evalengine.harness.runner import run as run_here
 from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, LOCK, RunFolder
-from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, results_dict, results_name, write_samples
+from evalengine.records.lm_eval import (
+    REJECTED,
+    ModelInfo,
+    TaskResult,
+    remove_results,
+    results_dict,
+    results_name,
+    write_samples,
+)
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import RunTimings
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
-from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.run_table import results_table
 from evalengine.report.terminal.tables import print_lines
 
-UNPROVED = ("an endpoint shows neither tokens nor bits: there is no digest, and nobody can check an answer; what it "
-            "said is recorded")  # fmt: skip
+MOST_REJECTED = 100  # rejected requests without a single answer after which the rest is not sent
 
 
 def run(config: Config) -> Path:
@@ -58,9 +64,9 @@ def run(config: Config) -> Path:
     run_id = content_sha256(identity)[:8]
     with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
-        answers = _answers(config, asked, folder, client)
+        answers, rejected = _answers(config, asked, folder, client)
         timings = RunTimings(0.0, time.perf_counter() - begin, time.perf_counter() - begin)
-        _write(config, asked, answers, folder, judge, started, timings)
+        _write(config, asked, answers, rejected, folder, judge, started, timings)
         for unfinished in (LOCK, IDENTITY):
             (folder.path / unfinished).unlink(missing_ok=True)
         return folder.path
@@ -76,8 +82,11 @@ def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
     return plain
 
 
-def _answers(config: Config, asked: EndpointPlan, folder: RunFolder, client: Client) -> dict[Place, Answer]:
-    """Every answer, of which those that the folder holds are not asked again."""
+def _answers(
+    config: Config, asked: EndpointPlan, folder: RunFolder, client: Client
+) -> tuple[dict[Place, Answer], dict[Place, str]]:
+    """(every answer, the error of each request that the endpoint rejected). Answers in the folder are not requested
+    again; rejected requests are, since the account or the filter may have changed."""
     file = AnswersFile(folder.path, client.cleaner)
     try:
         answers = dict(file.kept)
@@ -85,19 +94,28 @@ def _answers(config: Config, asked: EndpointPlan, folder: RunFolder, client: Cli
         todo = [place for place in places if place not in answers]
         if answers and config.progress:
             warn(f"resuming {folder.path}: {len(answers)} of {len(places)} answers are kept from the interrupted run")
-        failed = []
+        failed: list[str] = []
+        rejected: dict[Place, str] = {}
         for reply in client.ask([asked.bodies[number] for number, _ in todo]):
             place = todo[reply.number]
-            if reply.value is None:
+            if reply.rejected:
+                rejected[place] = reply.error
+                if len(rejected) == MOST_REJECTED and not answers:
+                    break
+            elif reply.value is None:
                 task, document, *_ = asked.plan.requests[place[0]].key
                 failed.append(f"{task}, document {document}: {reply.error} (after {reply.attempts} attempts)")
-                continue
-            answers[place] = answer_of(reply)
-            file.append(place, answers[place])
+            else:
+                answers[place] = answer_of(reply)
+                file.append(place, answers[place])
+        if rejected and not answers:
+            raise EvalEngineError(f"{asked.url} rejected all of the first {len(rejected)} requests, one with: "
+                                  f"{next(iter(rejected.values()))}; fix the request (model.name, endpoint.body) or "
+                                  "the key's permissions, and rerun the command")  # fmt: skip
         if failed:
             raise EvalEngineError(f"{len(failed)} of {len(places)} requests failed; the same command asks them again:",
                                   *first_of(failed, 10))  # fmt: skip
-        return answers
+        return answers, rejected
     finally:
         file.close()
 
@@ -106,49 +124,65 @@ def _write(
     config: Config,
     asked: EndpointPlan,
     answers: Mapping[Place, Answer],
+    rejected: Mapping[Place, str],
     folder: RunFolder,
     judge: Judge | None,
     started: float,
     timings: RunTimings,
 ) -> None:
     """Scores each ask, and writes the first one's samples and results with what all of them show. A judge is asked
-    about the first one's answers."""
+    about the first one's answers. Documents with a rejected request are in no score."""
     end = config.model.think_end_token
-    asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end))
+    documents = {asked.plan.requests[number].key[:2] for number, _ in rejected}
+    plan = _without(asked.plan, documents)
+    asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end), documents)
             for ask in range(config.endpoint.repeats)]  # fmt: skip
+    unanswered = [unanswered_of(asked.plan, answers, one, ask) for ask, one in enumerate(asks)]
     limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
-    judgements, told = (NOT_JUDGED, None) if judge is None else judge.judge(asked.plan, asks[0], folder.path, _judged)
+    judgements, told = (NOT_JUDGED, None) if judge is None else judge.judge(plan, asks[0], folder.path, _judged)
     for number, one in enumerate(asks):
-        programs = verdicts(asked.plan, one, config, selection(config))
-        score = scorer(asked.plan, one, verdicts=programs, judgements=NOT_JUDGED if number else judgements)
-        results.append([score(task) for task in asked.plan.tasks])
+        programs = verdicts(plan, one, config, selection(config))
+        score = scorer(plan, one, verdicts=programs, judgements=NOT_JUDGED if number else judgements)
+        results.append([score(task) for task in plan.tasks])
+    of_tasks: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for task, _ in documents:
+        of_tasks[task][REJECTED] += 1
+    for (task, _), counts in unanswered[0].items():
+        of_tasks[task] += counts
+    first, kinds = [], unanswered[0]
+    for result in results[0]:
+        rows = [replace(one, length_limited=limited[result.name, one.doc_id],
+                        unanswered=kinds.get((result.name, one.doc_id), {})) for one in result.samples]  # fmt: skip
+        first.append(replace(result, samples=rows, unanswered=of_tasks[result.name]))
     finished = datetime.now()
     remove_results(folder)
-    for result in results[0]:
-        rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]
-        write_samples(folder, replace(result, samples=rows), finished)
-    facts = {
-        "url": asked.url,
-        "model": config.model.name,
-        "requests": len(answers),
-        "retried": sum(answer.attempts > 1 for answer in answers.values()),
+    for result in first:
+        write_samples(folder, result, finished)
+    facts = endpoint_facts(asked, config.model.name, answers, rejected)
+    facts |= {
         "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
-        "with_lone_surrogates": sum(answer.surrogates > 0 for answer in answers.values()),
-        "with_the_key": sum(answer.keys > 0 for answer in answers.values()),
-        "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in answers.values())),
-        "unproved": UNPROVED,
+        "unanswered": dict(sum((counts for one in unanswered for counts in one.values()), Counter())),
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
         **({} if told is None else {"judge": told}),
     }
-    groups = group_results(config.groups, results[0])
+    scored = {result.name for result in first}
+    groups = {name: group for name, group in config.groups.items() if scored.issuperset(leaves(name, config.groups))}
     model = ModelInfo(config.model.name, asked.url, "", None, None, 0, 0, "", None)
     how = invocation(config, started, timings)
-    content = results_dict([replace(one, samples=()) for one in results[0]], model, how, groups)
+    content = results_dict([replace(one, samples=()) for one in first], model, how, group_results(groups, first))
     content["config"] |= {"model": "endpoint", "model_args": {"base_url": asked.url, "model": config.model.name}}
     content["harness"] = "endpoint"
     content["endpoint"] = {**facts, "in_words": lines(facts)}
     folder.write_json(results_name(finished), json.loads(json.dumps(content, default=str)))
+
+
+def _without(plan: Plan, documents: Set[Document]) -> Plan:
+    """The plan without these documents, and without tasks that have no others."""
+    tasks = [replace(item, instances=[own for own in item.instances if (own[0].task, own[0].doc_id) not in documents])
+             for item in plan.tasks]  # fmt: skip
+    requests = [item for item in plan.requests if item.key[:2] not in documents]
+    return replace(plan, tasks=[item for item in tasks if item.instances], requests=requests)
 
 
 def _judged(config: Config) -> Path:
@@ -160,23 +194,3 @@ def print_run(folder: Path) -> None:
     """Prints a run's table, and what is known of its endpoint, to standard output."""
     results = read_results(results_files(folder)[-1])
     print_lines((results_table(results), *cut_lines(load_run(folder)), *lines(results["endpoint"]), str(folder)))
-
-
-def _answers_of(count: int) -> str:
-    return f"{count:,} answer{'s' * (count != 1)}"
-
-
-def lines(facts: Mapping[str, Any]) -> list[str]:
-    """What the terminal says of a run besides its table. facts: `endpoint` of its results."""
-    prints = facts["system_fingerprints"]
-    said = [f"{facts['requests']:,} answers of {facts['url']}, {facts['retried']} after retries, "
-            f"{facts['length_limited']} cut at the limit"]  # fmt: skip
-    if len(prints) > 1:
-        counts = ", ".join(f"{name} ({count})" for name, count in prints.items())
-        said.append(f"the endpoint changed while it was asked: its system_fingerprint was {counts}")
-    if count := facts["with_lone_surrogates"]:
-        said.append(f"{_answers_of(count)} contained lone surrogates (halves of characters), replaced by U+FFFD")
-    if count := facts["with_the_key"]:
-        said.append(f"{_answers_of(count)} contained the API key, replaced by {HIDDEN}")
-    said += judge_lines(Manifest({"judge": facts.get("judge")}))
-    return [*said, *(noise_lines(facts["noise"]) if "noise" in facts else []), f"not proved: {facts['unproved']}"]

@@ -76,8 +76,12 @@ class Judge:
                 warn(f"{config.model.name} judges {count:,} answers", "")
             found = ask(config)
         digest = digest_of(found)
-        judgements = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
-        facts = {name: _facts(self.asked[name], rows[name], judgements[name]) for name in rows}
+        by_row = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
+        facts = {name: _facts(self.asked[name], rows[name], by_row[name]) for name in rows}
+        documents = {item.task.name: [own[0].doc_id for own in item.instances] for item in plan.tasks}
+        judgements = {
+            name: {documents[name][row]: judgement for row, judgement in own.items()} for name, own in by_row.items()
+        }
         run = {"run": f"{FOLDER}/{found.name}", "digest": digest, "model": config.model.name, "api": config.model.api}
         return judgements, {**run, "tasks": facts}
 
@@ -100,7 +104,8 @@ class Judge:
     def _rows_of(self, plan: TaskPlan, text_of: Callable[[RecordKey], str]) -> list[dict[str, Any]]:
         task, judge = plan.task, self.asked[plan.task.name]
         references, rows = references_of(task, judge, self.limit), []
-        for number, instances in enumerate(plan.instances):
+        for instances in plan.instances:
+            number = instances[0].doc_id
             doc = task.docs[number]
             keys = [(one.task, one.doc_id, one.index, one.repeat) for one in instances]
             label = doc.get(judge.labels) if judge.labels else None
@@ -179,19 +184,22 @@ def _judgements(folder: Path, task: str, run: str) -> dict[int, Judgement]:
 
 def _facts(judge: JudgeConfig, rows: list[dict[str, Any]], found: Mapping[int, Judgement]) -> dict[str, Any]:
     """What the manifest says of one task's verdicts, as plain JSON values: how many there are, and how often they and
-    the given labels fell together."""
-    counts = {"verdicts": sum(len(row["responses"]) for row in rows)}
+    the given labels fell together. found: by row; rows that the judge's endpoint rejected are missing."""
+    counts = {"verdicts": sum(len(rows[number]["responses"]) for number in found)}
+    if len(found) < len(rows):
+        counts["rejected"] = len(rows) - len(found)
     for metric in ("flipped", "unread"):
-        if metric in found[0].metrics:
-            shares = [found[number].metrics[metric] * len(row["responses"]) for number, row in enumerate(rows)]
+        if any(metric in judgement.metrics for judgement in found.values()):
+            shares = [one.metrics[metric] * len(rows[number]["responses"]) for number, one in found.items()]
             counts[metric] = round(sum(shares))
     if judge.labels is None:
         return counts
     scale = read_scale(judge.scale)
     labels = scale.categories
     table = [[0] * len(labels) for _ in labels]
-    for number, row in enumerate(rows):
-        verdict = found[number].verdicts[-1 if row["labelled"] is not None else 0]
+    for number, judgement in found.items():
+        row = rows[number]
+        verdict = judgement.verdicts[-1 if row["labelled"] is not None else 0]
         if row["label"] is not None and verdict in labels:
             table[labels.index(row["label"])][labels.index(verdict)] += 1
     return {**counts, "agreement": {"labels": labels, "ordered": scale.ordered, "table": table}}

@@ -130,8 +130,9 @@ def _task_result(
         thinking = [thought[instance] for instance in instances if instance in thought]
         results: dict[str, list[Any]] = task.filtered(doc, answers)
         judgement = judged.get(doc_id)
+        if judged:  # without a verdict where the judge's endpoint rejected the request
+            results = {**results, JUDGE: [] if judgement is None else judgement.verdicts}
         if judgement is not None:
-            results = {**results, JUDGE: judgement.verdicts}
             per_doc[-1].update({(metric, JUDGE): value for metric, value in judgement.metrics.items()})
         for name in samples:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
@@ -147,7 +148,11 @@ def _task_result(
         metrics=summarize(task, per_doc),
         higher_is_better={
             **task.higher_is_better(),
-            **{name: metric.higher_is_better for name, metric in OF_JUDGES.items() if (name, JUDGE) in per_doc[0]},
+            **{
+                name: metric.higher_is_better
+                for name, metric in OF_JUDGES.items()
+                if any((name, JUDGE) in doc for doc in per_doc)
+            },
         },
         config=asdict(task.config),
         original=len(task.docs),

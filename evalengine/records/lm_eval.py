@@ -22,6 +22,8 @@ from evalengine.records.folder import RunFolder
 
 THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
 LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
+CONTENT_FILTER, NULL_CONTENT, EMPTY_ANSWER = UNANSWERED = ("content_filter", "null_content", "empty_answer")
+REJECTED = "rejected"  # key of a task's results: documents that an endpoint rejected, which are in no score
 Value = float | int | str  # a metric's value; a standard error may be "N/A"
 
 
@@ -45,6 +47,7 @@ class Sample:
     thinking_truncated: int | None = None  # how many responses reached the length limit while they thought
     outcomes: Sequence[str] | None = None  # how the program in each response ended; None where none was run
     length_limited: int | None = None  # responses that a length limit ended; None where records say it
+    unanswered: Mapping[str, int] = field(default_factory=dict)  # one of `UNANSWERED` -> responses of that kind
     judge: Mapping[str, Any] | None = None  # a judge's prompts and the items of its run; None under other filters
 
 
@@ -63,6 +66,7 @@ class TaskResult:
     task_hash: str
     samples: Sequence[Sample] = ()
     thinking_truncated: int | None = None  # how many responses, as in `Sample`
+    unanswered: Mapping[str, int] = field(default_factory=dict)  # `REJECTED` -> documents, `UNANSWERED` -> responses
     alias: str | None = None  # None: the name
 
 
@@ -164,7 +168,14 @@ def _group(group: GroupResult) -> dict[str, Any]:
 
 def _result(task: TaskResult) -> dict[str, Any]:
     result = {"name": task.name, "alias": task.alias or task.name, "sample_len": task.effective, **task.metrics}
-    return result if task.thinking_truncated is None else {**result, THINKING_TRUNCATED: task.thinking_truncated}
+    thinking = {} if task.thinking_truncated is None else {THINKING_TRUNCATED: task.thinking_truncated}
+    return {**result, **thinking, **task.unanswered}
+
+
+def unanswered_words(values: Mapping[str, Any]) -> str:
+    """The counts that stand next to a task's scores: `1 rejected, 2 empty_answer`; "" where there are none. values: its
+    entry in the results file."""
+    return ", ".join(f"{values[name]} {name}" for name in (REJECTED, *UNANSWERED) if values.get(name))
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:
@@ -189,6 +200,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         **({} if sample.thinking is None else {THINKING_TRUNCATED: sample.thinking_truncated}),
         **({} if sample.outcomes is None else {"outcomes": list(sample.outcomes)}),
         **({} if sample.length_limited is None else {LENGTH_LIMITED: sample.length_limited}),
+        **({"unanswered": dict(sample.unanswered)} if sample.unanswered else {}),
         **({} if sample.judge is None else {"judge": dict(sample.judge)}),
         **sample.metrics,
     }

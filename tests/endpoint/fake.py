@@ -56,7 +56,7 @@ class Fake:
             status = (429, 500, 503)[failures % 3]
             return Response('{"error": {"message": "later"}}', status, {"retry-after": "0"})
         if "unanswerable" in text:
-            return Response('{"error": {"message": "this one never"}}', 400)
+            return Response('{"error": {"message": "this one never"}}', 501)
         answered = self.asked[text] - self._fail_first
         numbers = [int(word) for word in text.replace("?", " ").split() if word.isdecimal()]
         said = str(sum(numbers[-2:]))

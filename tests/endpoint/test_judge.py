@@ -14,7 +14,7 @@ import pytest
 
 from evalengine.report.read.load import load_run
 from tests.e2e.command import Run, call
-from tests.endpoint.fake import Fake
+from tests.endpoint.fake import Fake, answered, scripted
 from tests.serve.running import serving
 
 COUNT = 4
@@ -101,3 +101,27 @@ def test_our_answers_are_judged_against_an_endpoints(tmp_path: Path, task: list[
     (tmp_path / "rows.jsonl").write_text((tmp_path / "rows.jsonl").read_text().replace("What is 1", "What is one"))
     done = call(*task, *pair, f"output_dir={tmp_path}/other")
     assert done.code == 2 and "has not answered document 1 of sums, or another document there" in done.err, done.err
+
+
+@pytest.mark.parametrize("judging", [False, True], ids=["of an answer", "of a verdict"])
+def test_a_rejected_request_leaves_the_verdicts_on_the_others(tmp_path: Path, task: list[str], judging: bool) -> None:
+    """Document 1 has no answer, or no verdict; the right answer to document 2 is judged as its own."""
+
+    def answer(prompt: str) -> tuple[int, bytes]:
+        judged = "+ 0 ?" in prompt
+        if judged == judging and prompt.startswith("0 + 0" if judged else "What is 1"):
+            return 400, b'{"error": {"message": "flagged"}}'
+        numbers = [int(word) for word in prompt.split() if word.isdecimal()]
+        wrong = judging and not judged and numbers[0] == 1
+        return answered("nothing" if wrong else str(sum(numbers)))
+
+    with scripted(answer) as url:
+        done = call(*task, f"model.api={url}/v1", "model.name=theirs", f"judge.api={url}/v1", *RIGHT,
+                    "apply_chat_template=true", f"output_dir={tmp_path}/out")  # fmt: skip
+    assert done.code == 0, done.err
+    folder = only(tmp_path / "out").folder
+    run = load_run(folder)
+    assert run.scores["sums", "score", "judge"] == {0: 1.0, 2: 1.0, 3: 1.0}
+    assert run.results["sums", "score", "judge"][0] == 1.0
+    words = "documents without a verdict: 1" if judging else "rejected 1 of 4 documents"
+    assert words in done.out and words in (folder / "report.html").read_text(), done.out

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.evidence import PAGE
+from evalengine.records.lm_eval import unanswered_words
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.shapes import fits
@@ -52,7 +53,8 @@ def summary_lead(page: Page, data: RunData) -> None:
         value, error = run.results[key]
         label = " ".join(([key[0]] if several else []) + _label(key, data))
         cut = cut_of(run, key)
-        below = [_interval_words(data, key, error), cut.words if cut else None]
+        unanswered = unanswered_words(data.results["results"].get(key[0], {}))
+        below = [_interval_words(data, key, error), cut.words if cut else None, unanswered]
         shown = percent(value) if is_share(data, key) else f"{value:,.4g}"
         large.append((label, shown, "; ".join(filter(None, below)) or None))
     page.lead(tiles(large), *_warnings(data))

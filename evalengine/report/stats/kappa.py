@@ -48,6 +48,8 @@ def judge_lines(manifest: Manifest) -> Iterator[str]:
         if said.flipped:
             share = f"{said.flipped} of {said.verdicts} pairs ({100 * said.flipped / max(1, said.verdicts):.1f} %)"
             yield f"{task}: {share} were judged otherwise once the two answers were exchanged: they count as ties"
+        if said.rejected:
+            yield f"{task}: documents without a verdict: {said.rejected} (the judge's endpoint rejected the request)"
         if said.unread:
             yield f"{task}: {said.unread} of {said.verdicts} verdicts hold no label: the lowest value, or a tie"
         if said.agreement is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.evidence import open_run
-from evalengine.records.lm_eval import THINKING_TRUNCATED
+from evalengine.records.lm_eval import REJECTED, THINKING_TRUNCATED, UNANSWERED
 from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
@@ -76,8 +76,9 @@ def results_table(results: Mapping[str, Any]) -> Sheet:
             error = ("", "") if stderr is None else ("±", _number(stderr))
             rows.append([*label, filter_name, shots, metric, mark, _number(value), *error])
             label = ["", ""]
-        if (cut := values.get(THINKING_TRUNCATED)) is not None:
-            rows.append([*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""])
+        for name in (THINKING_TRUNCATED, REJECTED, *UNANSWERED):
+            if (count := values.get(name)) is not None:
+                rows.append([*label, "", "", name, "↓", str(count), "", ""])
     return Sheet("Results", COLUMNS, rows, (0, 2, 4, 5, 7))
 
 
