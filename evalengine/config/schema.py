@@ -242,7 +242,7 @@ class EndpointConfig:
 
     concurrency: kinds.Least1 = 16  # requests at once
     retries: kinds.Least0 = 5  # of a request that failed for a reason that may pass
-    timeout: kinds.Seconds = 300  # for an answer
+    timeout: kinds.Seconds = 300  # for a whole answer, from the connection to its last byte
     repeats: kinds.Least1 = 1  # how often each request is asked, identical to the byte: the endpoint's noise is seen
     body: kinds.ChatVariables | None = None  # more fields of every request, {name: value}; null takes one of ours away
 

@@ -7,11 +7,13 @@ import json
 import math
 import os
 import queue
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -55,6 +57,57 @@ class _Failed(Exception):
         self.status, self.response = status, response
 
 
+class _Connection(http.client.HTTPConnection):
+    """A connection that remembers its socket; urllib lets go of it once the response has begun."""
+
+    opened: socket.socket | None = None
+
+    def connect(self) -> None:
+        super().connect()
+        self.opened = self.sock
+
+
+class _TLSConnection(http.client.HTTPSConnection):
+    """As `_Connection`."""
+
+    opened: socket.socket | None = None
+
+    def connect(self) -> None:
+        super().connect()
+        self.opened = self.sock
+
+
+class _Request(urllib.request.Request):
+    """A request that another thread can end."""
+
+    connection: _Connection | _TLSConnection | None = None
+
+    def connecting(self, kind: type[_Connection | _TLSConnection]) -> Callable[..., Any]:
+        """A function that makes its connection, for `AbstractHTTPHandler.do_open`."""
+
+        def connect(host: str, **options: Any) -> _Connection | _TLSConnection:
+            self.connection = kind(host, **options)
+            return self.connection
+
+        return connect
+
+    def abort(self) -> None:
+        """Has whatever reads from its connection meet the end of it at once."""
+        if self.connection is not None and self.connection.opened is not None:
+            with suppress(OSError):  # it has ended by itself
+                socket.socket.shutdown(self.connection.opened, socket.SHUT_RDWR)
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, request: Any) -> Any:
+        return self.do_open(request.connecting(_Connection), request)
+
+
+class _TLSHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: Any) -> Any:
+        return self.do_open(request.connecting(_TLSConnection), request)
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """urllib would send the key to wherever a redirect leads, and make a GET of the request."""
 
@@ -81,7 +134,7 @@ class Client:
     def __init__(self, url: str, settings: EndpointConfig) -> None:
         self._url, self._settings, self._key = url, settings, api_key()
         self.cleaner = Cleaner(self._key)
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._opener = urllib.request.build_opener(_NoRedirects, _Handler, _TLSHandler)
         self._stop = threading.Event()
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:
@@ -123,7 +176,7 @@ class Client:
         for attempt in range(1, self._settings.retries + 2):
             wait = min(LONGEST_WAIT, 0.5 * 2**attempt)
             try:
-                got = self._post(body)
+                got = self._in_time(body)
                 seconds = time.perf_counter() - begin
                 return Reply(number, got.value, attempt, seconds, surrogates=got.surrogates, keys=got.keys)
             except _Failed as error:
@@ -139,13 +192,36 @@ class Client:
                 break
         return Reply(number, None, self._settings.retries + 1, time.perf_counter() - begin, why)
 
-    def _post(self, body: Mapping[str, Any]) -> Cleaned:
+    def _in_time(self, body: Mapping[str, Any]) -> Cleaned:
+        """`_post`, ended after `endpoint.timeout` seconds. A socket's timeout only limits each read: an endpoint that
+        sends a byte now and then would never meet it."""
         headers = {"content-type": "application/json", "user-agent": "evalengine"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
+        request = _Request(self._url, json.dumps(body).encode(), headers, method="POST")
+        outcome: queue.SimpleQueue[Cleaned | Exception] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                outcome.put(self._post(request))
+            except Exception as error:  # raised below
+                outcome.put(error)
+
+        threading.Thread(target=work, name="endpoint request", daemon=True).start()
         try:
-            with self._opener.open(request, timeout=self._settings.timeout) as answer:
+            got = outcome.get(timeout=self._settings.timeout)
+        except queue.Empty:
+            request.abort()
+            limit = f"endpoint.timeout={self._settings.timeout} seconds"
+            raise TimeoutError(f"no complete answer within {limit}") from None
+        if isinstance(got, Exception):
+            raise got
+        return got
+
+    def _post(self, request: urllib.request.Request) -> Cleaned:
+        try:
+            # A socket's timeout ends connecting, which `abort` cannot; later than `_in_time`, whose message says more.
+            with self._opener.open(request, timeout=self._settings.timeout + 1) as answer:
                 content: bytes = answer.read(MAX_BYTES)
         except urllib.error.HTTPError as error:
             why = self.cleaner.line(f"status {error.code}: {_body_message(error)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -35,6 +36,12 @@ ANSWERS = {
 }
 
 
+def read_request(connection: socket.socket) -> None:
+    received = b""
+    while b"\r\n\r\n{}" not in received:
+        received += connection.recv(65536)
+
+
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest) -> str:
     """An endpoint that gives one answer, as bytes, and closes the connection."""
@@ -44,9 +51,7 @@ def endpoint(request: pytest.FixtureRequest) -> str:
     def answer() -> None:
         connection, _ = listener.accept()
         with connection:
-            received = b""
-            while b"\r\n\r\n{}" not in received:
-                received += connection.recv(65536)
+            read_request(connection)
             connection.sendall(request.param)
 
     threading.Thread(target=answer, daemon=True).start()
@@ -66,6 +71,43 @@ def test_an_answer_that_is_none_is_an_error_of_its_request(endpoint: str) -> Non
 def test_a_text_of_null_is_an_empty_answer(endpoint: str) -> None:
     reply = Client(endpoint, EndpointConfig(retries=0, timeout=30))._reply(0, {})
     assert answer_of(reply).text == ""
+
+
+BODY = b'{"choices": [{"text": "1"}]}'
+DRIPS = {
+    "a body": (OK + b"Content-Length: 28\r\n\r\n", BODY),
+    "a head": (OK, b"X-Wait: " + b"a" * 500),
+    "an error": (b"HTTP/1.1 503 Busy\r\nContent-Length: 5000\r\n\r\n", b"x" * 5000),
+    "nothing": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS.values(), ids=DRIPS)
+def test_the_time_limit_is_of_a_whole_answer(drip: tuple[bytes, bytes]) -> None:
+    """An endpoint that sends a byte every 0.1 s: no read takes as long as the limit of 1 s."""
+    ended = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            read_request(connection)
+            connection.sendall(drip[0])
+            try:
+                for byte in drip[1]:
+                    time.sleep(0.1)
+                    connection.sendall(bytes([byte]))
+                connection.recv(1)
+            except OSError:
+                pass
+            ended.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, daemon=True).start()
+        url, begin = f"http://127.0.0.1:{listener.getsockname()[1]}/v1", time.monotonic()
+        reply = Client(url, EndpointConfig(retries=0, timeout=1))._reply(0, {})
+        assert 0.9 < time.monotonic() - begin < 2.5
+        assert "no complete answer within endpoint.timeout=1 seconds" in reply.error and not reply.rejected
+        assert ended.wait(5), "the connection is given up, too"
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
