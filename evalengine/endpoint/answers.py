@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,31 +75,69 @@ def answer_of(reply: Reply) -> Answer:
 
 
 class AnswersFile:
-    """The file, open for more. `kept` holds what it held before."""
+    """The file, open for more. `kept` holds its answers.
+
+    It consists of whole lines, one for each place: a line that the disk did not take whole is removed again, and an
+    answer counts only once its line is written. A killed process leaves at most an unfinished last line.
+    """
 
     def __init__(self, folder: Path, cleaner: Cleaner) -> None:
+        """Reads the file of `folder`, which may not exist yet. Raises EvalEngineError if it is damaged, or if the disk
+        refuses."""
         self._path = folder / ANSWERS
-        self.kept = _read(self._path, cleaner) if self._path.exists() else {}
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-
-    def append(self, place: Place, answer: Answer) -> None:
-        """Adds an answer. Raises EvalEngineError if the disk refuses."""
-        line = {"number": place[0], "ask": place[1], **vars(answer)}
+        self._failed: OSError | None = None  # why its last line may be unfinished
         try:
-            self._file.write(json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+            self.kept, self._size = _read(self._path, cleaner) if self._path.exists() else ({}, 0)
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise write_failed(self._path, error) from error
 
+    def append(self, place: Place, answer: Answer) -> None:
+        """Adds the answer of a place that has none. Raises EvalEngineError if the disk refuses; the file then is as
+        before."""
+        assert place not in self.kept, place
+        if self._failed is not None:
+            raise write_failed(self._path, self._failed)
+        fields = {"number": place[0], "ask": place[1], **vars(answer)}
+        line = json.dumps(fields, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = 0
+            while written < len(line):  # a full disk takes a part, and reports an error at the next write
+                written += self._file.write(line[written:]) or 0
+        except BaseException as error:
+            self._remove_unfinished_line()
+            if isinstance(error, OSError):
+                raise write_failed(self._path, error) from error
+            raise
+        self._size += len(line)
+        self.kept[place] = answer
+
+    def _remove_unfinished_line(self) -> None:
+        """Cuts the file back to its whole lines. If even that fails, no line may follow the unfinished one; reading the
+        file removes it."""
+        try:
+            os.truncate(self._path, self._size)
+        except OSError as error:
+            self._failed = error
+
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Forces the lines to disk and closes the file; further calls do nothing. Raises EvalEngineError if the disk
+        refuses."""
+        if self._file.closed:
+            return
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise write_failed(self._path, error) from error
+        finally:
+            self._file.close()
 
 
-def _read(path: Path, cleaner: Cleaner) -> dict[Place, Answer]:
-    """The answers. A last line that a kill cut off is taken away. Raises EvalEngineError for a damaged file."""
+def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
+    """(the answers, the file's bytes). Removes an unfinished last line. Raises EvalEngineError for a damaged file."""
     content = read_bytes(path)
     whole = content[: content.rfind(b"\n") + 1]
-    answers = {}
+    answers: dict[Place, Answer] = {}
     try:
         for number, line in enumerate(whole.splitlines(), 1):
             cleaned = cleaner.clean(parse_json(line))  # older versions wrote lone surrogates
@@ -108,14 +147,16 @@ def _read(path: Path, cleaner: Cleaner) -> dict[Place, Answer]:
             place = value.pop("number"), value.pop("ask")
             answer = Answer(**value)
             found = {"surrogates": answer.surrogates + cleaned.surrogates, "keys": answer.keys + cleaned.keys}
+            if place in answers:
+                raise ValueError(f"line {number}: a second answer to request {place[0]}, ask {place[1]}")
             answers[place] = replace(answer, **found)
     except (ValueError, TypeError) as error:
         raise EvalEngineError(
             f"{path}: damaged ({error}); delete it (its run starts again) or set resume=never"
         ) from error
     if len(whole) < len(content):
-        path.write_bytes(whole)
-    return answers
+        os.truncate(path, len(whole))  # rewriting the file could lose all answers on a full disk
+    return answers, len(whole)
 
 
 def entries(

@@ -89,7 +89,7 @@ def _answers(
     again; rejected requests are, since the account or the filter may have changed."""
     file = AnswersFile(folder.path, client.cleaner)
     try:
-        answers = dict(file.kept)
+        answers = file.kept
         places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(asked.bodies))]
         todo = [place for place in places if place not in answers]
         if answers and config.progress:
@@ -106,8 +106,7 @@ def _answers(
                 task, document, *_ = asked.plan.requests[place[0]].key
                 failed.append(f"{task}, document {document}: {reply.error} (after {reply.attempts} attempts)")
             else:
-                answers[place] = answer_of(reply)
-                file.append(place, answers[place])
+                file.append(place, answer_of(reply))
         if rejected and not answers:
             raise EvalEngineError(f"{asked.url} rejected all of the first {len(rejected)} requests, one with: "
                                   f"{next(iter(rejected.values()))}; fix the request (model.name, endpoint.body) or "
