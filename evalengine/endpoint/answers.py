@@ -146,10 +146,11 @@ def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
                 raise ValueError(f"line {number}: {problem}")
             place = value.pop("number"), value.pop("ask")
             answer = Answer(**value)
-            found = {"surrogates": answer.surrogates + cleaned.surrogates, "keys": answer.keys + cleaned.keys}
             if place in answers:
                 raise ValueError(f"line {number}: a second answer to request {place[0]}, ask {place[1]}")
-            answers[place] = replace(answer, **found)
+            answers[place] = replace(
+                answer, surrogates=answer.surrogates + cleaned.surrogates, keys=answer.keys + cleaned.keys
+            )
     except (ValueError, TypeError) as error:
         raise EvalEngineError(
             f"{path}: damaged ({error}); delete it (its run starts again) or set resume=never"

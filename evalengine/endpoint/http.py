@@ -7,6 +7,7 @@ import json
 import math
 import os
 import queue
+import re
 import socket
 import threading
 import time
@@ -249,11 +250,10 @@ def _error_object(value: Any) -> tuple[int, str] | None:
     if place is None:
         return None
     error = place.get("error")
-    code = error.get("code") if isinstance(error, dict) else place.get("code")
+    code = str(error.get("code") if isinstance(error, dict) else place.get("code"))
     if code in FILTERED:
         return 400, _message(place)
-    status = int(code) if str(code).isdecimal() and len(str(code)) == 3 else 0
-    return status if 400 <= status < 600 else 0, _message(place)
+    return int(code) if re.fullmatch("[45][0-9][0-9]", code) else 0, _message(place)
 
 
 def _message(value: Any) -> str:

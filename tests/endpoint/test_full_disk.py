@@ -136,6 +136,7 @@ def test_a_run_on_a_full_disk_is_resumed(tmp_path: Path, sums: list[str], monkey
         assert 0 < len(stored) < COUNT
         fake.asked.clear()
         assert ask(url, sums).code == 0
-    assert sum(fake.asked.values()) == COUNT - len(stored), "stored answers are not requested again"
+    again = [n for n in stored if fake.asked[f"What is {n} + {n + 1 + n % 2} ?"]]
+    assert not again, "stored answers are not requested again"
     lines = [json.loads(line)["number"] for line in file.read_text().splitlines()]
     assert sorted(lines) == list(range(COUNT)) and lines[: len(stored)] == stored
