@@ -167,7 +167,14 @@ def test_answers_that_are_none_are_counted_next_to_the_score(tmp_path: Path, sum
     words = "2 content_filter, 2 null_content, 4 empty_answer: withheld or without a text"
     assert words in done.out and "null_content     ↓        1" in done.out, done.out
     page = (folder / "report.html").read_text()
-    assert words in page and "1 content_filter, 1 null_content, 2 empty_answer" in page
+    shown = "1 content_filter, 1 null_content, 2 empty_answer"
+    assert words in page and shown in page
+    assert call("baseline", str(folder), "--output", str(tmp_path / "baseline.json")).code == 0
+    for first in (folder, tmp_path / "baseline.json"):
+        compared = call("compare", str(first), str(folder), "--level", "answers")
+        assert f"sums, exact_match, none: A {shown}; B {shown}." in " ".join(compared.out.split()), compared.out
+    assert f"baseline {shown}; run {shown}" in call("gate", str(folder), str(folder), "--policy", "accuracy").out
+    assert shown in " ".join(call("report", str(folder), "--table", "md").out.split())
     (file,) = folder.glob("samples_*.jsonl")
     rows = {row["doc_id"]: row.get("unanswered") for row in map(json.loads, file.read_text().splitlines())}
     assert rows == {0: {"content_filter": 1}, 1: {"null_content": 1}, 2: {"empty_answer": 1}, 3: {"empty_answer": 1},

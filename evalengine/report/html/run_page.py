@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.evidence import PAGE
-from evalengine.records.lm_eval import unanswered_words
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.shapes import fits
@@ -30,7 +29,7 @@ from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData, load_run_data
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.kappa import judge_lines
-from evalengine.report.stats.metric_interval import cut_of, metric_interval
+from evalengine.report.stats.metric_interval import cut_of, metric_interval, unanswered_of
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.util.forked import ForkedTask
 
@@ -53,8 +52,7 @@ def summary_lead(page: Page, data: RunData) -> None:
         value, error = run.results[key]
         label = " ".join(([key[0]] if several else []) + _label(key, data))
         cut = cut_of(run, key)
-        unanswered = unanswered_words(data.results["results"].get(key[0], {}))
-        below = [_interval_words(data, key, error), cut.words if cut else None, unanswered]
+        below = [_interval_words(data, key, error), cut.words if cut else None, unanswered_of(run, key)]
         shown = percent(value) if is_share(data, key) else f"{value:,.4g}"
         large.append((label, shown, "; ".join(filter(None, below)) or None))
     page.lead(tiles(large), *_warnings(data))

@@ -188,6 +188,7 @@ def _content(run: Run) -> dict[str, Any]:
         **_some("weighted", [[*key, *_pairs(pairs)] for key, pairs in sorted(run.weighted.items())]),
         **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
         **_some("cut", {task: [len(docs), fold(sorted(docs))] for task, docs in sorted(run.cut.items())}),
+        **_some("unanswered", run.unanswered),
     }
 
 
@@ -246,6 +247,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             for task, (count, docs, names) in content.get("clusters", {}).items()
         },
         cut={task: frozenset(unfold(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
+        unanswered={task: dict(counts) for task, counts in content.get("unanswered", {}).items()},
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.lm_eval import LENGTH_LIMITED
+from evalengine.records.lm_eval import LENGTH_LIMITED, REJECTED, UNANSWERED
 from evalengine.records.lm_eval_file import (
     AGAIN,
     metrics_of,
@@ -25,6 +25,7 @@ from evalengine.records.lm_eval_file import (
     samples_files,
 )
 from evalengine.records.manifest_data import Manifest
+from evalengine.records.shapes import Count, fits
 from evalengine.report.read.groups import groups_of
 from evalengine.report.read.lm_eval_samples import (
     ROLLING,
@@ -65,6 +66,7 @@ def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, lis
         manifest=Manifest({}),
         items=dict(sorted(items.items())),
         cut=_cut(samples),
+        unanswered=_unanswered(results),
         **outcome_of(results, samples, kinds),
     )
 
@@ -73,6 +75,16 @@ def _cut(samples: Mapping[str, list[dict[str, Any]]]) -> dict[str, frozenset[int
     """The documents with a response that a length limit ended; lm-eval's own samples do not say."""
     cut = {task: frozenset(row["doc_id"] for row in rows if row.get(LENGTH_LIMITED)) for task, rows in samples.items()}
     return {task: documents for task, documents in cut.items() if documents}
+
+
+def _unanswered(results: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """`Run.unanswered`; other programs' results hold none."""
+    names = (REJECTED, *UNANSWERED)
+    found = {
+        task: {name: values[name] for name in names if fits(values.get(name), Count)}
+        for task, values in results["results"].items()
+    }
+    return {task: counts for task, counts in found.items() if counts}
 
 
 def newest(path: Path) -> tuple[dict[str, Any], Samples]:

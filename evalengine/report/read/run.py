@@ -82,6 +82,8 @@ class Run:
     cut: dict[str, frozenset[int]] = field(
         default_factory=dict
     )  # task -> documents with a generation that a limit ended
+    # task -> documents that an endpoint rejected, and answers that are none, by `REJECTED` and `UNANSWERED`
+    unanswered: dict[str, dict[str, int]] = field(default_factory=dict)
     groups: dict[str, list[str]] = field(default_factory=dict)  # a group's tasks and groups; none in a baseline
     records: Path | None = None  # the folder of its records and manifest, where that is not `source`
 

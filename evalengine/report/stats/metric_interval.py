@@ -4,6 +4,7 @@ why that may be too narrow, and what the length limit cut."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
@@ -11,6 +12,7 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from evalengine.records.lm_eval import unanswered_words
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
@@ -162,13 +164,23 @@ def cut_lines(run: Run) -> Iterator[str]:
 
 
 def cut_words(key: ScoreKey, runs: Mapping[str, Run]) -> str:
-    """What the limit cut in each of several runs, by the label of each: `A none cut at the limit; B 12.5 % cut ...`;
-    "" where no answer behind the metric was cut in any of them."""
+    """What the limit cut in each of several runs, by the label of each, and which answers are none: `A none cut at the
+    limit; B 12.5 % cut ...; B 2 empty_answer`; "" where neither is so for the metric in any of them."""
     cuts = {label: cut_of(run, key) for label, run in runs.items()}
-    if not any(cuts.values()):
-        return ""
-    words = {label: "none cut at the limit" if cut is None else cut.words for label, cut in cuts.items()}
-    return "; ".join(f"{label} {words[label]}{length_words(run, key[0])}" for label, run in runs.items())
+    words = []
+    if any(cuts.values()):
+        said = {label: "none cut at the limit" if cut is None else cut.words for label, cut in cuts.items()}
+        words += [f"{label} {said[label]}{length_words(run, key[0])}" for label, run in runs.items()]
+    words += [f"{label} {counts}" for label, run in runs.items() if (counts := unanswered_of(run, key))]
+    return "; ".join(words)
+
+
+def unanswered_of(run: Run, key: ScoreKey) -> str:
+    """`1 rejected, 2 empty_answer` of the tasks behind a metric (`Run.unanswered`); "" where there are none."""
+    counts: Counter[str] = Counter()
+    for task in {part[0] for part, _ in members(run, key)} or {key[0]}:
+        counts.update(run.unanswered.get(task, {}))
+    return unanswered_words(counts)
 
 
 def length_words(run: Run, task: str) -> str:
