@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import JudgeConfig, TaskConfig
 from evalengine.errors import ConfigError
+from evalengine.plain_text import printable
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc, Shapes
 from evalengine.tasks.filters import INVALID, RegexFilter, pattern_problems
@@ -78,13 +79,16 @@ def read_scale(written: Any) -> Scale:
 
 def _scale_problems(given: Sequence[Any] | Mapping[Any, Any]) -> Iterator[str]:
     if odd := [label for label in given if not isinstance(label, str) and not _is_number(label)]:
-        yield f'scale: {odd[0]} is no label; a word that YAML reads as true or false stands in quotes, as in "yes"'
+        yield (
+            f"scale: {printable(str(odd[0]))} is no label; a word that YAML reads as true or false stands in quotes, "
+            'as in "yes"'
+        )
     labels = [str(label) for label in given]
     if len({*labels}) < 2:
         yield f"scale: has {len({*labels})} label, and a verdict needs two or more to choose from"
     folded = [label.casefold() for label in labels]
     if doubled := sorted({label for label, alike in zip(labels, folded, strict=True) if folded.count(alike) > 1}):
-        yield f"scale: {', '.join(doubled)}: stands there more than once"
+        yield f"scale: {printable(', '.join(doubled))}: stands there more than once"
     if any(label != label.strip() or not label for label in labels):
         yield "scale: a label is empty, or begins or ends with white space"
     if isinstance(given, Mapping):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evalengine.api.settings import flat
@@ -81,6 +81,8 @@ PLAIN = st.recursive(
 )
 
 
+@example(["\n", "\n"])
+@example(["\n", None])
 @given(PLAIN)
 @settings(max_examples=300, deadline=None)
 def test_any_scale_is_read_or_refused_in_words(written: Any) -> None:
