@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Set
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from evalengine.models.file_values import is_number, shown
@@ -60,42 +61,47 @@ READ = frozenset(HONOURED | CHECKED_BY_CLASS | {"is_causal"})
 
 # These change no logit of a text in any family: they are for training (dropout, initial values, losses), for generation
 # (`generation_config` reads those), for images and sound, which no text has, for heads that classify, for layers that
-# guess further tokens; or they choose one of several implementations, or say where the file comes from.
+# guess further tokens; or they choose one of several implementations, say what another field was made from, or where
+# the file comes from.
 WITHOUT_EFFECT = _names(
     """
-    activation_dropout apply_spec_augment attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_coef
-    axial_norm_std classifier_dropout classifier_dropout_prob decoder_layerdrop disable_ngram_loss dropout dropout_p
-    dropout_rate emb_pdrop embd_pdrop embed_dropout embed_init_std embedding_dropout embedding_initializer_range
-    encoder_layerdrop final_w_init_variance_scale gradient_checkpointing hidden_dropout hidden_dropout_prob init_device
-    init_std initializer_cutoff_factor initializer_factor initializer_range input_jitter_noise label_smoothing
-    lambda_std_dev layerdrop learnable_sink_init linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max
-    linear_dt_min local_attention_probs_dropout_prob lsh_attention_probs_dropout_prob mamba_dt_init_floor mamba_dt_max
-    mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob
-    mlp_dropout output_router_logits pretraining_tp rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout
-    router_aux_loss_coef router_jitter_noise time_step_floor time_step_init_scheme time_step_max use_mems_train
-    w_init_variance_scale z_loss_coefficient
+    activation_dropout apply_spec_augment attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha
+    aux_loss_coef axial_norm_std classifier_dropout classifier_dropout_prob decoder_layerdrop disable_ngram_loss dropout
+    dropout_p dropout_rate emb_pdrop embd_pdrop embed_dropout embed_init_std embedding_dropout
+    embedding_initializer_range encoder_layerdrop final_w_init_variance_scale gradient_checkpointing hidden_dropout
+    hidden_dropout_prob init_device init_method init_std initializer_cutoff_factor initializer_factor initializer_range
+    input_jitter_noise label_smoothing lambda_std_dev layerdrop learnable_sink_init linear_a_log_max linear_a_log_min
+    linear_dt_init_floor linear_dt_max linear_dt_min local_attention_probs_dropout_prob lsh_attention_probs_dropout_prob
+    mamba_dt_init_floor mamba_dt_max mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
+    mask_time_min_masks mask_time_prob mlp_dropout moe_capacity output_router_logits pretraining_tp
+    rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise seq_aux
+    time_step_floor time_step_init_scheme time_step_max use_mems_train w_init_variance_scale z_loss_coefficient
 
     bos_index cls_token_id eod_token_id eos_index mask_index mask_token_id pad_id pad_index prefix sep_token_id
     task_specific_params tokenizer_class unk_index unk_token_id
 
     audio_token_id audio_token_index boa_token_id boi_token_id boi_token_index eoa_token_id eoa_token_index eoi_token_id
-    eoi_token_index image_seq_length image_token_id image_token_index video_token_id video_token_index
-    vision_end_token_id vision_start_token_id
+    eoi_token_index image_seq_length image_token_id image_token_index multimodal_projector_bias spatial_merge_size
+    video_token_id video_token_index vision_end_token_id vision_feature_layer vision_start_token_id
 
     classifier_activation classifier_bias classifier_proj_size end_n_top finetuning_task id2label label2id num_labels
     problem_type start_n_top summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
     summary_type summary_use_proj
 
     mtp_config mtp_hidden_states_first mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type
-    mtp_local_layer_ids mtp_loss_scaling_factor mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers
+    mtp_local_layer_ids mtp_loss_scaling_factor mtp_mlp_layer_types mtp_num_hidden_layers mtp_transformer_layers
+    mtp_use_dedicated_embeddings num_mtp_layers num_mtp_modules num_nextn_predict_layers use_mtp
 
     context_length max_inference_chunksize max_seq_len max_sequence_length max_source_positions max_target_positions
     model_max_length n_ctx n_positions
 
     _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation chunk_size_feed_forward
-    chunk_size_lm_head chunkwise_kernel is_decoder median_filter_width mode moe_shared_expert_overlap num_logits_to_keep
-    patching_batch_size return_dict return_last_states sequence_kernel slow_but_exact step_kernel torchscript
-    use_associative_scan use_falcon_mambapy use_mamba_kernels use_mambapy use_mem_eff_path weight_mode
+    chunk_size_lm_head chunkwise_kernel ep_size is_decoder median_filter_width mode moe_shared_expert_overlap
+    num_logits_to_keep patching_batch_size return_dict return_last_states sequence_kernel slow_but_exact step_kernel
+    torchscript use_associative_scan use_falcon_mambapy use_flash_attention use_mamba_kernels use_mambapy
+    use_mem_eff_path use_parallel_embedding weight_mode
+
+    _sliding_window_pattern mlp_expansion_factor
 
     _commit_hash _name_or_path is_llama_config transformers.js_config unsloth_fixed unsloth_version
     """
@@ -254,6 +260,7 @@ SAME_AS: Mapping[str, str] = {
         "attention_scale": "attention_multiplier",
         "rms_norm_eps": "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
         "rope.theta": "rotary_emb_base",
+        "rope.original_max_position_embeddings": "initial_context_length",
         "vocab_size": "n_token n_words org_vocab_size unpadded_vocab_size",
         "tie_word_embeddings": "tie_embedding",
         "attention_bias": "qkv_bias use_attention_bias use_qkv_bias",
@@ -262,28 +269,36 @@ SAME_AS: Mapping[str, str] = {
     }.items()
     for name in _names(names)
 }
-_CURE = "transformers would ignore it without a word; remove it from config.json if it is not meant"
+_WHY = "transformers ignores it, so the file may describe a different model; check model_type"
 
 
-def refused_fields(raw: Mapping[str, Any], read: Set[str] = READ) -> Iterator[str]:
-    """A sentence for each field that would change what a model computes. `read`: the fields that its own code reads."""
-    for name in sorted(raw.keys() & REFUSED.keys() - read):
-        value, neutral = raw[name], (None, *REFUSED[name])
+def refused_fields(
+    raw: Mapping[str, Any], read: Set[str] = READ, implied: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+) -> Iterator[str]:
+    """A sentence for each field that would change what a model computes.
+
+    read: the fields that its code reads. implied: the family's `Family.implied`.
+    """
+    for name in sorted(raw.keys() & (REFUSED.keys() | implied.keys()) - read):
+        value, neutral = raw[name], (None, *implied.get(name, REFUSED.get(name, ())))
         if all(item in neutral for item in (value if isinstance(value, list) else [value])):
             continue
-        if name in WHAT:
+        if name in implied:
+            yield f"{name}={shown(value)}: only {' or '.join(shown(one) for one in implied[name])} is supported"
+        elif name in WHAT:
             yield f"{name}: {WHAT[name]}"
         else:
-            yield f"{name}={shown(value)}: no model of this class computes it; {_CURE}"
+            yield f"{name}={shown(value)}: no model of this class computes it; {_WHY}"
 
 
 def contradicting_fields(raw: Mapping[str, Any], spec: ModelSpec, read: Set[str] = READ) -> Iterator[str]:
-    """A sentence for each field that says something of the model otherwise than the spec."""
+    """A sentence for each field that says something of the model otherwise than the spec. read: the fields that need no
+    check, since the model's code reads them or they have one value."""
     for name in sorted(raw.keys() & SAME_AS.keys() - read):
         value, own = raw[name], attrgetter(SAME_AS[name])(spec)
         numbers = is_number(value, -math.inf, math.inf) and is_number(own, -math.inf, math.inf)
         if value is not None and not (math.isclose(value, own, rel_tol=1e-6) if numbers else value == own):
-            yield f"{name}={shown(value)}: the model has {own}; {_CURE}"
+            yield f"{name}={shown(value)}: the model has {own}; {_WHY}"
 
 
 def unknown_fields(raw: Mapping[str, Any], read: Set[str] = READ) -> list[str]:

@@ -24,6 +24,7 @@ from evalengine.models.config_fields import (
     ROPE_WITHOUT_EFFECT,
     contradicting_fields,
     refused_fields,
+    unknown_fields,
 )
 from evalengine.models.file_values import is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
@@ -34,6 +35,7 @@ from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
 # What a model of several parts says for all of them, where its text part does not.
 _OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+_NUMBERS = {"rope_theta", "rope_local_base_freq", "rms_norm_eps"}  # of config.json itself
 _ROPE_OPTIONAL = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}  # numbers or null
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
@@ -61,9 +63,20 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
         spec = from_hf(_configuration(raw, family))
     except ConfigError as error:
         raise ConfigError([*error.problems, *_of_family(family, problems)]) from error
-    if problems := [*problems, *contradicting_fields(raw, spec, _read(family))]:
+    if problems := [*problems, *contradicting_fields(raw, spec, _known(family))]:
         raise ConfigError(_of_family(family, problems))
     return spec
+
+
+def unread_fields(raw: Mapping[str, Any]) -> list[str]:
+    """The fields of config.json's content, and of its text part, of which nothing is known; they have no effect."""
+    model_type = raw.get("model_type")
+    family = find_family_of_type(model_type) if isinstance(model_type, str) else None
+    fields = unknown_fields(raw, _known(family))
+    text = raw.get("text_config")
+    if family is not None and family.wraps is not None and isinstance(text, Mapping):
+        fields += unknown_fields(text, _known(find_family_of_type(family.wraps)))
+    return list(dict.fromkeys(fields))
 
 
 def _of_text_part(raw: Mapping[str, Any], family: Family) -> ModelSpec:
@@ -175,11 +188,11 @@ def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
                 yield from (f"{place}.{problem}" for problem in _not_numbers(part))
             if len(parts) > 1 and "rope_by_layer" not in family.reads:
                 yield f"{name}={shown(rope)}: layers with a RoPE of their own are not supported"
-    yield from _not_numbers({name: value for name, value in raw.items() if name in ("rope_theta", "rms_norm_eps")})
+    yield from _not_numbers({name: raw[name] for name in raw.keys() & _NUMBERS})
 
 
 def _not_numbers(values: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(values.keys() & (_ROPE_NUMBERS | {"rms_norm_eps"})):
+    for name in sorted(values.keys() & (_ROPE_NUMBERS | _NUMBERS)):
         if isinstance(values[name], bool) or not isinstance(values[name], int | float):
             yield f"{name}={shown(values[name])}: must be a number"
     for name in sorted(values.keys() & _ROPE_OPTIONAL):
@@ -196,12 +209,17 @@ def _read(family: Family | None) -> frozenset[str]:
     return READ | (family.reads if family else frozenset())
 
 
+def _known(family: Family | None) -> frozenset[str]:
+    """The fields that a family's code reads or has by itself."""
+    return _read(family) | (frozenset(family.implied) if family else frozenset())
+
+
 def _unsupported_json(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
     """A sentence for each unsupported value of a field that transformers' code for these models asks for, though their
     classes do not declare it, and for each that another family's code computes with."""
     if raw.get("is_causal", True) is not True:
         yield f"is_causal={shown(raw['is_causal'])}: attention is causal here; other attention is not supported"
-    yield from refused_fields(raw, _read(family))
+    yield from refused_fields(raw, _read(family), family.implied)
 
 
 def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
@@ -255,7 +273,7 @@ def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[s
         yield "partial_rotary_factor: only the whole head may be rotated"
     for name in sorted(parameters.keys() - ROPE_READ[kind] - ROPE_WITHOUT_EFFECT):
         if parameters[name] not in (None, False, 1):
-            yield f"rope_parameters.{name}={shown(parameters[name])}: RoPE of type {kind} ignores it; remove it"
+            yield f"rope_parameters.{name}={shown(parameters[name])}: RoPE of type {kind} has none; check rope_type"
 
 
 def _family(config: Any) -> Family:

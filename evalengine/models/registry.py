@@ -6,7 +6,7 @@ To add one, write `evalengine/models/families/<name>.py`, which registers a `Fam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ class Family:
     weights: WeightNames = field(default_factory=WeightNames)
     gguf: GGUFForm | None = None  # of a family whose GGUF files are read
     wraps: str | None = None  # the model_type of its text part, for a model of texts and images
+    # Fields that files have and transformers' code does not ask for -> the values that describe what it computes.
+    implied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.architecture not in MODEL_REGISTRY and (self.describe is None) == (self.wraps is not None)

@@ -97,7 +97,7 @@ def test_fields_that_nothing_reads_are_warned_of(folder: Path, caplog: pytest.Lo
 
 def test_a_field_of_another_family_is_refused(folder: Path) -> None:
     edit(folder, logit_scale=0.0625)
-    with pytest.raises(ConfigError, match=r"tiny: LlamaForCausalLM: logit_scale=0.0625: .*; remove it"):
+    with pytest.raises(ConfigError, match=r"tiny: LlamaForCausalLM: logit_scale=0.0625: .*; check model_type"):
         engine_logits(folder)
 
 

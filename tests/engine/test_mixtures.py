@@ -176,7 +176,7 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         ("gpt-oss", "swiglu_limit", 5.0, "swiglu_limit=5.0: the feed-forward"),
         ("ernie-moe", "use_bias", True, "its head would have a bias"),
         ("ernie-moe", "moe_layer_interval", 0, "moe_layer_interval=0: must name layers"),
-        ("minimax-m2", "scoring_func", "softmax", "only sigmoid is supported"),
+        ("minimax-m2", "scoring_func", "softmax", "only 'sigmoid' is supported"),
         ("glm4-moe", "n_group", 3, "8 experts in 3 groups"),
         ("glm4-moe", "topk_group", 1, "a token cannot have 3 of 8 experts"),
         ("mixtral", "quantization_config", {"quant_method": "bitsandbytes"}, "packed weights are not supported"),

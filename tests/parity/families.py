@@ -228,7 +228,11 @@ def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrai
 
     more: its configuration beside SIZES (`configuration`).
     """
-    config = configuration(model_type, more)
+    return saved_random(configuration(model_type, more), folder)
+
+
+def saved_random(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
+    """`random_model` of a configuration."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     if model._can_set_experts_implementation():
@@ -236,7 +240,7 @@ def random_model(model_type: str, more: dict[str, Any], folder: Path) -> PreTrai
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:  # Gemma's norms add 1 to their weights themselves.
-                one = "norm" in parameter_name and not model_type.startswith("gemma")
+                one = "norm" in parameter_name and not config.model_type.startswith("gemma")
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + one)
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor_name.endswith(("e_score_correction_bias", "expert_bias")):

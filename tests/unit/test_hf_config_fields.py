@@ -161,6 +161,8 @@ CONFIGS = {name: CONFIG_MAPPING[name]().to_dict() for name in ("llama", "qwen2",
 )
 def test_what_would_change_the_forward_pass_is_refused(model_type: str, changes: dict[str, Any]) -> None:
     spec_from_json(CONFIGS[model_type])
+    if model_type == "llama" and "mlp_bias" in changes:
+        pytest.skip("a Llama may have biases")
     if model_type != "llama" and changes.keys() <= WINDOW | {"use_sliding_window", "max_window_layers"}:
         pytest.skip("Qwen's layers may see a window")
     with pytest.raises(ConfigError):
@@ -216,13 +218,14 @@ def test_fields_of_other_families_may_say_that_they_change_nothing(model_type: s
     assert unknown_fields({**CONFIGS[model_type], **neutral}) == []
 
 
-def test_every_refused_field_of_a_file_is_named_with_its_cure() -> None:
+def test_every_refused_field_of_a_file_is_named_and_removing_it_is_not_advised() -> None:
+    """Without it the file would describe another model, which runs."""
     with pytest.raises(ConfigError) as caught:
         spec_from_json({**CONFIGS["llama"], "logit_scale": 2.0, "embedding_multiplier": 12, "d_model": 1})
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
         f"LlamaForCausalLM: {name}" for name in ("embedding_multiplier", "logit_scale", "d_model")
     ]
-    assert all("remove it" in problem for problem in caught.value.problems)
+    assert all("check model_type" in p and "remove" not in p for p in caught.value.problems)
     with pytest.raises(ConfigError) as caught:  # of another model only that is said
         spec_from_json({**CONFIGS["llama"], "model_type": "phi", "logit_scale": 2.0, "architectures": None})
     assert len(caught.value.problems) == 1

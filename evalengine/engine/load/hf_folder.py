@@ -14,10 +14,9 @@ from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
 from evalengine.engine.load.packed import packing_of, with_packed
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError, listed
-from evalengine.models.config_fields import unknown_fields
 from evalengine.models.describe import token_ids
 from evalengine.models.file_values import one_line, plain
-from evalengine.models.hf_config import spec_from_json
+from evalengine.models.hf_config import spec_from_json, unread_fields
 from evalengine.models.packing import DUMMY_MXFP4, method_of, quantization_of
 from evalengine.models.registry import find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
@@ -53,7 +52,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
         spec = _spec({**raw, "eos_token_id": None}, implementation)
     except ConfigError as error:
         raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
-    _warn(unknown_fields(raw), setting, spec)
+    _warn(unread_fields(raw), setting, spec)
     source, generation = generation_config(path)
     spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
     if with_weights:

@@ -54,6 +54,12 @@ COHERE2 = Family(
     "Cohere2ForCausalLM",
     "cohere2",
     _r7b,
-    WINDOW | {_EPS, "logit_scale"},
+    WINDOW | {_EPS, "logit_scale", "sliding_window_pattern"},
     gguf=GGUFForm("cohere2", _gguf, eps=_EPS),
+    implied={
+        **dict.fromkeys(("use_embedding_sharing", "use_gated_activation", "use_parallel_block"), (True,)),
+        "layer_switch": (4,),
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "position_embedding_type": ("rope_gptj",),
+    },
 )

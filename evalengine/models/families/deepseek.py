@@ -6,7 +6,6 @@ Keys and values are stored expanded, all heads' of them. A checkpoint's layers a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,23 +18,19 @@ from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
 
-# What files say that transformers' code does not ask for.
-_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
-_V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
+_V3 = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+_V2 = {"scoring_func": ("softmax",), "norm_topk_prob": (False,), "moe_layer_freq": (1,)}
 _READS = frozenset(
     {
         *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim", "yarn"),
         *("rope_interleave", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_group", "topk_group"),
-        *("norm_topk_prob", "routed_scaling_factor", "moe_intermediate_size", "n_shared_experts", *_V3),
+        *("routed_scaling_factor", "moe_intermediate_size", "n_shared_experts", "norm_topk_prob"),
     }
 )
 
 
-def _block(config: Any, router: Router, only: Mapping[str, Any]) -> Block:
-    """A layer with experts. only: fields of config.json that may have one value."""
-    for name, own in only.items():
-        if (value := getattr(config, name, None)) not in (None, own):
-            raise ConfigError(f"{name}={shown(value)}: only {shown(own)} is supported")
+def _block(config: Any, router: Router) -> Block:
+    """A layer with experts."""
     sizes = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, config.n_shared_experts)
     if not all(is_integer(size, 1, 1 << 12) for size in sizes):
         raise ConfigError(f"qk_nope_head_dim, qk_rope_head_dim, v_head_dim, n_shared_experts={sizes}: must be numbers")
@@ -48,7 +43,7 @@ def _block(config: Any, router: Router, only: Mapping[str, Any]) -> Block:
 
 
 def _v3_block(config: Any) -> Block:
-    return _block(config, grouped_router(config), _V3)
+    return _block(config, grouped_router(config))
 
 
 def _v2_block(config: Any) -> Block:
@@ -66,7 +61,7 @@ def _v2_block(config: Any) -> Block:
         scaling=float(config.routed_scaling_factor),
         rounded=False,
     )
-    return _block(config, router, _V2)
+    return _block(config, router)
 
 
 def _scale(config: Any) -> float:
@@ -102,6 +97,14 @@ def _glm_lite(family: Family, config: Any) -> ModelSpec:
     known = isinstance(kinds, list) and len(kinds) == config.num_hidden_layers and {*kinds} <= {"dense", "sparse"}
     if not known:
         raise ConfigError(f"mlp_layer_types={shown(kinds)}: must say dense or sparse of each layer")
+    # Published files say it so; transformers does not read it, and makes the first layer dense where both are left out.
+    dense = getattr(config, "first_k_dense_replace", None)
+    named = ["dense" if i < dense else "sparse" for i in range(len(kinds))] if is_integer(dense) else None
+    if dense is not None and kinds != named:
+        raise ConfigError(
+            f"first_k_dense_replace={shown(dense)}: transformers does not read it and has {kinds.count('dense')} "
+            "dense layers; set mlp_layer_types to the kind of each layer"
+        )
     block = _v3_block(config)
     blocks = tuple(block if kind == "sparse" else replace(block, mixture=None) for kind in kinds)
     return _spec(family, config, blocks, interleaved=bool(config.rope_interleave))
@@ -112,8 +115,18 @@ DEEPSEEK_V2 = Family(
     "DeepseekV2ForCausalLM",
     "deepseek_v2",
     _deepseek_v2,
-    (_READS - {"rope_interleave"}) | {"first_k_dense_replace", "num_experts"},
+    (_READS - {"rope_interleave", "norm_topk_prob"}) | {"first_k_dense_replace", "num_experts", "topk_method"},
     _NAMES,
+    implied=_V2,
 )
-DEEPSEEK_V3 = Family("DeepseekV3ForCausalLM", "deepseek_v3", _deepseek_v3, _READS | {"first_k_dense_replace"}, _NAMES)
-GLM4_MOE_LITE = Family("Glm4MoeLiteForCausalLM", "glm4_moe_lite", _glm_lite, _READS | {"mlp_layer_types"}, _NAMES)
+DEEPSEEK_V3 = Family(
+    "DeepseekV3ForCausalLM", "deepseek_v3", _deepseek_v3, _READS | {"first_k_dense_replace"}, _NAMES, implied=_V3
+)
+GLM4_MOE_LITE = Family(
+    "Glm4MoeLiteForCausalLM",
+    "glm4_moe_lite",
+    _glm_lite,
+    _READS | {"mlp_layer_types", "first_k_dense_replace"},
+    _NAMES,
+    implied=_V3,
+)

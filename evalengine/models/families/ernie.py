@@ -44,7 +44,15 @@ def _gguf(metadata: Metadata, config: Config) -> None:
     config["use_bias"] = metadata.biased("attn_q")
 
 
-ERNIE45 = Family("Ernie4_5ForCausalLM", "ernie4_5", _dense, frozenset({"use_bias"}), gguf=GGUFForm("ernie4_5", _gguf))
+_IMPLIED = {"compression_ratio": (1,)}
+ERNIE45 = Family(
+    "Ernie4_5ForCausalLM",
+    "ernie4_5",
+    _dense,
+    frozenset({"use_bias"}),
+    gguf=GGUFForm("ernie4_5", _gguf),
+    implied=_IMPLIED,
+)
 ERNIE45_MOE = Family(
     "Ernie4_5_MoeForCausalLM",
     "ernie4_5_moe",
@@ -64,4 +72,5 @@ ERNIE45_MOE = Family(
         },
         skipped=("model.mtp", "mtp"),
     ),
+    implied={**_IMPLIED, "use_rmsnorm": (True,), "moe_gate": ("topk",), "moe_use_aux_free": (True,)},
 )

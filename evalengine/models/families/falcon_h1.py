@@ -79,4 +79,5 @@ FALCON_H1 = Family(
         buffers=(".mup_vector",),
         bare=MAMBA_BARE,
     ),
+    implied={"mamba_use_mlp": (True,)},
 )

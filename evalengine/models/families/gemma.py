@@ -11,14 +11,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from evalengine.errors import ConfigError
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, activation_of, by_layer, describe, rope_of, window
+from evalengine.models.file_values import shown
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windowed_rope, add_windows, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import OF_TEXT_PART, WeightNames
 
-_READS = WINDOW | {"hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
+_READS = WINDOW | {
+    *("hidden_activation", "hidden_act", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+}
 _NORM = Norm(eps=0.0, offset=1.0, cast_first=False)
 _PARTS = {
     "post_attention_layernorm": "attention_output_norm",
@@ -33,6 +37,10 @@ def _gemma1(family: Family, config: Any) -> ModelSpec:
 
 
 def _spec(family: Family, config: Any, *, qk_norm: bool) -> ModelSpec:
+    named = getattr(config, "hidden_act", None)  # files have it too; transformers reads `hidden_activation` alone
+    if named not in (None, config.hidden_activation):
+        raise ConfigError(f"hidden_act={shown(named)} contradicts hidden_activation={shown(config.hidden_activation)}")
+
     def block(kind: str) -> Block:
         return Block(
             rope=rope_of(config, kind) if qk_norm else None,
@@ -106,7 +114,7 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM",
     "gemma3_text",
     _gemma3,
-    _READS | {"rope_by_layer"},
+    _READS | {"rope_by_layer", "rope_local_base_freq", "sliding_window_pattern"},
     WeightNames(parts=_PARTS),
     GGUFForm("gemma3", _gguf3, norms_plus_one=True),
 )

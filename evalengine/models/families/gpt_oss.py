@@ -11,6 +11,7 @@ from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, window
+from evalengine.models.file_values import shown
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
@@ -23,6 +24,11 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     # Classes of older versions of transformers have these numbers in their code.
     if other := [f"{n}={value}" for n, own in _SWIGLU.items() if (value := getattr(config, n, own)) != own]:
         raise ConfigError(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
+    named = getattr(config, "experts_per_token", None)  # files have it too; transformers does not read it
+    if named not in (None, config.num_experts_per_tok):
+        raise ConfigError(
+            f"experts_per_token={shown(named)} contradicts num_experts_per_tok={config.num_experts_per_tok}"
+        )
     router = Router(config.num_local_experts, config.num_experts_per_tok, scores="logit", bias=True)
     mixture = Mixture(router, config.intermediate_size, bias=True)
 
@@ -45,7 +51,8 @@ GPT_OSS = Family(
     "GptOssForCausalLM",
     "gpt_oss",
     _spec,
-    WINDOW | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "yarn", "mxfp4"},
+    WINDOW
+    | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "yarn", "mxfp4"},
     WeightNames(
         parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
     ),

@@ -60,4 +60,5 @@ GRANITE_HYBRID = Family(
         bare=MAMBA_BARE,
         gate_up="mlp.gate_up_proj",
     ),
+    implied={"normalization_function": ("rmsnorm",)},
 )

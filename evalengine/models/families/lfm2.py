@@ -129,7 +129,7 @@ LFM2_MOE = Family(
         {
             *("layer_types", "conv_L_cache", "conv_bias", "norm_eps", "num_dense_layers", "num_experts"),
             *("num_experts_per_tok", "moe_intermediate_size", "use_expert_bias", "norm_topk_prob"),
-            "routed_scaling_factor",
+            *("routed_scaling_factor", "tie_embedding"),
         }
     ),
     _NAMES,

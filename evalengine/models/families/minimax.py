@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.errors import ConfigError
 from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe
 from evalengine.models.families.mixtral import EXPERT_PARTS
-from evalengine.models.file_values import shown
 from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
 
-_ONLY = {"scoring_func": "sigmoid", "qk_norm_type": "per_layer"}  # what files say that transformers does not read
-
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    for name, own in _ONLY.items():
-        if (value := getattr(config, name, None)) not in (None, own):
-            raise ConfigError(f"{name}={shown(value)}: only {own} is supported")
     experts, chosen = config.num_local_experts, config.num_experts_per_tok
     router = Router(experts, chosen, "sigmoid", choice_bias=True, normed=True, rounded=False)
     block = Block(qk_norm_of="vector", mixture=Mixture(router, config.intermediate_size))
@@ -30,9 +23,7 @@ MINIMAX_M2 = Family(
     "MiniMaxM2ForCausalLM",
     "minimax_m2",
     _spec,
-    frozenset(
-        {"num_local_experts", "num_experts", "num_experts_per_tok", "partial_rotary_factor", "rotary_dim", *_ONLY}
-    ),
+    frozenset({"num_local_experts", "num_experts", "num_experts_per_tok", "partial_rotary_factor", "rotary_dim"}),
     WeightNames(
         parts={
             "block_sparse_moe.gate": "mlp.gate",
@@ -41,4 +32,10 @@ MINIMAX_M2 = Family(
         },
         expert_parts=EXPERT_PARTS,
     ),
+    implied={
+        "scoring_func": ("sigmoid",),
+        "qk_norm_type": ("per_layer",),
+        "use_routing_bias": (True,),
+        "attn_type_list": (1,),
+    },
 )

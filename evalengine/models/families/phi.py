@@ -80,4 +80,5 @@ PHI3 = Family(
     frozenset({"sliding_window", "partial_rotary_factor", "longrope", "original_max_position_embeddings"}),
     WeightNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
     GGUFForm("phi3", _gguf),
+    implied={"full_attn_mod": (1,), "interpolate_factor": (1,)},
 )

@@ -20,6 +20,7 @@ _READS = frozenset(
     }
 )
 _MIXTURE = frozenset({"moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok"})
+_IMPLIED = {"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)}
 _NAMES = WeightNames(
     parts={
         **{f"linear_attn.in_proj_{part}": f"mixer.in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")},
@@ -63,8 +64,8 @@ def _mixture(config: Any, *, normed: bool) -> Mixture:
     return Mixture(router, config.moe_intermediate_size, shared_size=shared, shared_gate=True)
 
 
-QWEN3_5 = Family("Qwen3_5ForCausalLM", "qwen3_5_text", _spec, _READS, _NAMES)
-QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _moe, _READS | _MIXTURE, _NAMES)
+QWEN3_5 = Family("Qwen3_5ForCausalLM", "qwen3_5_text", _spec, _READS, _NAMES, implied=_IMPLIED)
+QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _moe, _READS | _MIXTURE, _NAMES, implied=_IMPLIED)
 _OF_IMAGES = replace(_NAMES, prefixes=OF_TEXT_PART.prefixes, skipped=("mtp.", "model.visual.", "visual."))
 QWEN3_5_IMAGES = Family("Qwen3_5ForConditionalGeneration", "qwen3_5", weights=_OF_IMAGES, wraps="qwen3_5_text")
 QWEN3_5_MOE_IMAGES = Family(
@@ -76,4 +77,5 @@ QWEN3_NEXT = Family(
     _next,
     _READS | _MIXTURE | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
     _NAMES,
+    implied=_IMPLIED,
 )

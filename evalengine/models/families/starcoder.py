@@ -36,4 +36,5 @@ STARCODER2 = Family(
     frozenset({"sliding_window", "hidden_act", "norm_epsilon", "use_bias"}),
     WeightNames(parts={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
     GGUFForm("starcoder2", _gguf, eps="norm_epsilon"),
+    implied={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
 )
