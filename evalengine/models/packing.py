@@ -35,7 +35,6 @@ _FORMATS = (
     *("naive-quantized", "float-quantized", "int-quantized", "pack-quantized"),
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "dense"),
 )
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
 
 
 class Activations(NamedTuple):
@@ -51,6 +50,25 @@ class Activations(NamedTuple):
         return f"{by}, to powers of two" if self.power else by
 
 
+class DeclaredForm(NamedTuple):
+    """What config.json says of packed weights."""
+
+    kind: str  # "int" or "float"
+    bits: int
+    block: tuple[int | None, int | None] | None  # rows and columns that share a scale, None: all; None: not said
+
+    def scales(self, rows: int, columns: int) -> tuple[int, int] | None:
+        """How many scales a matrix has along its rows and columns; None: not said."""
+        if self.block is None:
+            return None
+        return -(-rows // (self.block[0] or rows)), -(-columns // (self.block[1] or columns))
+
+
+_ALGORITHMS = {
+    "FP8": DeclaredForm("float", 8, None),
+    "FP8_PER_CHANNEL_PER_TOKEN": DeclaredForm("float", 8, (1, None)),
+    "NVFP4": DeclaredForm("float", 4, (1, 16)),
+}
 DUMMY_MXFP4 = "mxfp4, dummies"  # `ModelSpec.packing` of dummy weights whose config.json has experts in MXFP4
 _REFUSED = "quantization_config: packed weights are not supported"
 _CURE = "use the unquantised checkpoint"
@@ -99,6 +117,38 @@ def block_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
             sizes = [int(size) if size.isdecimal() and len(size) < 6 else 0 for size in sizes.split("x")]
         if isinstance(sizes, list | tuple) and len(sizes) == 2 and all(is_integer(size, 1, 1 << 16) for size in sizes):
             return sizes[0], sizes[1]
+    return None
+
+
+def declared_forms(quantization: Mapping[str, Any]) -> list[DeclaredForm]:
+    """The forms of packed weights that a `quantization_config` declares, in any order; none for a method whose one form
+    is checked tensor by tensor (GPTQ, AWQ, MXFP4)."""
+    match method_of(quantization):
+        case "fp8":
+            return [DeclaredForm("float", 8, block_of(quantization))]
+        case "modelopt":
+            named = {_algorithm(quantization), *(one.get("quant_algo") for one in _layers(quantization))}
+            return [form for algorithm, form in _ALGORITHMS.items() if algorithm in named]
+        case "compressed-tensors":
+            return [_declared(weights) for weights in weight_groups(quantization)]
+    return []
+
+
+def _declared(weights: Mapping[str, Any]) -> DeclaredForm:
+    return DeclaredForm(weights.get("type", "int"), weights["num_bits"], _declared_block(weights))
+
+
+def _declared_block(weights: Mapping[str, Any]) -> tuple[int | None, int | None] | None:
+    size = weights.get("group_size")
+    match weights.get("strategy"):
+        case "tensor":
+            return None, None
+        case "channel":
+            return 1, None
+        case "group" | "tensor_group" if is_integer(size, 1):
+            return 1, size
+        case "block":
+            return block_of({"weight_block_size": weights.get("block_structure")})
     return None
 
 
@@ -207,6 +257,8 @@ def _compressed(quantization: Mapping[str, Any]) -> Iterator[str]:
         yield from _other_value("num_bits", one.get("num_bits"), (4, 8))
         yield from _other_value("type", one.get("type", "int"), ("int", "float"))
         yield from _other_value("dynamic", one.get("dynamic"), (None, False))
+        if not (one.get("group_size") in (None, -1) or is_integer(one["group_size"], 1, 1 << 16)):
+            yield f"quantization_config: weights.group_size={shown(one['group_size'])}: must be a number, -1 or null"
     widths = [one.get("num_bits") for one in weights if one.get("type", "int") == "int"]
     yield from _input_problems(quantization)
     if 4 in widths and 8 in widths:
@@ -217,11 +269,13 @@ def _modelopt(quantization: Mapping[str, Any]) -> Iterator[str]:
     algorithm, layers = _algorithm(quantization), _layers(quantization)
     if algorithm == "MIXED_PRECISION" and layers:
         for one in layers:
-            yield from _other_value("quant_algo", one.get("quant_algo"), _ALGORITHMS)
-        if {*_ALGORITHMS[:2]} <= {one["quant_algo"] for one in layers if isinstance(one.get("quant_algo"), str)}:
+            yield from _other_value("quant_algo", one.get("quant_algo"), tuple(_ALGORITHMS))
+        if {"FP8", "FP8_PER_CHANNEL_PER_TOKEN"} <= {
+            one["quant_algo"] for one in layers if isinstance(one.get("quant_algo"), str)
+        }:
             yield f"{_REFUSED} with inputs of FP8 weights quantised in several ways; {_CURE}"
     else:
-        yield from _other_value("quant_algo", algorithm, _ALGORITHMS)
+        yield from _other_value("quant_algo", algorithm, tuple(_ALGORITHMS))
 
 
 def _algorithm(quantization: Mapping[str, Any]) -> Any:

@@ -215,6 +215,59 @@ def test_tensors_that_do_not_fit_are_damage(
         logits_of(folders[1])
 
 
+FIRST = r"model\.layers\.0\.self_attn\.k_proj\.weight"  # [64, 96]
+
+
+@pytest.mark.parametrize(
+    ("folders", "weights", "why"),
+    [
+        ("w4a16", {"group_size": 16}, "_scale has 64 x 3 scales for 64 x 96 numbers, expected 64 x 6 by the strategy"),
+        ("w4a16", {"group_size": 48}, "_scale has 64 x 3 .*, expected 64 x 2"),
+        ("w4a16 zeros", {"strategy": "channel"}, "_scale has 64 x 3 .*, expected 64 x 1"),
+        ("w4a16 act-order", {"group_size": 96}, "_scale has 64 x 3 .*, expected 64 x 1"),
+        ("fp8 row", {"strategy": "tensor"}, "_scale has 64 x 1 .*, expected 1 x 1"),
+        ("fp8 row", {"strategy": "block", "block_structure": [32, 32]}, "_scale has 64 x 1 .*, expected 2 x 3"),
+        ("int8", {"strategy": "group", "group_size": 32}, "_scale has 64 x 1 .*, expected 64 x 3"),
+        ("nvfp4", {"group_size": 32}, "_scale has 64 x 6 .*, expected 64 x 3"),
+        ("mxfp4", {"group_size": 16}, "_scale has 64 x 3 .*, expected 64 x 6"),
+        ("int8", {"type": "float"}, r" is I8 \(type=int, num_bits=8\), expected type=float, num_bits=8 by config.json"),
+        ("fp8 row", {"type": "int"}, r" is F8_E4M3 \(type=float, num_bits=8\), expected type=int, num_bits=8 by"),
+    ],
+    indirect=["folders"],
+)
+def test_tensors_packed_otherwise_than_config_json_says_are_refused(
+    folders: tuple[Path, Path], weights: dict[str, Any], why: str
+) -> None:
+    file = folders[1] / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= weights
+    file.write_text(json.dumps(config))
+    with pytest.raises(EvalEngineError, match=FIRST + why):
+        logits_of(folders[1])
+
+
+@pytest.mark.parametrize("folders", ["fp8 row", "fp8 tensor", "modelopt fp8"], indirect=True)
+def test_fp8_data_labelled_as_int8_is_refused(folders: tuple[Path, Path]) -> None:
+    file = folders[1] / "model.safetensors"
+    tensors = load_file(file)
+    fp8_names = [name for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn]
+    save_file({**tensors, **{name: tensors[name].view(torch.int8) for name in fp8_names[-1:]}}, file)
+    with pytest.raises(
+        EvalEngineError, match=rf"{fp8_names[-1]} is I8 \(.*\), expected type=float, num_bits=8 by config"
+    ):
+        logits_of(folders[1])
+
+
+@pytest.mark.parametrize("folders", ["w4a16"], indirect=True)
+def test_a_shape_that_the_numbers_do_not_have_is_refused(folders: tuple[Path, Path]) -> None:
+    file = folders[1] / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.q_proj.weight_shape"
+    save_file({**tensors, name: tensors[name] - torch.tensor([0, 4])}, file)
+    with pytest.raises(EvalEngineError, match=rf"{name} is \[192, 92\], expected \[192, 96\], the shape of the packed"):
+        logits_of(folders[1])
+
+
 @pytest.mark.parametrize(
     ("quantization", "why"),
     [
@@ -223,6 +276,7 @@ def test_tensors_that_do_not_fit_are_damage(
         ({**INT4, "transform_config": {"config_groups": {"R1": {}}}}, "rotated"),
         ({**INT4, "config_groups": {}}, "config_groups={}"),
         (compressed("pack-quantized", 3, "int"), "num_bits=3, only 4 or 8"),
+        (compressed("pack-quantized", 4, "int", group_size="32"), "group_size='32': must be a number, -1 or null"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo='NVFP4_AWQ', only 'FP8' or"),
         ({**METHODS["gptq"][1], "dynamic": {"+:.*down.*": {"bits": 8}}}, "modules of other sizes"),
         ({"quant_method": "bitsandbytes"}, "only fp8, gptq, awq, compressed-tensors, modelopt"),

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evalengine.engine.load.shards import StoredTensor
+from evalengine.engine.load.shards import StoredTensor, read_tensors
 from evalengine.engine.load.unpacking import MXFP4_ROW, NVFP4_ROW
 from evalengine.errors import EvalEngineError
-from evalengine.models.file_values import plain
-from evalengine.models.packing import Activations, activations_of, bits_of, block_of, method_of
+from evalengine.models.file_values import plain, shown
+from evalengine.models.packing import Activations, activations_of, bits_of, block_of, declared_forms, method_of
 
 Stored = Mapping[str, StoredTensor]
 Parts = Mapping[str, StoredTensor | None]  # a weight's tensors by the ends of their names
+_CURE = "correct config.json, or download or copy the files again"
 RULE = "number times scale in float32, rounded once"  # `unpacking` has it in full
 _FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
 _INPUT_SCALES = ("input_scale", "activation_scale")
@@ -60,6 +61,9 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
         return dict(stored)
     method, rule = method_of(quantization), activations_of(quantization)
     tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_NO_WEIGHTS)}
+    named_shapes: dict[
+        str, tuple[StoredTensor, tuple[int, ...]]
+    ] = {}  # tensors that name a weight's shape, and the shape
     for layout in _LAYOUTS[method]:
         for stem, parts in [*_packed(tensors, layout)]:
             whole = [part for part in parts.values() if part is not None]
@@ -70,8 +74,12 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
                     f"{', '.join(f'{part.dtype} {list(part.shape)}' for part in whole)}, are no {method} as "
                     "config.json describes it; download or copy it again"
                 )
+            if problem := _contradiction(parts, fitting, quantization):
+                raise EvalEngineError(f"{whole[0].file}: {problem}; {_CURE}")
             for part in whole:
                 del tensors[part.name]
+            if (shape := parts.get("_shape")) is not None:
+                named_shapes[shape.name] = shape, fitting.shape
             packed = replace(whole[0], **vars(fitting))
             if rule is not None and packed.packing.startswith("fp8"):
                 packed = _with_input(packed, stored, stem, rule)
@@ -80,7 +88,44 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
     for name, tensor in tensors.items():
         if tensor.method is None and name.endswith(ends):
             raise EvalEngineError(f"{tensor.file}: {plain(name)} lacks its partners; download or copy it again")
+    for name, named in read_tensors({name: tensor for name, (tensor, _) in named_shapes.items()}):
+        holder, expected = named_shapes[name]
+        if named.tolist() != [*expected]:
+            problem = (
+                f"{plain(name)} is {shown(named.tolist())}, expected {[*expected]}, the shape of the packed numbers"
+            )
+            raise EvalEngineError(f"{holder.file}: {problem}; {_CURE}")
     return tensors
+
+
+def _contradiction(parts: Parts, fitting: _Fitting, quantization: Mapping[str, Any]) -> str | None:
+    """A sentence, without its end, where config.json says otherwise than the tensors how a weight is packed.
+
+    Modules are not matched with the groups that config.json has for them, so any group's form will do.
+    """
+    declared = declared_forms(quantization)
+    if not declared:
+        return None
+    weight, scales = [part for part in parts.values() if part is not None][:2]
+    *_, n, k = fitting.shape
+    if fitting.method == "scaled":
+        kind, bits = "int" if weight.dtype == "I8" else "float", 8
+        found = (-(-n // fitting.sizes[0]), -(-k // fitting.sizes[1]))
+    else:
+        kind, bits = ("int", fitting.sizes[0]) if fitting.method == "integers" else ("float", 4)
+        found = (n, scales.shape[1])
+    alike = [form for form in declared if (form.kind, form.bits) == (kind, bits)]
+    if not alike:
+        kinds = " or ".join(dict.fromkeys(f"type={form.kind}, num_bits={form.bits}" for form in declared))
+        return f"{plain(weight.name)} is {weight.dtype} (type={kind}, num_bits={bits}), expected {kinds} by config.json"
+    expected = [form.scales(n, k) for form in alike]
+    if None in expected or found in expected:
+        return None
+    counts = " or ".join(dict.fromkeys(f"{count[0]} x {count[1]}" for count in expected if count is not None))
+    return (
+        f"{plain(scales.name)} has {found[0]} x {found[1]} scales for {n} x {k} numbers, expected {counts} by the "
+        "strategy and group or block size in config.json"
+    )
 
 
 def _with_input(packed: StoredTensor, stored: Stored, stem: str, rule: Activations) -> StoredTensor:

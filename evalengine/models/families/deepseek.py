@@ -97,10 +97,12 @@ def _glm_lite(family: Family, config: Any) -> ModelSpec:
     known = isinstance(kinds, list) and len(kinds) == config.num_hidden_layers and {*kinds} <= {"dense", "sparse"}
     if not known:
         raise ConfigError(f"mlp_layer_types={shown(kinds)}: must say dense or sparse of each layer")
-    # Published files say it so; transformers does not read it, and makes the first layer dense where both are left out.
+    # Published files name it instead. transformers does not read it: without mlp_layer_types the first layer is dense.
     dense = getattr(config, "first_k_dense_replace", None)
-    named = ["dense" if i < dense else "sparse" for i in range(len(kinds))] if is_integer(dense) else None
-    if dense is not None and kinds != named:
+    layers = len(kinds)
+    if dense is not None and not (
+        is_integer(dense, 0, layers) and kinds == ["dense"] * dense + ["sparse"] * (layers - dense)
+    ):
         raise ConfigError(
             f"first_k_dense_replace={shown(dense)}: transformers does not read it and has {kinds.count('dense')} "
             "dense layers; set mlp_layer_types to the kind of each layer"
