@@ -279,7 +279,7 @@ def refused_fields(
 
     read: the fields that its code reads. implied: the family's `Family.implied`.
     """
-    for name in sorted(raw.keys() & (REFUSED.keys() | implied.keys()) - read):
+    for name in sorted(raw.keys() & ((REFUSED.keys() - read) | implied.keys())):
         value, neutral = raw[name], (None, *implied.get(name, REFUSED.get(name, ())))
         if all(item in neutral for item in (value if isinstance(value, list) else [value])):
             continue

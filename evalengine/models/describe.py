@@ -15,7 +15,7 @@ from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers.variants import Activation
 from evalengine.models.file_values import is_integer, is_number, shown
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import PLAIN, Block, ModelSpec
 
@@ -89,10 +89,10 @@ def head_dim(config: Any) -> int:
 
 
 def activation_of(config: Any, field: str = "hidden_act") -> Activation:
-    """The feed-forward's activation. Raises ConfigError for one that is not computed."""
+    """The feed-forward's activation. Raises NotNative for one that is not computed."""
     name = getattr(config, field)
     if name not in ACTIVATIONS:
-        raise ConfigError(f"{field}={shown(name)}: supported are {', '.join(ACTIVATIONS)}")
+        raise NotNative(f"{field}={shown(name)}: supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

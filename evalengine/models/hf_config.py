@@ -22,13 +22,14 @@ from evalengine.models.config_fields import (
     READ,
     ROPE_READ,
     ROPE_WITHOUT_EFFECT,
+    SAME_AS,
     contradicting_fields,
     refused_fields,
     unknown_fields,
 )
 from evalengine.models.file_values import is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
-from evalengine.models.registry import Family, family_of_type, find_family_of_type, get_family
+from evalengine.models.registry import Family, NotNative, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
 
@@ -49,7 +50,8 @@ _JSON_NAMES = {
 def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     """The `ModelSpec` of config.json's content, as transformers would understand it.
 
-    Raises `ConfigError` that lists everything that is not supported or cannot be meant, also the model itself.
+    Raises `ConfigError` that lists everything that is not supported or cannot be meant, also the model itself; it is a
+    `NotNative` where transformers' own module computes all of it.
     """
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
@@ -61,6 +63,14 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     problems = list(_unsupported_json(raw, family)) if family else []  # others' would only hide that it is another
     try:
         spec = from_hf(_configuration(raw, family))
+    except NotNative as error:
+        # There is no spec to compare with, so each field that may contradict it counts. Sizes show in tensors.
+        may = {name for name, own in SAME_AS.items() if own not in LARGEST} | {"query_pre_attn_scalar", "rotary_dim"}
+        named = [name for name in sorted(raw.keys() & may - _known(family)) if raw[name] is not None]
+        problems += [f"{name}={shown(raw[name])}: transformers ignores it" for name in named]
+        if not problems:
+            raise
+        raise ConfigError([*error.problems, *_of_family(family, problems)]) from error
     except ConfigError as error:
         raise ConfigError([*error.problems, *_of_family(family, problems)]) from error
     if problems := [*problems, *contradicting_fields(raw, spec, _known(family))]:
@@ -94,29 +104,32 @@ def from_hf(config: Any) -> ModelSpec:
     """The `ModelSpec` of a transformers `PretrainedConfig`; for an unknown model type, an object with config.json's
     values will do.
 
-    Raises `ConfigError` that lists everything that is not supported, also the model itself.
+    Raises `ConfigError` that lists everything that is not supported, also the model itself; it is a `NotNative` where
+    transformers' own module computes all of it.
     """
     known = find_family_of_type(config.model_type)
-    problems = list(_unsupported(config, known))
+    problems, gaps = list(_unsupported(config, known)), list(_gaps(config, known))
     try:
         family = _family(config)
     except ConfigError as error:
-        raise ConfigError([*error.problems, *problems]) from error
+        raise ConfigError([*error.problems, *problems, *gaps]) from error
     spec = None
     turned = _thetas(getattr(config, "rope_parameters", None)) or "no_rope" in family.reads
-    if turned and not any(problem.startswith("rope_parameters=") for problem in problems):
+    if turned and not any(problem.startswith("rope_parameters=") for problem in (*problems, *gaps)):
         try:
             assert family.describe is not None, "of a wrapper only the text part is described"
             spec = family.describe(family, config)
             problems += [_in_json(problem) for problem in spec_problems(spec)]
+        except NotNative as error:
+            gaps += error.problems
         except ConfigError as error:
             problems += error.problems
         except (ArithmeticError, AttributeError, TypeError, ValueError):
             if not (odd := [*_odd_values(config, family)]):
                 raise
             problems += odd
-    if problems:
-        raise ConfigError(_of_family(family, problems))
+    if problems or gaps:
+        raise (ConfigError if problems else NotNative)(_of_family(family, [*problems, *gaps]))
     assert spec is not None, "RoPE without a base is a problem"
     return spec
 
@@ -231,11 +244,19 @@ def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
         yield from _rope_problems(rope, reads)
     if not reads & {"layer_types", "sliding_window"}:
         yield from _window_problems(config)
+    elif "layer_types" not in reads:
+        yield from _kind_problems(config)
     yield from packing_problems(getattr(config, "quantization_config", None), takes_mxfp4="mxfp4" in reads)
-    if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
-        yield f"hidden_act={shown(activation)}: only silu is supported"
     if "mlp_bias" not in reads and getattr(config, "mlp_bias", False):
         yield "mlp_bias=true is not supported"
+
+
+def _gaps(config: Any, family: Family | None) -> Iterator[str]:
+    """A sentence for each setting that transformers' code for these models computes, and the native family does not."""
+    reads = family.reads if family else frozenset()
+    yield from _rope_gaps(getattr(config, "rope_parameters", None), reads)
+    if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
+        yield f"hidden_act={shown(activation)}: only silu is supported"
 
 
 def _window_problems(config: Any) -> Iterator[str]:
@@ -247,6 +268,14 @@ def _window_problems(config: Any) -> Iterator[str]:
     window = getattr(config, "sliding_window", None)  # classes with use_sliding_window drop an unused one
     if "sliding_attention" in kinds or uses_window or (window is not None and uses_window is None):
         yield "an active sliding window is not supported (layer_types, use_sliding_window, sliding_window)"
+
+
+def _kind_problems(config: Any) -> Iterator[str]:
+    """A sentence where layers have kinds in a model all of whose layers see the window, if there is one."""
+    kinds = getattr(config, "layer_types", None) or []
+    own = "full_attention" if config.sliding_window is None else "sliding_attention"
+    if others := sorted({str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])} - {own}):
+        yield f"layer_types: layers of {', '.join(others)}; transformers ignores it, all layers are {own} in this model"
 
 
 def _thetas(parameters: Any) -> bool:
@@ -264,16 +293,35 @@ def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[s
         for part in parameters.values():
             yield from _rope_problems(part, reads)
         return
-    kinds = [kind for kind in ROPE_READ if kind in ("default", "linear", "llama3") or kind in reads]
     kind = parameters.get("rope_type", "default") if _thetas(parameters) else None
-    if kind not in kinds:
-        yield f"rope_parameters={shown(parameters)}: supported are {', '.join(kinds[:-1])} and {kinds[-1]} scaling"
+    if not isinstance(kind, str) or kind not in ROPE_READ:
+        yield _other_rope(parameters, reads)
         return
     if "partial_rotary_factor" not in reads and parameters.get("partial_rotary_factor", 1.0) != 1.0:
         yield "partial_rotary_factor: only the whole head may be rotated"
     for name in sorted(parameters.keys() - ROPE_READ[kind] - ROPE_WITHOUT_EFFECT):
         if parameters[name] not in (None, False, 1):
             yield f"rope_parameters.{name}={shown(parameters[name])}: RoPE of type {kind} has none; check rope_type"
+
+
+def _rope_gaps(parameters: Any, reads: Set[str]) -> Iterator[str]:
+    """A sentence for each type of RoPE that transformers has and the family has not. reads: as of `_rope_problems`."""
+    if not _thetas(parameters):
+        return
+    if "rope_by_layer" in reads and "rope_theta" not in parameters:
+        for part in parameters.values():
+            yield from _rope_gaps(part, reads)
+    elif parameters.get("rope_type", "default") in [kind for kind in ROPE_READ if kind not in _rope_types(reads)]:
+        yield _other_rope(parameters, reads)
+
+
+def _rope_types(reads: Set[str]) -> list[str]:
+    return [kind for kind in ROPE_READ if kind in ("default", "linear", "llama3") or kind in reads]
+
+
+def _other_rope(parameters: Any, reads: Set[str]) -> str:
+    *kinds, last = _rope_types(reads)
+    return f"rope_parameters={shown(parameters)}: supported are {', '.join(kinds)} and {last} scaling"
 
 
 def _family(config: Any) -> Family:

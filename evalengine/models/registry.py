@@ -44,6 +44,13 @@ class Family:
 MODEL_REGISTRY: dict[str, Family] = {}
 
 
+class NotNative(ConfigError):
+    """A model whose configuration is valid, and which its native family does not compute: transformers' own module may.
+
+    Not raised for fields that transformers ignores or that contradict each other: there its module is no remedy.
+    """
+
+
 def get_family(architecture: str) -> Family:
     """The family of a Hugging Face class name; `ConfigError` lists the supported ones."""
     if architecture not in MODEL_REGISTRY:

@@ -188,14 +188,14 @@ def test_a_refusal_says_why_transformers_cannot_and_what_is_native(tmp_path: Pat
     assert "LlamaForCausalLM (llama)" in problem
 
 
-def test_what_a_native_family_refuses_transformers_may_run_if_asked_to(tmp_path: Path) -> None:
+def test_what_a_native_family_does_not_compute_transformers_module_runs(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_act": "gelu", "rope_theta": 10000.0, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = ModelConfig(name="t", path=str(tmp_path), load_format="dummy")
-    with pytest.raises(ConfigError, match="hidden_act='gelu'"):
-        resolve_checkpoint(model)
-    spec = resolve_checkpoint(dataclasses.replace(model, implementation="transformers")).spec
-    assert spec.implementation == "transformers" and spec.num_layers == 32
+    with pytest.raises(ConfigError, match=r"hidden_act='gelu': .*; use model\.implementation=auto or transformers"):
+        resolve_checkpoint(dataclasses.replace(model, implementation="native"))
+    specs = [resolve_checkpoint(dataclasses.replace(model, implementation=i)).spec for i in ("auto", "transformers")]
+    assert specs[0] == specs[1] and specs[0].implementation == "transformers" and specs[0].num_layers == 32
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "surely_not"}))
     with pytest.raises(ConfigError, match="has no such model"):
         resolve_checkpoint(dataclasses.replace(model, implementation="transformers"))

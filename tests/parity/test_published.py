@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.loader import load_model
 from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
@@ -88,6 +89,72 @@ def test_what_no_family_computes_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=REJECTED[name]) as caught:
         spec_from_json(PUBLISHED[name])
     assert len(caught.value.problems) == 1 and "remove" not in str(caught.value)
+
+
+BY_THE_MODULE = {  # what transformers' own module computes where the native family does not
+    "rope of another type": ("Qwen3-8B, YaRN as its card says", {}),
+    "and of its older spelling": ("Qwen2.5-7B-Instruct, YaRN as its card says", {}),
+    "another activation": ("Llama-3.2-1B", {"hidden_act": "gelu"}),
+    "an activation of no family": ("starcoder2-3b", {"hidden_act": "gelu_new"}),
+    "norms with a weight for each head": ("c4ai-command-r-v01", {"use_qk_norm": True}),
+    "the same of StableLM": ("stablelm-2-1_6b", {"qk_layernorm": True}),
+}
+
+
+@pytest.mark.parametrize("case", BY_THE_MODULE)
+def test_transformers_module_runs_what_the_family_does_not_compute(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, more = BY_THE_MODULE[case]
+    raw = tiny(PUBLISHED[name]) | more
+    ours, theirs = logprobs_of_both(raw, tmp_path)
+    assert float((ours - theirs).square().mean().sqrt()) < 3e-4 * float(theirs.std())
+    (line,) = [m for m in caplog.messages if m.startswith("model.path=")]
+    assert "running transformers' own module instead" in line and "\n" not in line
+    assert folder_spec(tmp_path, "here", with_weights=False).implementation == "transformers"
+    with pytest.raises(ConfigError, match=r"use model\.implementation=auto or transformers, whose module computes it"):
+        folder_spec(tmp_path, "here", with_weights=False, implementation="native")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "why"),
+    [
+        ("Nanbeige/Llama with dynamic", {}, "RoPE of type dynamic depends on the longest row"),
+        ("granite-4.0-h-tiny (experts)", {}, "layers of linear_attention are not supported"),
+        ("Qwen3-8B, YaRN as its card says", {"quantization_config": {"quant_method": "fp8"}}, "packed weights are not"),
+        ("Llama-3.2-1B", {"hidden_act": "no_such_activation"}, "transformers cannot make it"),
+    ],
+)
+def test_where_the_module_cannot_run_it_either_both_reasons_are_given(
+    name: str, more: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED[name], **more}))
+    for implementation in ("auto", "native"):
+        with pytest.raises(ConfigError, match=f"model.implementation=transformers is no remedy .*{why}") as caught:
+            folder_spec(tmp_path, "here", with_weights=False, implementation=implementation)
+        assert "support" in str(caught.value).partition("is no remedy")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "ignored"),
+    [
+        ("Llama-3.2-1B", {"logit_scale": 0.5}, "logit_scale=0.5"),  # transformers would compute another model
+        ("Llama-3.2-1B", {"hidden_act": "gelu", "logit_scale": 0.5}, "logit_scale=0.5"),
+        ("Qwen3-8B, YaRN as its card says", {"attention_multiplier": 0.5}, "attention_multiplier=0.5"),
+        ("Qwen3-8B, YaRN as its card says", {"is_causal": False}, "is_causal=False"),
+        ("Mistral-7B-v0.1", {"layer_types": ["full_attention"] * 32}, "layer_types: layers of full_attention"),
+        ("Mistral-7B-v0.1", {"layer_types": ["linear_attention"] * 32, "hidden_act": "gelu"}, "of linear_attention"),
+        ("gpt-oss-20b", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("Llama-3.2-1B", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mrope": 2}}, "rope_parameters.mrope=2"),
+    ],
+)
+def test_a_field_that_transformers_ignores_is_no_case_for_its_module(
+    name: str, more: dict[str, Any], ignored: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED[name], **more}))
+    with pytest.raises(ConfigError) as caught:
+        folder_spec(tmp_path, "here", with_weights=False)
+    assert "model.implementation" not in str(caught.value) and ignored in str(caught.value)
 
 
 def logprobs_of_both(raw: dict[str, Any], folder: Path) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from evalengine.models.describe import token_ids
 from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_config import spec_from_json, unread_fields
 from evalengine.models.packing import DUMMY_MXFP4, method_of, quantization_of
-from evalengine.models.registry import find_family_of_type, get_family, no_family
+from evalengine.models.registry import NotNative, find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
 from evalengine.util.plain_files import read_json
@@ -49,7 +49,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
             "into the model (PEFT's merge_and_unload) and save that, or remove the file to do without the adapter"
         )
     try:
-        spec = _spec({**raw, "eos_token_id": None}, implementation)
+        spec = _spec({**raw, "eos_token_id": None}, implementation, setting)
     except ConfigError as error:
         raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
     _warn(unread_fields(raw), setting, spec)
@@ -68,23 +68,42 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
     return spec
 
 
-def _spec(raw: dict[str, Any], implementation: str) -> ModelSpec:
-    """The spec of config.json's content: a native family's where there is one, else of transformers' own module."""
+def _spec(raw: dict[str, Any], implementation: str, setting: str) -> ModelSpec:
+    """The spec of config.json's content: a native family's where it computes it all, else transformers' module's."""
     from transformers import CONFIG_MAPPING
 
     model_type = raw.get("model_type")
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING and find_family_of_type(model_type) is None
-    if implementation == "native" or (implementation == "auto" and not known):
+    if implementation == "transformers":
+        return _spec_of_module(raw)
+    if implementation == "auto" and known:
+        try:
+            return _spec_of_module(raw)
+        except ConfigError as error:
+            raise ConfigError(no_family(str(model_type), "; ".join(error.problems))) from error
+    try:
         return spec_from_json(raw)
+    except NotNative as error:
+        why = "; ".join(error.problems)
+        try:
+            spec = _spec_of_module(raw)
+        except ConfigError as theirs:
+            raise ConfigError(
+                f"{why}; model.implementation=transformers is no remedy ({'; '.join(theirs.problems)})"
+            ) from error
+        if implementation == "native":
+            raise ConfigError(
+                f"{why}; use model.implementation=auto or transformers, whose module computes it"
+            ) from error
+        logger.warning("%s: %s; running transformers' own module instead (model.implementation)", setting, why)
+        return spec
+
+
+def _spec_of_module(raw: dict[str, Any]) -> ModelSpec:
     # Imported here: transformers' modelling code takes seconds, and most models do not need it.
     from evalengine.models.hf_module.describe import spec_of_module
 
-    try:
-        return spec_of_module(raw)
-    except ConfigError as error:
-        if implementation == "transformers":
-            raise
-        raise ConfigError(no_family(str(model_type), "; ".join(error.problems))) from error
+    return spec_of_module(raw)
 
 
 def generation_config(path: Path) -> tuple[str, dict[str, Any]]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.errors import ConfigError
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, rope_of, window
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
 
@@ -26,7 +25,7 @@ def _spec(family: Family, config: Any, blocks: tuple[Block, ...]) -> ModelSpec:
 
 def _command_r(family: Family, config: Any) -> ModelSpec:
     if config.use_qk_norm:
-        raise ConfigError("use_qk_norm=true: norms with a weight for each head are not supported")
+        raise NotNative("use_qk_norm=true: norms with a weight for each head are not supported")
     return _spec(family, config, (Block(parallel="one norm"),))
 
 

@@ -9,7 +9,7 @@ from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import describe, rope_of, with_experts
 from evalengine.models.file_values import is_integer, shown
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.spec import PLAIN, Block, ModelSpec
 from evalengine.models.weight_names import SHARED_EXPERTS, WeightNames
 
@@ -25,7 +25,7 @@ def _dense(family: Family, config: Any) -> ModelSpec:
 
 def _moe(family: Family, config: Any) -> ModelSpec:
     if config.use_bias:
-        raise ConfigError("use_bias=true: its head would have a bias, which is not supported")
+        raise NotNative("use_bias=true: its head would have a bias, which is not supported")
     router = Router(
         config.moe_num_experts, config.moe_k, wide=True, choice_bias=True, normed=True, least_sum=config.moe_norm_min
     )

@@ -13,7 +13,7 @@ from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, window
 from evalengine.models.file_values import shown
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
 
@@ -23,7 +23,7 @@ _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # `clamped_swiglu` has n
 def _spec(family: Family, config: Any) -> ModelSpec:
     # Classes of older versions of transformers have these numbers in their code.
     if other := [f"{n}={value}" for n, own in _SWIGLU.items() if (value := getattr(config, n, own)) != own]:
-        raise ConfigError(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
+        raise NotNative(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
     named = getattr(config, "experts_per_token", None)  # files have it too; transformers does not read it
     if named not in (None, config.num_experts_per_tok):
         raise ConfigError(
@@ -57,4 +57,5 @@ GPT_OSS = Family(
         parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
     ),
     GGUFForm("gpt-oss", _gguf, names={"post_attention_norm": "post_attention_layernorm"}),
+    implied={"hidden_act": ("silu",)},  # its code has one
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.errors import ConfigError
 from evalengine.models.describe import by_layer, describe, mamba2_of, rope_of
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import MAMBA, MAMBA_BARE, WeightNames
@@ -23,7 +22,7 @@ _READS = frozenset(
 
 def _spec(family: Family, config: Any) -> ModelSpec:
     if config.num_local_experts:
-        raise ConfigError(f"num_local_experts={config.num_local_experts}: experts beside Mamba-2 are not supported yet")
+        raise NotNative(f"num_local_experts={config.num_local_experts}: experts beside Mamba-2 are not supported yet")
     rope = rope_of(config) if config.position_embedding_type == "rope" else NO_ROPE
     scan = mamba2_of(config)
 

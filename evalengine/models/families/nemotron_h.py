@@ -9,7 +9,7 @@ from evalengine.kernels.recurrent_variant import Mamba2
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import activation_of, describe
 from evalengine.models.file_values import shown
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
@@ -40,7 +40,7 @@ _KINDS = {  # transformers 5's names of the kinds of layers, and those that earl
 def _spec(family: Family, config: Any) -> ModelSpec:
     kinds = config.layers_block_type
     if others := sorted({str(kind) for kind in kinds} - _KINDS.keys()):
-        raise ConfigError(f"layers_block_type: layers of {', '.join(others)} are not supported (experts among them)")
+        raise NotNative(f"layers_block_type: layers of {', '.join(others)} are not supported (experts among them)")
     if config.mamba_hidden_act != "silu":
         raise ConfigError(f"mamba_hidden_act={shown(config.mamba_hidden_act)}: only silu is supported")
     if config.sliding_window is not None or config.tie_word_embeddings:

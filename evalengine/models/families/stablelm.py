@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.errors import ConfigError
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import activation_of, describe
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata
-from evalengine.models.registry import Family
+from evalengine.models.registry import Family, NotNative
 from evalengine.models.spec import Block, ModelSpec
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
     if config.qk_layernorm:
-        raise ConfigError("qk_layernorm=true: norms with a weight for each head are not supported")
+        raise NotNative("qk_layernorm=true: norms with a weight for each head are not supported")
     block = Block(parallel="one norm" if config.use_parallel_residual else None, activation=activation_of(config))
     return describe(
         family,
