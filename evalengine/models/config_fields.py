@@ -51,7 +51,8 @@ ROPE_READ: Mapping[str, frozenset[str]] = {
     "longrope": frozenset(
         {"short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"}
     ),
-    "dynamic": frozenset({"alpha", "factor"}),  # HunYuan's, whose base is fixed
+    # HunYuan's, whose base is fixed; its files have YaRN's fields, too, which no code of this model asks for.
+    "dynamic": frozenset({"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
 }
 ROPE_WITHOUT_EFFECT = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
@@ -61,32 +62,34 @@ READ = frozenset(HONOURED | CHECKED_BY_CLASS | {"is_causal"})
 
 # These change no logit of a text in any family: they are for training (dropout, initial values, losses), for generation
 # (`generation_config` reads those), for images and sound, which no text has, for heads that classify, for layers that
-# guess further tokens; or they choose one of several implementations, say what another field was made from, or where
-# the file comes from.
+# guess further tokens; or they choose one of several implementations, say what another field was made from or tune
+# what another one switches on, or say where the file comes from.
 WITHOUT_EFFECT = _names(
     """
     activation_dropout apply_spec_augment attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha
-    aux_loss_coef axial_norm_std classifier_dropout classifier_dropout_prob decoder_layerdrop disable_ngram_loss dropout
-    dropout_p dropout_rate emb_pdrop embd_pdrop embed_dropout embed_init_std embedding_dropout
-    embedding_initializer_range encoder_layerdrop final_w_init_variance_scale gradient_checkpointing hidden_dropout
-    hidden_dropout_prob init_device init_method init_std initializer_cutoff_factor initializer_factor initializer_range
-    input_jitter_noise label_smoothing lambda_std_dev layerdrop learnable_sink_init linear_a_log_max linear_a_log_min
-    linear_dt_init_floor linear_dt_max linear_dt_min local_attention_probs_dropout_prob lsh_attention_probs_dropout_prob
-    mamba_dt_init_floor mamba_dt_max mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
-    mask_time_min_masks mask_time_prob mlp_dropout moe_capacity output_router_logits pretraining_tp
-    rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise seq_aux
-    time_step_floor time_step_init_scheme time_step_max use_mems_train w_init_variance_scale z_loss_coefficient
+    aux_loss_coef axial_norm_std block_mlp_init_scale block_out_init_scale block_use_xavier_init classifier_dropout
+    classifier_dropout_prob conv_use_xavier_init decoder_layerdrop disable_ngram_loss dropout dropout_p dropout_rate
+    emb_pdrop embd_pdrop embed_dropout embed_init_std embedding_dropout embedding_initializer_range encoder_layerdrop
+    final_w_init_variance_scale gradient_checkpointing hidden_dropout hidden_dropout_prob init_device init_method
+    init_std initializer_cutoff_factor initializer_factor initializer_range input_jitter_noise label_smoothing
+    lambda_std_dev layerdrop learnable_sink_init linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max
+    linear_dt_min local_attention_probs_dropout_prob lsh_attention_probs_dropout_prob mamba_dt_init_floor mamba_dt_max
+    mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob
+    mlp_dropout moe_capacity output_router_logits pretraining_tp rescale_prenorm_residual resid_dropout resid_pdrop
+    residual_dropout router_aux_loss_coef router_jitter_noise seq_aux time_step_floor time_step_init_scheme
+    time_step_max use_mems_train w_init_variance_scale z_loss_coefficient
 
-    bos_index cls_token_id eod_token_id eos_index mask_index mask_token_id pad_id pad_index prefix sep_token_id
-    task_specific_params tokenizer_class unk_index unk_token_id
+    bos_index cls_token_id eod_token_id eos_index im_end_id im_newline_id im_start_id mask_index mask_init_id
+    mask_token_id pad_id pad_index prefix sep_token_id task_specific_params text_end_id text_start_id tokenizer_class
+    unk_index unk_token_id
 
     audio_token_id audio_token_index boa_token_id boi_token_id boi_token_index eoa_token_id eoa_token_index eoi_token_id
     eoi_token_index image_seq_length image_token_id image_token_index multimodal_projector_bias spatial_merge_size
     video_token_id video_token_index vision_end_token_id vision_feature_layer vision_start_token_id
 
-    classifier_activation classifier_bias classifier_proj_size end_n_top finetuning_task id2label label2id num_labels
-    problem_type start_n_top summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
-    summary_type summary_use_proj
+    add_classification_head class_num classifier_activation classifier_bias classifier_proj_size dense_list end_n_top
+    finetuning_task id2label label2id num_labels pool_type problem_type start_n_top summary_activation
+    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj
 
     mtp_config mtp_hidden_states_first mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type
     mtp_local_layer_ids mtp_loss_scaling_factor mtp_mlp_layer_types mtp_num_hidden_layers mtp_transformer_layers
@@ -101,7 +104,7 @@ WITHOUT_EFFECT = _names(
     torchscript use_associative_scan use_falcon_mambapy use_flash_attention use_mamba_kernels use_mambapy
     use_mem_eff_path use_parallel_embedding weight_mode
 
-    _sliding_window_pattern mlp_expansion_factor
+    _sliding_window_pattern cla_share_factor mlp_expansion_factor
 
     _commit_hash _name_or_path is_llama_config transformers.js_config unsloth_fixed unsloth_version
     """
@@ -250,7 +253,7 @@ WHAT = {
 SAME_AS: Mapping[str, str] = {
     name: attribute
     for attribute, names in {
-        "hidden_size": "d_model emb_dim embed_dim n_embd n_embed",
+        "hidden_size": "block_dim conv_dim d_model emb_dim embed_dim n_embd n_embed",
         "intermediate_size": "d_ff dff ffn_dim ffn_hidden_size n_inner",
         "num_layers": "layers n_layer n_layers num_layers",
         "num_heads": "attention_heads heads n_head n_heads num_heads",
@@ -258,7 +261,7 @@ SAME_AS: Mapping[str, str] = {
         "head_dim": "attention_head_dim attention_head_size d_head d_kv dim_head kv_channels qk_head_dim "
         "query_pre_attn_scalar rotary_dim v_head_dim",
         "attention_scale": "attention_multiplier",
-        "rms_norm_eps": "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
+        "rms_norm_eps": "block_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
         "rope.theta": "rotary_emb_base",
         "rope.original_max_position_embeddings": "initial_context_length",
         "vocab_size": "n_token n_words org_vocab_size unpadded_vocab_size",

@@ -85,7 +85,7 @@ def unread_fields(raw: Mapping[str, Any]) -> list[str]:
     fields = unknown_fields(raw, _known(family))
     text = raw.get("text_config")
     if family is not None and family.wraps is not None and isinstance(text, Mapping):
-        fields += unknown_fields(text, _known(find_family_of_type(family.wraps)))
+        fields += unknown_fields(text, _known(find_family_of_type(str(text.get("model_type", family.wraps)))))
     return list(dict.fromkeys(fields))
 
 

@@ -16,7 +16,7 @@ _READ: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "mxfp4": {},
     "fp8": {
         "activation_scheme": ("dynamic", "static"),
-        "fmt": ("e4m3",),
+        "fmt": ("e4m3", "float8_e4m3fn"),  # one format, by two names
         "scale_fmt": ("float", "ue8m0"),
         "expert_dtype": ("fp8",),
     },

@@ -199,7 +199,7 @@ def test_sizes_that_config_json_does_not_describe_are_damage(tmp_path: Path) -> 
         ({"quant_method": "quark"}, "of method 'quark', only fp8, gptq, awq"),
         ({"quant_method": "mxfp4"}, "of method 'mxfp4'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size=\[128\]"),
-        ({**METHODS["fp8"][1], "fmt": "e5m2"}, "fmt='e5m2', only 'e4m3'"),
+        ({**METHODS["fp8"][1], "fmt": "e5m2"}, "fmt='e5m2', only 'e4m3' or 'float8_e4m3fn'"),
         ({**METHODS["gptq"][1], "bits": 3}, "bits=3, only 4 or 8"),
         ({**METHODS["gptq"][1], "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
         ({**METHODS["awq"][1], "version": "gemv"}, "version='gemv'"),

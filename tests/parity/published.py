@@ -1,8 +1,9 @@
 """config.json as models are published with it, and the same configurations in tiny sizes.
 
-`published_configs.json` has the fields of the config.json of 68 published checkpoints, older spellings included, as a
-review of this project collected them (facts, no code). Lists of LongRoPE's factors are placeholders, and some of the
-smaller sizes are those of a sibling. A few entries are variants that a model card describes (YaRN).
+`published_configs.json` has the fields of the config.json of 73 published checkpoints, older spellings included (facts,
+no code). A review of this project collected the first 68: lists of LongRoPE's factors are placeholders, some of the
+smaller sizes are those of a sibling, and a few entries are variants that a model card describes (YaRN). The last five
+are from copies in public repositories; those of LFM2-8B-A1B and Devstral have only some of the fields.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _SIZES: Mapping[str, Any] = {
     "v_head_dim": 14, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_d_ssm": 192,
     "mamba_num_heads": 6, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "dtype": "float32",
-    "torch_dtype": "float32", "hybrid_override_pattern": "M-M*-M*-",
+    "torch_dtype": "float32", "block_dim": 96, "conv_dim": 96, "num_heads": 6, "org_vocab_size": VOCAB,
+    "rotary_dim": 16, "hybrid_override_pattern": "M-M*-M*-",
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 8),
 }  # fmt: skip
 
@@ -33,7 +35,9 @@ _SIZES: Mapping[str, Any] = {
 def family_of(raw: Mapping[str, Any]) -> Family | None:
     """The native family that describes the text of a published model."""
     family = find_family_of_type(raw["model_type"])
-    return family if family is None or family.wraps is None else find_family_of_type(family.wraps)
+    if family is None or family.wraps is None:
+        return family
+    return find_family_of_type(raw["text_config"].get("model_type", family.wraps))
 
 
 def native_families() -> set[str]:
@@ -48,7 +52,8 @@ def tiny(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "text_config" in raw:
         shared = {name: raw[name] for name in ("torch_dtype", "tie_word_embeddings") if name in raw}
         return tiny({**shared, **raw["text_config"]})
-    small = {name: _SIZES[name] if name in _SIZES and value else value for name, value in raw.items()}
+    ends = {"bos_token_id": 1, "eos_token_id": 2}  # the class's own are beyond the vocabulary
+    small = ends | {name: _SIZES[name] if name in _SIZES and value else value for name, value in raw.items()}
     for name, value in raw.items():
         if isinstance(value, list) and len(value) == raw["num_hidden_layers"]:
             small[name] = value[:LAYERS]

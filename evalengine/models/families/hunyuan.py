@@ -34,4 +34,5 @@ HUNYUAN = Family(
     frozenset({"dynamic"}),
     WeightNames(parts={"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"}),
     GGUFForm("hunyuan-dense"),  # whose base has alpha in it
+    implied={"norm_type": ("rms",), "use_cla": (False,), "use_rotary_pos_emb": (True,)},
 )

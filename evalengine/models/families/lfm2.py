@@ -120,7 +120,15 @@ def _gguf_moe(metadata: Metadata, config: Config) -> None:
 
 
 _OUTPUT_NORM = {"token_embd_norm": "model.norm"}
-LFM2 = Family("Lfm2ForCausalLM", "lfm2", _spec, _READS, _NAMES, GGUFForm("lfm2", _gguf_dense, names=_OUTPUT_NORM))
+LFM2 = Family(
+    "Lfm2ForCausalLM",
+    "lfm2",
+    _spec,
+    _READS,
+    _NAMES,
+    GGUFForm("lfm2", _gguf_dense, names=_OUTPUT_NORM),
+    implied={"block_use_swiglu": (True,), "use_pos_enc": (True,)},
+)
 LFM2_MOE = Family(
     "Lfm2MoeForCausalLM",
     "lfm2_moe",
