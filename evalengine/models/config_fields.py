@@ -51,7 +51,7 @@ ROPE_READ: Mapping[str, frozenset[str]] = {
     "longrope": frozenset(
         {"short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"}
     ),
-    # HunYuan's, whose base is fixed; its files have YaRN's fields, too, which no code of this model asks for.
+    # HunYuan's, whose base is fixed. Its files also contain YaRN's fields, which no code of this model reads.
     "dynamic": frozenset({"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
 }
 ROPE_WITHOUT_EFFECT = {
@@ -278,7 +278,7 @@ _WHY = "transformers ignores it, so the file may describe a different model; che
 def refused_fields(
     raw: Mapping[str, Any], read: Set[str] = READ, implied: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 ) -> Iterator[str]:
-    """A sentence for each field that would change what a model computes.
+    """Yield a message for each field that would change what a model computes.
 
     read: the fields that its code reads. implied: the family's `Family.implied`.
     """
@@ -295,8 +295,8 @@ def refused_fields(
 
 
 def contradicting_fields(raw: Mapping[str, Any], spec: ModelSpec, read: Set[str] = READ) -> Iterator[str]:
-    """A sentence for each field that says something of the model otherwise than the spec. read: the fields that need no
-    check, since the model's code reads them or they have one value."""
+    """Yield a message for each field that contradicts the spec. read: the fields to skip, since the model's code
+    reads them or `refused_fields` checks them."""
     for name in sorted(raw.keys() & SAME_AS.keys() - read):
         value, own = raw[name], attrgetter(SAME_AS[name])(spec)
         numbers = is_number(value, -math.inf, math.inf) and is_number(own, -math.inf, math.inf)

@@ -64,7 +64,7 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     try:
         spec = from_hf(_configuration(raw, family))
     except NotNative as error:
-        # There is no spec to compare with, so each field that may contradict it counts. Sizes show in tensors.
+        # Without a spec to compare with, any field that may contradict it counts. Wrong sizes show in the tensors.
         may = {name for name, own in SAME_AS.items() if own not in LARGEST} | {"query_pre_attn_scalar", "rotary_dim"}
         named = [name for name in sorted(raw.keys() & may - _known(family)) if raw[name] is not None]
         problems += [f"{name}={shown(raw[name])}: transformers ignores it" for name in named]
@@ -79,7 +79,7 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
 
 
 def unread_fields(raw: Mapping[str, Any]) -> list[str]:
-    """The fields of config.json's content, and of its text part, of which nothing is known; they have no effect."""
+    """Return the fields of config.json's content and of its text part that neither we nor transformers know."""
     model_type = raw.get("model_type")
     family = find_family_of_type(model_type) if isinstance(model_type, str) else None
     fields = unknown_fields(raw, _known(family))
@@ -223,7 +223,7 @@ def _read(family: Family | None) -> frozenset[str]:
 
 
 def _known(family: Family | None) -> frozenset[str]:
-    """The fields that a family's code reads or has by itself."""
+    """The fields that a family's code reads, and those of which it accepts some values (`Family.implied`)."""
     return _read(family) | (frozenset(family.implied) if family else frozenset())
 
 
@@ -252,7 +252,7 @@ def _unsupported(config: Any, family: Family | None) -> Iterator[str]:
 
 
 def _gaps(config: Any, family: Family | None) -> Iterator[str]:
-    """A sentence for each setting that transformers' code for these models computes, and the native family does not."""
+    """Yield a message for each setting that transformers computes for these models and the native family does not."""
     reads = family.reads if family else frozenset()
     yield from _rope_gaps(getattr(config, "rope_parameters", None), reads)
     if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
@@ -271,7 +271,7 @@ def _window_problems(config: Any) -> Iterator[str]:
 
 
 def _kind_problems(config: Any) -> Iterator[str]:
-    """A sentence where layers have kinds in a model all of whose layers see the window, if there is one."""
+    """Yield a message if `layer_types` contradicts a model whose layers are all alike."""
     kinds = getattr(config, "layer_types", None) or []
     own = "full_attention" if config.sliding_window is None else "sliding_attention"
     if others := sorted({str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])} - {own}):
@@ -305,7 +305,7 @@ def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[s
 
 
 def _rope_gaps(parameters: Any, reads: Set[str]) -> Iterator[str]:
-    """A sentence for each type of RoPE that transformers has and the family has not. reads: as of `_rope_problems`."""
+    """Yield a message for each type of RoPE that transformers has and the family lacks. reads: see `_rope_problems`."""
     if not _thetas(parameters):
         return
     if "rope_by_layer" in reads and "rope_theta" not in parameters:

@@ -51,14 +51,14 @@ class Activations(NamedTuple):
 
 
 class DeclaredForm(NamedTuple):
-    """What config.json says of packed weights."""
+    """A form of packed weights that config.json declares."""
 
     kind: str  # "int" or "float"
     bits: int
-    block: tuple[int | None, int | None] | None  # rows and columns that share a scale, None: all; None: not said
+    block: tuple[int | None, int | None] | None  # rows and columns per scale (None: all of them); None: not declared
 
     def scales(self, rows: int, columns: int) -> tuple[int, int] | None:
-        """How many scales a matrix has along its rows and columns; None: not said."""
+        """Return the number of scales of a matrix along its rows and columns; None if not declared."""
         if self.block is None:
             return None
         return -(-rows // (self.block[0] or rows)), -(-columns // (self.block[1] or columns))
@@ -121,8 +121,8 @@ def block_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def declared_forms(quantization: Mapping[str, Any]) -> list[DeclaredForm]:
-    """The forms of packed weights that a `quantization_config` declares, in any order; none for a method whose one form
-    is checked tensor by tensor (GPTQ, AWQ, MXFP4)."""
+    """Return the forms of packed weights that a `quantization_config` declares; none for GPTQ, AWQ and MXFP4, whose
+    single form is checked with the tensors' shapes."""
     match method_of(quantization):
         case "fp8":
             return [DeclaredForm("float", 8, block_of(quantization))]

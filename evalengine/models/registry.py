@@ -33,7 +33,7 @@ class Family:
     weights: WeightNames = field(default_factory=WeightNames)
     gguf: GGUFForm | None = None  # of a family whose GGUF files are read
     wraps: str | None = None  # the model_type of its text part, for a model of texts and images
-    # Fields that files have and transformers' code does not ask for -> the values that describe what it computes.
+    # Fields of published files that transformers' code does not read -> the values that describe what it computes.
     implied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,9 +45,10 @@ MODEL_REGISTRY: dict[str, Family] = {}
 
 
 class NotNative(ConfigError):
-    """A model whose configuration is valid, and which its native family does not compute: transformers' own module may.
+    """A valid configuration that transformers computes and the native family does not.
 
-    Not raised for fields that transformers ignores or that contradict each other: there its module is no remedy.
+    Not raised for fields that transformers ignores or that contradict each other: its module would compute a different
+    model.
     """
 
 

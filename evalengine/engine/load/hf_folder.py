@@ -69,7 +69,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
 
 
 def _spec(raw: dict[str, Any], implementation: str, setting: str) -> ModelSpec:
-    """The spec of config.json's content: a native family's where it computes it all, else transformers' module's."""
+    """Return the native family's spec if it computes the whole config.json, else that of transformers' module."""
     from transformers import CONFIG_MAPPING
 
     model_type = raw.get("model_type")
@@ -89,7 +89,7 @@ def _spec(raw: dict[str, Any], implementation: str, setting: str) -> ModelSpec:
             spec = _spec_of_module(raw)
         except ConfigError as theirs:
             raise ConfigError(
-                f"{why}; model.implementation=transformers is no remedy ({'; '.join(theirs.problems)})"
+                f"{why}; model.implementation=transformers cannot run it either ({'; '.join(theirs.problems)})"
             ) from error
         if implementation == "native":
             raise ConfigError(

@@ -55,15 +55,14 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint, with one in the place of each packed weight's.
 
     quantization: config.json's `quantization_config`, one that `packing.packing_problems` finds nothing wrong
-    with. Raises EvalEngineError for tensors without their partners, and for those that do not fit.
+    with. Raises EvalEngineError for tensors without their partners, and for those that do not fit or contradict it.
     """
     if not quantization:
         return dict(stored)
     method, rule = method_of(quantization), activations_of(quantization)
     tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_NO_WEIGHTS)}
-    named_shapes: dict[
-        str, tuple[StoredTensor, tuple[int, ...]]
-    ] = {}  # tensors that name a weight's shape, and the shape
+    # tensors that contain a weight's shape, and the shape that the weight has
+    named_shapes: dict[str, tuple[StoredTensor, tuple[int, ...]]] = {}
     for layout in _LAYOUTS[method]:
         for stem, parts in [*_packed(tensors, layout)]:
             whole = [part for part in parts.values() if part is not None]
@@ -99,9 +98,9 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
 
 
 def _contradiction(parts: Parts, fitting: _Fitting, quantization: Mapping[str, Any]) -> str | None:
-    """A sentence, without its end, where config.json says otherwise than the tensors how a weight is packed.
+    """Return what is wrong if config.json and the tensors disagree on how a weight is packed, else None.
 
-    Modules are not matched with the groups that config.json has for them, so any group's form will do.
+    A weight may have the form of any group in config.json: its module is not matched with the groups' targets.
     """
     declared = declared_forms(quantization)
     if not declared:

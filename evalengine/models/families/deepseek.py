@@ -97,7 +97,7 @@ def _glm_lite(family: Family, config: Any) -> ModelSpec:
     known = isinstance(kinds, list) and len(kinds) == config.num_hidden_layers and {*kinds} <= {"dense", "sparse"}
     if not known:
         raise ConfigError(f"mlp_layer_types={shown(kinds)}: must say dense or sparse of each layer")
-    # Published files name it instead. transformers does not read it: without mlp_layer_types the first layer is dense.
+    # Published files have this field instead. transformers ignores it and makes the first layer dense by default.
     dense = getattr(config, "first_k_dense_replace", None)
     layers = len(kinds)
     if dense is not None and not (

@@ -37,7 +37,7 @@ def _gemma1(family: Family, config: Any) -> ModelSpec:
 
 
 def _spec(family: Family, config: Any, *, qk_norm: bool) -> ModelSpec:
-    named = getattr(config, "hidden_act", None)  # files have it too; transformers reads `hidden_activation` alone
+    named = getattr(config, "hidden_act", None)  # also in files; transformers reads only `hidden_activation`
     if named not in (None, config.hidden_activation):
         raise ConfigError(f"hidden_act={shown(named)} contradicts hidden_activation={shown(config.hidden_activation)}")
 

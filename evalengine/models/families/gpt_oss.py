@@ -23,8 +23,9 @@ _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # `clamped_swiglu` has n
 def _spec(family: Family, config: Any) -> ModelSpec:
     # Classes of older versions of transformers have these numbers in their code.
     if other := [f"{n}={value}" for n, own in _SWIGLU.items() if (value := getattr(config, n, own)) != own]:
-        raise NotNative(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
-    named = getattr(config, "experts_per_token", None)  # files have it too; transformers does not read it
+        kind = NotNative if hasattr(type(config), "swiglu_alpha") else ConfigError
+        raise kind(f"{', '.join(other)}: the feed-forward is computed with {_SWIGLU} only")
+    named = getattr(config, "experts_per_token", None)  # also in files; transformers ignores it
     if named not in (None, config.num_experts_per_tok):
         raise ConfigError(
             f"experts_per_token={shown(named)} contradicts num_experts_per_tok={config.num_experts_per_tok}"
@@ -57,5 +58,5 @@ GPT_OSS = Family(
         parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
     ),
     GGUFForm("gpt-oss", _gguf, names={"post_attention_norm": "post_attention_layernorm"}),
-    implied={"hidden_act": ("silu",)},  # its code has one
+    implied={"hidden_act": ("silu",)},  # the clamped SwiGLU, by the name that files have for it
 )

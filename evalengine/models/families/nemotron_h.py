@@ -19,7 +19,7 @@ _READS = frozenset(
         *("layers_block_type", "layer_types", "hybrid_override_pattern", "layer_norm_epsilon", "mlp_hidden_act"),
         *("mlp_bias", "use_bias", "use_conv_bias", "mamba_hidden_act", "mamba_num_heads", "mamba_head_dim", "n_groups"),
         *("ssm_state_size", "conv_kernel", "expand", "chunk_size", "time_step_min", "time_step_limit", "no_rope"),
-        # What other versions of these models' code call some of them.
+        # Names of some of them in other versions of these models' code.
         *("mamba_n_groups", "mamba_d_conv", "mamba_expand", "mamba_dt_min", "mamba_dt_limit", "mamba_conv_bias"),
         "mamba_chunk_size",
         *("mamba_proj_bias", "mamba_ssm_cache_dtype", "time_step_rank"),  # no code of this model's asks for them
