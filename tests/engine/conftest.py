@@ -7,12 +7,16 @@ import json
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from evalengine import LLM
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
+
+if TYPE_CHECKING:
+    from tests.parity.random_models import ModelFolders
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +34,15 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     checkpoint = resolve_checkpoint(ModelConfig(name="small", path=str(folder), load_format="dummy"))
     assert checkpoint.tokenizer is not None
     return dataclasses.replace(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
+    """The tiny model of each family (`tests.parity.families.CASES`), each made when it is first asked for."""
+    from tests.parity.families import make  # imports transformers' models, which few files need
+    from tests.parity.random_models import ModelFolders
+
+    return ModelFolders(make, tmp_path_factory)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from evalengine.explain.record import _named
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.parallel import TensorParallel
 from tests.engine.test_schedule_invariance import Schedule, differing, one_by_one, run
-from tests.parity.families import CASES, VOCAB, make
+from tests.parity.families import CASES, VOCAB
 from tests.parity.random_models import ModelFolders, without_tokenizer
 
 # What is unlike the reference, in which each request is alone: one thing at a time, then all.
@@ -85,11 +85,6 @@ def requests() -> list[Request]:
     ]
     made: list[Request] = [GenerateRequest(i, (common if i % 2 else []) + own[i], params[i % 2]) for i in range(5)]
     return [*made, *(ScoreRequest(10 + i, common, own[i][:9]) for i in range(3))]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
-    return ModelFolders(make, tmp_path_factory)
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.plain import PlainOps, computed_by
 from tests.engine.test_uncommitted_steps import KINDS, RECURRENT
-from tests.parity.families import make
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import ModelFolders, without_tokenizer
 from tests.parity.test_families import rms, tokens
@@ -35,11 +34,6 @@ CPU = torch.device("cpu")
 CUDA = torch.cuda.is_available()
 MODE: dict[str, Any] = {"batch_invariant": True, "max_model_len": 128, "block_size": 16, "self_test": "always"}
 AXES = ["batch", "chunks", *(["graphs"] if CUDA else []), "prefix", "preemption", "guesses"]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
-    return ModelFolders(make, tmp_path_factory)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from evalengine.layers.native import NativeOps
 from evalengine.layers.recurrent import HybridCache
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.engine.test_schedule_invariance import differing, one_by_one
-from tests.parity.families import VOCAB, make
+from tests.parity.families import VOCAB
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import ModelFolders, without_tokenizer
 
@@ -48,11 +48,6 @@ KINDS = {
 }
 RECURRENT = ["gated delta", "Mamba-2", "short convolution", "both branches"]
 MODE: dict[str, Any] = {"batch_invariant": True, "max_model_len": 96}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
-    return ModelFolders(make, tmp_path_factory)
 
 
 @pytest.fixture
