@@ -1,8 +1,9 @@
-"""Checks numbers out of a checkpoint's files, and shortens values and names for messages."""
+"""Decodes and checks numbers out of a checkpoint's files, and shortens values and names for messages."""
 
 from __future__ import annotations
 
 import reprlib
+from typing import Any
 
 from evalengine.plain_text import printable
 
@@ -15,6 +16,15 @@ def is_integer(value: object, least: int = 0, largest: int = 1 << 62) -> bool:
 def is_number(value: object, least: float, largest: float) -> bool:
     """Whether a value is a number in range; a boolean and NaN are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= largest
+
+
+def decoded(value: Any) -> Any:
+    """A copy of a JSON value, in which transformers writes what JSON has no number for as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {key: decoded(part) for key, part in value.items()}
+    return [decoded(part) for part in value] if isinstance(value, list) else value
 
 
 def shown(value: object) -> str:

@@ -27,7 +27,7 @@ from evalengine.models.config_fields import (
     refused_fields,
     unknown_fields,
 )
-from evalengine.models.file_values import is_integer, is_number, one_line, shown
+from evalengine.models.file_values import decoded, is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
 from evalengine.models.registry import Family, NotNative, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
@@ -160,21 +160,12 @@ def _configuration(raw: Mapping[str, Any], family: Family | None) -> Any:
     fields_read = _read(family) - {"is_causal"}
     try:
         # transformers gets a copy, because it fills in the RoPE parameters that it is given.
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict({k: _decoded(raw[k]) for k in raw.keys() & fields_read})
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict({k: decoded(raw[k]) for k in raw.keys() & fields_read})
     except Exception as error:  # transformers' validation raises several unrelated types
         raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
     if "eos_token_id" in raw:
         config.eos_token_id = raw["eos_token_id"]  # for null some classes put their family's own
     return config
-
-
-def _decoded(value: Any) -> Any:
-    """A copy of a JSON value, in which transformers writes what JSON has no number for as {"__float__": "Infinity"}."""
-    if isinstance(value, dict):
-        if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
-            return float(value["__float__"])
-        return {key: _decoded(part) for key, part in value.items()}
-    return [_decoded(part) for part in value] if isinstance(value, list) else value
 
 
 def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:

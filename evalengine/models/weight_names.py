@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
-from evalengine.models.spec import ModelSpec
+from evalengine.models.spec import Block, ModelSpec
 
 OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
 OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
@@ -91,7 +91,7 @@ class WeightNames:
             kind = ".bias" if fused[2] or kind == ".bias" else ".weight"
             pieces = self._experts(fused[1], tensor)
         else:
-            pieces = self._split(spec, spec.block(layer).recurrence, part, tensor)
+            pieces = self._split(spec, spec.block(layer), part, tensor)
         for own, rows in pieces:
             yield f"model.layers.{layer}.{own}{kind}", _reordered(spec, layer, own, rows)
 
@@ -106,10 +106,12 @@ class WeightNames:
             yield f"mlp.experts.{number}.gate_proj", gate
             yield f"mlp.experts.{number}.up_proj", up
 
-    def _split(
-        self, spec: ModelSpec, recurrence: Recurrence | None, part: str, tensor: Tensor
-    ) -> Iterator[tuple[str, Tensor]]:
-        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    def _split(self, spec: ModelSpec, block: Block, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        recurrence, q, kv = block.recurrence, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        # A feed-forward beside experts is the expert that all tokens share.
+        feed_forward, inner = "mlp", spec.intermediate_size
+        if block.mixture is not None:
+            feed_forward, inner = "mlp.shared_expert", block.mixture.shared_size
         sizes: dict[str, int] = {}
         if part == self.qkv:
             sizes = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
@@ -125,7 +127,9 @@ class WeightNames:
         elif recurrence is not None and part in ("mixer.in_proj", "mixer.in_proj_qkv", "mixer.conv"):
             sizes = _parts_of(recurrence, part)
         elif part == self.gate_up:
-            sizes = {"mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size}
+            sizes = {f"{feed_forward}.gate_proj": inner, f"{feed_forward}.up_proj": inner}
+        elif part == "mlp.down_proj":
+            part = f"{feed_forward}.down_proj"
         if not sizes or tensor.shape[0] != sum(sizes.values()):  # the loader names a shape that does not fit
             yield part, tensor.flatten() if part == "mlp.gate.e_score_correction_bias" else tensor
         elif part == self.qkv and self.qkv_by_head:

@@ -193,6 +193,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {**SHORT, "layer_types": ["conv", "full_attention", "conv", "conv"]}),
     "lfm2-moe": ("lfm2_moe", {**EXPERTS, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
     "granite-hybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
+    "granite-hybrid-moe": ("granitemoehybrid", {**MAMBA, "num_local_experts": 6, "num_experts_per_tok": 3,
+                           "intermediate_size": 52, "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
     "falcon-h1": ("falcon_h1", FALCON),
     "falcon-h1-normed": ("falcon_h1", {**FALCON, "mamba_rms_norm": True}),
     "falcon-h1-unscaled": ("falcon_h1", {**FALCON, "ssm_out_multiplier": 1.0}),

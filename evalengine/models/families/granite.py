@@ -12,6 +12,14 @@ from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import WeightNames
 
+EXPERTS = {  # a mixture's parts in checkpoints of transformers 4 and 5 -> the decoder's names
+    "block_sparse_moe.router.layer": "mlp.gate",
+    "block_sparse_moe.router": "mlp.gate",
+    "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
+    "block_sparse_moe.output_linear": "mlp.experts.down_proj",
+    "block_sparse_moe.experts.gate_up_proj": "mlp.experts.gate_up_proj",
+    "block_sparse_moe.experts.down_proj": "mlp.experts.down_proj",
+}
 _READS = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
@@ -70,15 +78,6 @@ GRANITE_MOE = Family(
     "granitemoe",
     _moe,
     _READS | {"num_local_experts", "num_experts_per_tok"},
-    WeightNames(
-        parts={
-            "block_sparse_moe.router.layer": "mlp.gate",
-            "block_sparse_moe.router": "mlp.gate",
-            "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
-            "block_sparse_moe.output_linear": "mlp.experts.down_proj",
-            "block_sparse_moe.experts.gate_up_proj": "mlp.experts.gate_up_proj",
-            "block_sparse_moe.experts.down_proj": "mlp.experts.down_proj",
-        }
-    ),
+    WeightNames(parts=EXPERTS),
     GGUFForm("granitemoe", _gguf_moe, permuted=True),
 )

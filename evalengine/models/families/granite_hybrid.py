@@ -1,11 +1,15 @@
-"""Granite 4: Mamba-2 in most layers, or in none; attention without RoPE in the others; one feed-forward or experts."""
+"""Granite 4: Mamba-2 in most layers, or in none; attention without RoPE in the others; one feed-forward, in some sizes
+beside experts.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from evalengine.kernels.mixture_variant import Mixture, Router
 from evalengine.models.describe import by_layer, describe, mamba2_of, rope_of
-from evalengine.models.registry import Family, NotNative
+from evalengine.models.families.granite import EXPERTS
+from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
 from evalengine.models.weight_names import MAMBA, MAMBA_BARE, WeightNames
@@ -21,8 +25,10 @@ _READS = frozenset(
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    if config.num_local_experts:
-        raise NotNative(f"num_local_experts={config.num_local_experts}: experts beside Mamba-2 are not supported yet")
+    mixture = None
+    if experts := config.num_local_experts:
+        router = Router(experts, config.num_experts_per_tok, scores="logit")
+        mixture = Mixture(router, config.intermediate_size, shared_size=config.shared_intermediate_size)
     rope = rope_of(config) if config.position_embedding_type == "rope" else NO_ROPE
     scan = mamba2_of(config)
 
@@ -32,6 +38,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
             scale=config.attention_multiplier,
             residual_scale=config.residual_multiplier,
             recurrence=scan if kind == "linear_attention" else None,
+            mixture=mixture,
         )
 
     return describe(
@@ -53,6 +60,7 @@ GRANITE_HYBRID = Family(
     WeightNames(
         parts={
             **MAMBA,
+            **EXPERTS,
             "shared_mlp.input_linear": "mlp.gate_up_proj",
             "shared_mlp.output_linear": "mlp.down_proj",
         },
