@@ -9,6 +9,9 @@ reference schedule before it is first used, and dropped if a byte differs (`firs
     with set_batch_invariant_mode():
         logits = model(input_ids)
 
+The mode is process-wide. Blocks of several threads and asyncio tasks may overlap in any order: the mode stays on until
+the last of them has left (`mode`).
+
 scaled_dot_product_attention is one kernel on CUDA, with any mask and the arithmetic of the engine's own attention. The
 mode also sets two switches of torch, and puts them back: elsewhere, and for what that kernel does not cover (dropout,
 values of another width than keys), scaled_dot_product_attention takes its math path (`bmm`, `_safe_softmax`, `bmm`, in
@@ -47,107 +50,8 @@ the same formula, in the vectorised body as in the tail; tests try lengths and o
 
 from __future__ import annotations
 
-import warnings
-from contextlib import ExitStack
-
-import torch
-from torch.library import Library
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from evalengine.errors import ConfigError
 from evalengine.invariant.audit import CoverageAudit, UncoveredOpError
-from evalengine.invariant.cpu import CPUOverrides
-from evalengine.invariant.overrides import Overrides
-from evalengine.invariant.prepared import PreparedWeights
+from evalengine.invariant.mode import is_batch_invariant_mode, set_batch_invariant_mode
 from evalengine.invariant.table import COVERED_OPS
-from evalengine.kernels.torch_private import destroy
 
 __all__ = ["COVERED_OPS", "CoverageAudit", "UncoveredOpError", "is_batch_invariant_mode", "set_batch_invariant_mode"]
-
-_installed: ExitStack | None = None  # the overrides in place; closing it puts torch back as it was
-_weights = PreparedWeights()  # the CPU side's weights; empty while the mode is off
-
-
-def _install(enabled: bool, keep_weights: bool = False) -> None:
-    """Puts the overrides in place, or torch's own kernels back. Idempotent.
-
-    keep_weights: whether prepared weights outlive the overrides.
-    """
-    global _installed
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()  # without it some versions trace the error, give up, and run this again uncompiled
-        raise ConfigError("set_batch_invariant_mode() cannot be compiled: enter it outside the compiled function")
-    if enabled and _installed is None:
-        with ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            library = Library("aten", "IMPL")
-            stack.callback(destroy, library)
-            for overrides in _devices():
-                _register(library, overrides)
-            _installed = stack.pop_all()
-    elif not enabled and _installed is not None:
-        installed, _installed = _installed, None
-        installed.close()
-        if not keep_weights:
-            _weights.clear()
-
-
-def _devices() -> list[Overrides]:
-    devices: list[Overrides] = [CPUOverrides(_weights)]
-    if torch.cuda.is_available():
-        from evalengine.invariant.cuda import CUDAOverrides  # imports Triton
-
-        devices.append(CUDAOverrides())
-    return devices
-
-
-def _register(library: Library, overrides: Overrides) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"[\s\S]*Overriding a previously registered kernel")
-        for name, kernel in overrides.kernels().items():
-            library.impl(name, kernel, overrides.device.upper())
-        for name, kernel in overrides.autograd_kernels().items():
-            library.impl(name, kernel, f"Autograd{overrides.device.upper()}")
-
-
-def is_batch_invariant_mode() -> bool:
-    """Whether the overrides are in place now."""
-    return _installed is not None
-
-
-class set_batch_invariant_mode:
-    """Turns the mode on (or off) at once, for the whole process, as `torch.set_grad_enabled` does for gradients.
-
-    After a plain call the mode stays until the next call. As a context manager it restores the former mode on leaving,
-    also after an exception, so calls nest in any way: `set_batch_invariant_mode(False)` inside a `True` turns the mode
-    off there. It is meant for inference; under autograd each covered op keeps torch's own gradient formula. Raises
-    `ConfigError` inside a function under `torch.compile`: a compiler cannot trace the call that switches it off.
-
-    `weight_cache_bytes` bounds the memory for weights that the CPU side has prepared (2 GiB by default; 0 keeps none):
-    12 bytes a float32 weight, 10 a bf16 or fp16 one. Weights beyond it are prepared at every call, to the same bits.
-    None leaves the bound as it is, and leaving the context puts back the former one. Raises `ConfigError` if it is no
-    number of bytes. With `keep_weights` they outlive the context, for a caller that enters it again and again; each
-    goes when its weight does, and all of them when the mode is next left without it.
-    """
-
-    def __init__(
-        self, enabled: bool = True, *, weight_cache_bytes: int | None = None, keep_weights: bool = False
-    ) -> None:
-        if weight_cache_bytes is not None and (type(weight_cache_bytes) is not int or weight_cache_bytes < 0):
-            raise ConfigError(
-                f"set_batch_invariant_mode(weight_cache_bytes={weight_cache_bytes!r:.60}): "
-                "give a number of bytes, 0 or more"
-            )
-        self._previous, self._previous_limit = is_batch_invariant_mode(), _weights.limit
-        self._keep_weights = keep_weights
-        _install(enabled)
-        if weight_cache_bytes is not None:
-            _weights.limit = weight_cache_bytes
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        _install(self._previous, self._keep_weights)
-        _weights.limit = self._previous_limit

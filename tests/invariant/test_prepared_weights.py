@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalengine import invariant
 from evalengine.errors import ConfigError
-from evalengine.invariant import set_batch_invariant_mode
+from evalengine.invariant import is_batch_invariant_mode, mode, set_batch_invariant_mode
 from evalengine.invariant.prepared import DEFAULT_LIMIT, PreparedWeights
 from evalengine.kernels import exact_aten
 from tests.bitwise import assert_bitwise_equal
@@ -27,7 +26,7 @@ def fresh(x: Tensor, weight: Tensor) -> Tensor:
 
 def kept() -> int:
     """The number of prepared weights that the mode keeps."""
-    return len(invariant._weights)
+    return len(mode._weights)
 
 
 def warm(x: Tensor, weight: Tensor) -> None:
@@ -108,7 +107,7 @@ def test_what_is_kept_goes_with_the_weight_and_with_the_mode() -> None:
         with set_batch_invariant_mode():
             weight, other_weight = randn(34, 90, seed=1), randn(34, 90, seed=2)
             warm(x, weight)
-            size = invariant._weights.size
+            size = mode._weights.size
             assert size >= 12 * 34 * 90
             for _ in range(2):
                 F.linear(x, other_weight)
@@ -116,11 +115,11 @@ def test_what_is_kept_goes_with_the_weight_and_with_the_mode() -> None:
             assert kept() == 3
             del other_weight
             gc.collect()
-            assert (kept(), invariant._weights.size) == (1, size)
+            assert (kept(), mode._weights.size) == (1, size)
             with set_batch_invariant_mode(False):
-                assert (kept(), invariant._weights.size) == (0, 0)
+                assert (kept(), mode._weights.size) == (0, 0)
             warm(x, weight)
-        assert (kept(), invariant._weights.size) == (0, 0)
+        assert (kept(), mode._weights.size) == (0, 0)
 
 
 def test_a_caller_that_comes_again_may_keep_them() -> None:
@@ -129,7 +128,7 @@ def test_a_caller_that_comes_again_may_keep_them() -> None:
     for _ in range(2):
         with set_batch_invariant_mode(keep_weights=True):
             F.linear(x, weight)
-    assert kept() == 1 and not invariant.is_batch_invariant_mode()
+    assert kept() == 1 and not is_batch_invariant_mode()
     with set_batch_invariant_mode(keep_weights=True):
         del weight
         gc.collect()
@@ -158,19 +157,19 @@ def test_the_bound_is_kept_and_restored() -> None:
         for _ in range(3):
             for weight in weights:
                 assert_bitwise_equal(F.linear(x, weight), fresh(x, weight))
-        assert kept() == 2 and invariant._weights.size <= 2 * bytes_of_one
+        assert kept() == 2 and mode._weights.size <= 2 * bytes_of_one
         with set_batch_invariant_mode(weight_cache_bytes=0):
             assert kept() == 0
             for _ in range(3):
                 assert_bitwise_equal(F.linear(x, weights[0]), fresh(x, weights[0]))
             assert kept() == 0
         with set_batch_invariant_mode():
-            assert invariant._weights.limit == 2 * bytes_of_one  # The bound is the outer one again.
-    assert invariant._weights.limit == DEFAULT_LIMIT
+            assert mode._weights.limit == 2 * bytes_of_one  # The bound is the outer one again.
+    assert mode._weights.limit == DEFAULT_LIMIT
     for wrong in (-1, 1.5, "1 GB", True):
         with pytest.raises(ConfigError, match="give a number of bytes"):
             set_batch_invariant_mode(weight_cache_bytes=wrong)
-    assert not invariant.is_batch_invariant_mode()
+    assert not is_batch_invariant_mode()
 
 
 def test_nan_and_odd_layouts_are_kept_bit_for_bit() -> None:
