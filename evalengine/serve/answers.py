@@ -55,6 +55,12 @@ class Writer:
                    for choice in ask.choices]  # fmt: skip
         return {**self.head(ask), "choices": choices, "usage": usage(ask, outputs)}
 
+    def num_tokens(self, ask: Ask, outputs: Mapping[int, RequestOutput]) -> int:
+        """The tokens that the whole answer shows: of the prompts, once for each choice, and of the generations."""
+        shows_prompts = ask.echo or ask.token_ids or ask.scores_prompts
+        prompts = ask.n * sum(map(len, ask.prompts)) if shows_prompts else 0
+        return prompts + sum(len(output.token_ids) for output in outputs.values())
+
     def head(self, ask: Ask, chunk: bool = False) -> dict[str, Any]:
         """What stands before the choices of an answer, or of a piece of a streamed one."""
         kind = "chat.completion" if ask.chat else "text_completion"

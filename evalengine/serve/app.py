@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from evalengine.config.arguments import is_unicode
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
-from evalengine.serve.answering import ClientGone, Mailbox, Submission, as_json, streamed, unless_gone
+from evalengine.serve.answering import ClientGone, Mailbox, Submission, as_json, in_pieces, streamed, unless_gone
 from evalengine.serve.answers import CREATED, Writer, usage
-from evalengine.serve.asks import Ask, chat_ask, completion_ask
+from evalengine.serve.asks import Ask, chat_ask, check_counts, completion_ask
 from evalengine.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
 from evalengine.serve.errors import ApiError
+from evalengine.serve.json_body import SHORT, read_json
 from evalengine.serve.metrics import Metrics
-from evalengine.serve.model import ServedModel
+from evalengine.serve.model import MOST_TOKENIZED, ServedModel
 from evalengine.serve.recorder import Recorder
 from evalengine.serve.settings import ServeSettings
-from evalengine.util.plain_files import parse_json
 
+T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)  # what may be asked without a key
 GONE = 499  # nginx's status of a request whose client left
-Answer = Callable[[Request, Any], Awaitable[Response]]
+SHORT_ANSWER = 2048  # tokens: with twenty alternatives each they are written in 50 ms
+SHORT_THREADS, LONG_THREADS = 4, 2  # that read and tokenize short and long bodies
+Answer = Callable[[Request, bytes], Awaitable[Response]]
 
 
 class Server:
-    """The paths of one model. `app` is the ASGI application."""
+    """The paths of one model. `app` is the ASGI application.
+
+    Bodies are read, checked and tokenized, and long answers written, in threads, so that the event loop stays free.
+    Short bodies have separate threads, so that they do not wait for long ones.
+    """
 
     def __init__(
         self,
@@ -50,6 +58,8 @@ class Server:
         self.model, self.engine, self.settings, self.recorder = model, engine, settings, recorder
         self.writer, self.metrics = Writer(model), Metrics(engine)
         self._mailbox: Mailbox | None = None  # of the event loop, once it runs
+        self._short = ThreadPoolExecutor(SHORT_THREADS, "short-requests")
+        self._long = ThreadPoolExecutor(LONG_THREADS, "long-requests")
         self._key = None if api_key is None else api_key.encode()
         self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         posts: dict[str, Answer] = {
@@ -79,7 +89,7 @@ class Server:
             try:
                 if path not in OPEN_PATHS:
                     self._check_key(request)
-                body = await self._body(request) if has_body else None
+                body = await self._body(request) if has_body else b""
                 response = await answer(request, body)
             except ConfigError as error:
                 response = _refused(ApiError.of(error))
@@ -105,46 +115,67 @@ class Server:
         if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._key):
             raise ApiError(401, "this server wants its API key: Authorization: Bearer KEY", None, "invalid_api_key")
 
-    async def _body(self, request: Request) -> Any:
-        """The body's JSON. Raises ApiError for one that is too long, slow or no JSON, ClientGone for half of one."""
+    async def _body(self, request: Request) -> bytes:
+        """The body. Raises ApiError for one that is too long or slow, ClientGone for half of one."""
         try:
-            content = await asyncio.wait_for(self._read(request), self.settings.client_seconds)
+            return await asyncio.wait_for(self._read(request), self.settings.client_seconds)
         except ClientDisconnect as error:
             raise ClientGone from error
         except asyncio.TimeoutError as error:
             raise ApiError(408, f"the body did not come within {self.settings.client_seconds} s") from error
-        try:
-            value = parse_json(content)
-        except ValueError as error:
-            raise ApiError(400, f"the body is no JSON: {error}") from error
-        if b"\\u" in content and not is_unicode(json.dumps(value, ensure_ascii=False)):
-            raise ApiError(400, "a text holds half of a surrogate pair, which is no character")
-        return value
 
     async def _read(self, request: Request) -> bytes:
         parts, size = [], 0
+        too_long = ApiError(413, f"the body is longer than {self.settings.max_body_mb} MiB")
+        if int(request.headers.get("content-length", 0)) > self.settings.max_body:  # the protocol has read a number
+            raise too_long
         async for part in request.stream():
             size += len(part)
             if size > self.settings.max_body:
-                raise ApiError(413, f"the body is longer than {self.settings.max_body_mb} MiB")
+                raise too_long
             parts.append(part)
         return b"".join(parts)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    async def completions(self, request: Request, value: Any) -> Response:
-        body = read_body(CompletionBody, value)
-        self.model.check_name(body.model)
-        return await self._run(request, completion_ask(body, self.model, self.settings))
+    async def completions(self, request: Request, content: bytes) -> Response:
+        return await self._run(request, *await self._in_thread(self._completion, content))
 
-    async def chat(self, request: Request, value: Any) -> Response:
-        body = read_body(ChatBody, value)
-        self.model.check_name(body.model)
+    async def chat(self, request: Request, content: bytes) -> Response:
+        return await self._run(request, *await self._in_thread(self._chat, content))
+
+    def _in_thread(self, work: Callable[[bytes], T], content: bytes) -> Awaitable[T]:
+        """`work(content)` outside the event loop."""
+        pool = self._short if len(content) <= SHORT else self._long
+        return asyncio.get_running_loop().run_in_executor(pool, work, content)
+
+    def _completion(self, content: bytes) -> tuple[Ask, dict[str, str]]:
+        body = self._checked(CompletionBody, content)
+        return self._with_headers(completion_ask(body, self.model, self.settings))
+
+    def _chat(self, content: bytes) -> tuple[Ask, dict[str, str]]:
+        body = self._checked(ChatBody, content)
         tools = None if body.tool_choice == "none" else body.tools
-        prompt = await asyncio.to_thread(self.model.templated, body.messages, tools, body.chat_template_kwargs)
-        return await self._run(request, chat_ask(body, prompt, self.model, self.settings))
+        prompt = self.model.templated(body.messages, tools, body.chat_template_kwargs)
+        return self._with_headers(chat_ask(body, prompt, self.model, self.settings))
 
-    async def _run(self, request: Request, ask: Ask) -> Response:
+    def _checked(self, kind: type[Body], content: bytes) -> Body:
+        """The body that bytes are. Raises ApiError."""
+        try:
+            value = read_json(content)
+        except ValueError as error:
+            raise ApiError(400, f"the body cannot be read: {error}") from error
+        check_counts(value, self.model, self.settings)
+        body = read_body(kind, value)
+        self.model.check_name(getattr(body, "model", None))
+        return body
+
+    def _with_headers(self, ask: Ask) -> tuple[Ask, dict[str, str]]:
+        """A request, and the headers of its answer. Both take hashes of all prompts."""
+        assert ask.id, "it is computed here, outside the event loop"
+        return ask, {} if self.recorder is None else self.recorder.headers(ask)
+
+    async def _run(self, request: Request, ask: Ask, headers: Mapping[str, str]) -> Response:
         if self.engine.num_open + len(ask.choices) > self.settings.max_open:
             raise ApiError(429, f"{self.engine.num_open} choices wait or run already; come back later", None,
                            "rate_limit_exceeded")  # fmt: skip
@@ -153,7 +184,6 @@ class Server:
         if self._mailbox is None:
             self._mailbox = Mailbox(asyncio.get_running_loop())
         submission = Submission(ask, self.engine, self._mailbox)
-        headers = {} if self.recorder is None else self.recorder.headers(ask)
         if ask.stream:
             return EventStream(self._events(submission), submission, self, headers)
         try:
@@ -161,7 +191,12 @@ class Server:
         finally:
             submission.close()
         self._keep(submission)
-        return _json(self.writer.whole(ask, submission.scores, submission.outputs), headers=headers)
+        if self.writer.num_tokens(ask, submission.outputs) <= SHORT_ANSWER:
+            return self._whole(submission, headers)
+        return await asyncio.get_running_loop().run_in_executor(self._long, self._whole, submission, headers)
+
+    def _whole(self, submission: Submission, headers: Mapping[str, str]) -> Response:
+        return _json(self.writer.whole(submission.ask, submission.scores, submission.outputs), headers=headers)
 
     async def _events(self, submission: Submission) -> AsyncIterator[bytes]:
         """A streamed answer's bytes. An error in the middle of it is its last event."""
@@ -184,38 +219,43 @@ class Server:
 
     # -- the model, its tokenizer, and the server itself ---------------------------------------------------------------
 
-    async def models(self, request: Request, _: Any) -> Response:
+    async def models(self, request: Request, _: bytes) -> Response:
         model = {"id": self.model.name, "object": "model", "created": CREATED, "owned_by": "evalengine",
                  "max_model_len": self.model.limits.max_model_len}  # fmt: skip
         return _json({"object": "list", "data": [model]})
 
-    async def tokenize(self, request: Request, value: Any) -> Response:
-        body = read_body(TokenizeBody, value)
-        self.model.check_name(body.model)
+    async def tokenize(self, request: Request, content: bytes) -> Response:
+        return await self._in_thread(self._tokenized, content)
+
+    def _tokenized(self, content: bytes) -> Response:
+        body = self._checked(TokenizeBody, content)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "prompt")
         text = body.prompt or ""
         if body.messages is not None:
             given = body.messages, body.tools, body.chat_template_kwargs, body.add_generation_prompt
-            text = await asyncio.to_thread(self.model.templated, *given)
+            text = self.model.templated(*given)
+        if len(text) > MOST_TOKENIZED:
+            raise ApiError(400, f"a text of {len(text)} characters: at most {MOST_TOKENIZED} are tokenized", "prompt")
         ids = self.model.encoded(text, body.add_special_tokens)
         texts = {"token_strs": self.writer.tokens.texts(ids)} if body.return_token_strs else {}
         return _json({"count": len(ids), "max_model_len": self.model.limits.max_model_len, "tokens": ids, **texts})
 
-    async def detokenize(self, request: Request, value: Any) -> Response:
-        body = read_body(DetokenizeBody, value)
-        self.model.check_name(body.model)
-        return _json({"prompt": self.model.decoded(body.tokens)})
+    async def detokenize(self, request: Request, content: bytes) -> Response:
+        return await self._in_thread(self._detokenized, content)
 
-    async def tokenizer_info(self, request: Request, _: Any) -> Response:
+    def _detokenized(self, content: bytes) -> Response:
+        return _json({"prompt": self.model.decoded(self._checked(DetokenizeBody, content).tokens)})
+
+    async def tokenizer_info(self, request: Request, _: bytes) -> Response:
         return _json(self.model.tokenizer_info())
 
-    async def health(self, request: Request, _: Any) -> Response:
+    async def health(self, request: Request, _: bytes) -> Response:
         if not self.engine.healthy:
             raise ApiError(503, "the engine does not run, or its last step failed; the server's log has why")
         return _json({"status": "ok"})
 
-    async def prometheus(self, request: Request, _: Any) -> Response:
+    async def prometheus(self, request: Request, _: bytes) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -246,7 +286,7 @@ class EventStream(StreamingResponse):
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(as_json(value), status, headers, media_type="application/json")
+    return Response(in_pieces(value), status, headers, media_type="application/json")
 
 
 def _refused(error: ApiError) -> Response:

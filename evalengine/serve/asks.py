@@ -21,6 +21,7 @@ from evalengine.serve.tool_calls import offered
 
 NOT_OF_THE_ID = ("params", "stream", "include_usage", "tools")  # the tools stand in the prompt
 COMPLETION_TOKENS = 16  # of a completion that names no max_tokens, as OpenAI's
+MOST_STOPS = 1024  # stop strings of a request, and stop tokens
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class Ask:
         sampled = None if self.params is None else vars(self.params)  # `asdict` copies each field: a tenth of a request
         if sampled is not None and sampled["processors"] is not None:
             sampled = {**sampled, "processors": asdict(sampled["processors"])}
-        digest = hashlib.sha256(canonical({**asked, "params": sampled}).encode()).hexdigest()
+        asked["params"] = sampled
+        before = canonical({name: value for name, value in asked.items() if name < "prompts"})
+        after = canonical({name: value for name, value in asked.items() if name > "prompts"})
+        digest = _sha256(f'{before[:-1]},"prompts":[', self.prompts, f"],{after[1:]}").hex()
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{digest[:24]}"
 
     @property
@@ -137,7 +141,7 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", "max_tokens")
-    ids = model.encoded(prompt)
+    ids = model.prompt_ids(prompt)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     budget = max(1, model.limits.max_model_len - len(ids)) if asked is None else asked
     if asked is None and settings.max_tokens:
@@ -170,7 +174,7 @@ def _prompts(body: CompletionBody, model: ServedModel) -> tuple[list[str | None]
     if not batch:
         raise ApiError(400, "prompt: an empty list asks for nothing", "prompt")
     texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
-    return texts, [model.encoded(p, body.add_special_tokens) if isinstance(p, str) else p for p in batch]
+    return texts, [model.prompt_ids(p, body.add_special_tokens) if isinstance(p, str) else p for p in batch]
 
 
 def _refuse_neutral(body: SamplingBody, further: str | bool) -> None:
@@ -209,15 +213,49 @@ def _params(
 def derived_seed(prompts: list[list[int]], params: SamplingParams) -> int:
     """The seed of a request that names none: 31 bits of the hash of its prompts and of how tokens are drawn, so that
     the same request has the same one, and a longer answer begins as the shorter one did."""
-    drawn = [prompts, params.temperature, params.top_p, params.top_k]
-    return int.from_bytes(hashlib.sha256(canonical(drawn).encode()).digest()[:4], "big") >> 1
+    drawn = canonical([params.temperature, params.top_p, params.top_k])
+    return int.from_bytes(_sha256("[[", prompts, f"],{drawn[1:]}")[:4], "big") >> 1
+
+
+def _sha256(before: str, prompts: list[list[int]], after: str) -> bytes:
+    """The hash of canonical JSON that has a list of prompts in its middle. It is written prompt by prompt: the library
+    does not let other threads run while it writes millions of numbers."""
+    digest = hashlib.sha256(before.encode())
+    for place, prompt in enumerate(prompts):
+        digest.update(f"{',' if place else ''}{canonical(prompt)}".encode())
+    digest.update(after.encode())
+    return digest.digest()
+
+
+def check_counts(value: Any, model: ServedModel, settings: ServeSettings) -> None:
+    """Checks how many prompts, tokens and stop strings the JSON value of a body has, before any of them is looked at.
+
+    Raises: ApiError if there are too many.
+    """
+    if not isinstance(value, dict):
+        return
+    for name, most in (("stop", MOST_STOPS), ("stop_token_ids", MOST_STOPS), ("tokens", model.most_detokenized)):
+        if isinstance(value.get(name), list) and len(value[name]) > most:
+            raise ApiError(400, f"{name}: {len(value[name])} are too many, a request has at most {most}", name)
+    prompt, n = value.get("prompt"), value.get("n")
+    prompts: list[Any] = [prompt]
+    if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)):
+        prompts = prompt
+    _check_choices(len(prompts) * (n if isinstance(n, int) else 1), settings)
+    for tokens in prompts:
+        if isinstance(tokens, list):
+            model.check_length(len(tokens))
+
+
+def _check_choices(count: int, settings: ServeSettings) -> None:
+    if count > settings.max_choices:
+        raise ApiError(400, f"{count} choices (prompts times n): this server answers at most "
+                       f"{settings.max_choices} in one request", "n")  # fmt: skip
 
 
 def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
     """The ask, if the engine can answer it. Raises ApiError and ConfigError."""
-    if (count := len(ask.prompts) * ask.n) > settings.max_choices:  # before a list of so many is made
-        raise ApiError(400, f"{count} choices (prompts times n): this server answers at most "
-                       f"{settings.max_choices} in one request", "n")  # fmt: skip
+    _check_choices(len(ask.prompts) * ask.n, settings)  # before a list of so many is made
     most = max(ask.alternatives or 0, ask.prompt_alternatives or 0)
     if most > settings.max_logprobs:
         why = f"{most} alternatives a token: this server gives at most {settings.max_logprobs}"

@@ -6,11 +6,12 @@ an unknown field is refused, too: an answer in which a setting was ignored is wo
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from evalengine.serve.errors import ApiError
+from evalengine.serve.errors import MOST_PROBLEMS, ApiError
 
 T = TypeVar("T", bound=BaseModel)
 CURES = {
@@ -18,12 +19,37 @@ CURES = {
     "function_call": "not built; tool_choice is",
     "reasoning_effort": "not built; chat_template_kwargs gives it to a template that reads it",
 }
-Prompts = str | list[int] | list[str] | list[list[int]]
+MOST_UNKNOWN = 10  # unknown fields of one object that are looked at
 
 
-class _Body(BaseModel):
+class _FirstError(FailFast):
+    """One error of a list is enough: it may have millions of elements."""
+
+    __hash__ = object.__hash__  # as a part of a union needs
+
+
+Tokens = Annotated[list[int], _FirstError()]
+Texts = Annotated[list[str], _FirstError()]
+Objects = Annotated[list[dict[str, Any]], _FirstError()]
+Prompts = str | Tokens | Texts | Annotated[list[Tokens], _FirstError()]
+
+
+class _Object(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_few_unknown(cls, value: Any) -> Any:
+        """A body of unknown fields alone has one error for each of them: a few are enough."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        unknown = islice((name for name in value if name not in cls.model_fields), MOST_UNKNOWN)
+        return {name: value[name] for name in cls.model_fields if name in value} | {
+            name: value[name] for name in unknown
+        }
+
+
+class _Body(_Object):
     model: str | None = None  # null: the model that is served
     user: Any = None  # who asks, what for and at which price changes no answer
     metadata: Any = None
@@ -35,10 +61,8 @@ class _Body(BaseModel):
     store: Literal[False] | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(_Object):
     """Whether a stream ends with the tokens' counts."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
@@ -53,8 +77,8 @@ class SamplingBody(_Body):
     top_k: int | None = None  # 0, -1: off
     n: int | None = Field(None, ge=1)
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Tokens | None = None
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     repetition_penalty: float | None = None
@@ -84,17 +108,17 @@ class CompletionBody(SamplingBody):
 class ChatBody(SamplingBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)  # null: as many as there is room for
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None  # how many calls are written is for the model to say
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], _FirstError()] | None = None
     audio: None = None
     function_call: None = None
     functions: None = None
@@ -111,10 +135,10 @@ class TokenizeBody(_Body):
     """`POST /tokenize`."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -122,7 +146,7 @@ class TokenizeBody(_Body):
 class DetokenizeBody(_Body):
     """`POST /detokenize`."""
 
-    tokens: list[int]
+    tokens: Tokens
 
 
 def read_body(kind: type[T], value: Any) -> T:
@@ -135,7 +159,7 @@ def read_body(kind: type[T], value: Any) -> T:
         found = error.errors(include_url=False, include_input=False, include_context=False)
         names = [".".join(map(str, item["loc"][:1])) for item in found]
         lines = dict.fromkeys(f"{name}: {_words(item)}" for name, item in zip(names, found, strict=True))
-        raise ApiError(400, "; ".join([*lines][:5]), names[0]) from error
+        raise ApiError(400, "; ".join([*lines][:MOST_PROBLEMS]), names[0]) from error
 
 
 def _words(item: Any) -> str:

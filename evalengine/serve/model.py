@@ -25,6 +25,10 @@ OF_A_CHAT = Wording(
     without_system="leave the system message out",
     as_one_message="put all of it into one user message",
 )
+# Characters of a prompt for each token that the model takes: of a longer prompt the beginning is encoded first.
+CHARACTERS_FIRST = 8
+MOST_TOKENIZED = 1 << 22  # characters that /tokenize takes: the tokenizer needs some 200 bytes for each
+MOST_DETOKENIZED = 1 << 17  # tokens that /detokenize takes, or what the context holds; 40 ms in which no thread runs
 OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")  # a template's that are not a client's
 
 
@@ -40,6 +44,8 @@ class ServedModel:
         self.name = config.model.name
         self.tokenizer: Any = copy.deepcopy(llm.tokenizer)
         self.limits, self.spec = llm.limits, llm.spec
+        self.most_detokenized = max(MOST_DETOKENIZED, llm.limits.max_model_len)
+        self._longest_token = max(map(len, self.tokenizer.get_vocab()))  # characters; of bytes written as such, no less
         self.think_end = config.model.think_end_token
         self.identity = served_identity(config, llm)
         self.fingerprint = f"fp_{content_sha256(self.identity)[:32]}"
@@ -58,8 +64,34 @@ class ServedModel:
                            "model_not_found")  # fmt: skip
 
     def encoded(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a prompt. Raises ConfigError for a text that the tokenizer cannot encode."""
+        """The token ids of a text. It may take seconds, and is to be called outside the event loop. Raises ConfigError
+        for a text that the tokenizer cannot encode."""
         return encode(self.tokenizer, text) if add_special_tokens else encode_as(self.tokenizer, text, False)
+
+    def prompt_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`encoded` for a prompt.
+
+        Raises: ApiError for a text that is too long for the model, without encoding all of it: 31 MB take minutes and
+        gigabytes.
+        """
+        most = self.limits.max_model_len
+        no_room = f"engine.max_model_len={most} leaves no room for a new one"
+        if len(text) > most * self._longest_token:
+            raise ApiError(400, f"the prompt has {len(text)} characters, more than {most} tokens stand for: "
+                           f"{no_room}", "prompt")  # fmt: skip
+        size = CHARACTERS_FIRST * most
+        while size < len(text):
+            # Where the text is cut the last tokens may differ from those of the whole, but never half of them.
+            if len(self.encoded(text[:size], add_special_tokens)) > 2 * most:
+                raise ApiError(400, f"the prompt has more than {2 * most} tokens, {no_room}", "prompt")
+            size *= 4
+        return self.encoded(text, add_special_tokens)
+
+    def check_length(self, num_tokens: int) -> None:
+        """Raises ApiError for a prompt of more tokens than the model takes."""
+        if num_tokens > (most := self.limits.max_model_len):
+            raise ApiError(400, f"the prompt has {num_tokens} tokens, engine.max_model_len={most} leaves no room for a "
+                           "new one", "prompt")  # fmt: skip
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises ApiError for ids that are none."""
