@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,9 +17,6 @@ from evalengine.util.command import Namespace
 from evalengine.util.endings import SIGNALS, hear
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-# That a connection may stay open without a request: longer than clients keep theirs (httpx 5 s, aiohttp 15), for one
-# that the server closes as its client asks the next question looks like a lost answer.
-IDLE_SECONDS = 75
 BACKLOG = 2048  # connections that the system holds for us while we are busy
 
 
@@ -33,7 +31,9 @@ def main(arguments: Namespace) -> int:
     if arguments.api_key is not None and (not arguments.api_key.strip() or not arguments.api_key.isascii()):
         raise ConfigError("serve: --api-key: must be ASCII characters, and not empty")
     from evalengine.config.compose import compose_jobs
+    from evalengine.serve.connections import most_connections
 
+    most_connections(settings.max_connections)
     config = compose_jobs(words)[0].config
     with _listening(settings) as bound:
         _serve(config, settings, arguments.api_key, bound)
@@ -62,10 +62,11 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
             if llm.settings.numerics == "fast":
                 warn("numerics=fast: bits depend on what else is asked; batch_invariant=true has equal bytes")
             where = f"[{settings.host}]" if ":" in settings.host else settings.host
-            _listen(Server(model, engine, settings, api_key, recorder).app, bound, settings.client_seconds, lambda: say(
+            line = (
                 f"{model.name} at http://{where}:{bound.getsockname()[1]}/v1, {model.fingerprint}, "
                 f"{llm.settings.numerics} on {llm.settings.device}"
-            ))  # fmt: skip
+            )
+            _listen(Server(model, engine, settings, api_key, recorder).app, bound, settings, partial(say, line))
         finally:
             engine.stop(halt=True)
             if recorder is not None and (digest := recorder.run.finish()) is not None:
@@ -97,11 +98,13 @@ def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
         yield bound
 
 
-def _listen(app: Any, bound: socket.socket, client_seconds: int, ready: Any) -> None:
+def _listen(app: Any, bound: socket.socket, settings: ServeSettings, ready: Any) -> None:
     """Answers until a signal comes, and what has been asked by then."""
     import asyncio
 
     import uvicorn
+
+    from evalengine.serve.connections import Connections, Door, most_connections, quiet_accept, uvicorn_config
 
     class _Server(uvicorn.Server):
         """uvicorn's, without its messages, which raises no signal again: to end so is what it was asked for."""
@@ -124,6 +127,7 @@ def _listen(app: Any, bound: socket.socket, client_seconds: int, ready: Any) -> 
                 self.should_exit = True
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().set_exception_handler(quiet_accept)
             await super().startup(sockets)
             ready()
 
@@ -136,9 +140,9 @@ def _listen(app: Any, bound: socket.socket, client_seconds: int, ready: Any) -> 
             """Once all is answered, a client that takes nothing of its answer keeps no server from ending."""
             while self.server_state.tasks:
                 await asyncio.sleep(0.1)
-            await asyncio.sleep(client_seconds)
+            await asyncio.sleep(settings.client_seconds)
             self.force_exit = True
 
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=IDLE_SECONDS,
-                            server_header=False, date_header=False)  # fmt: skip
-    _Server(config).run(sockets=[bound])
+    connections = Connections(most_connections(settings.max_connections), settings.client_seconds)
+    with Door(bound, connections) as door:
+        _Server(uvicorn_config(app, connections)).run(sockets=[door])

@@ -27,7 +27,8 @@ class ServeSettings:
     max_open: int = 8192  # choices that wait or run; beyond them a client is told to come back
     max_body_mb: int = 32  # of a request's body
     max_logprobs: int = 20  # alternatives a token
-    client_seconds: int = 60  # that a client may take to send its body, or to take a piece of its answer
+    max_connections: int = 0  # at once; 0: as many as the file descriptors (`ulimit -n`) leave room for
+    client_seconds: int = 60  # that a client may take to send its head or its body, or to take a piece of its answer
 
     @property
     def max_body(self) -> int:
@@ -35,7 +36,11 @@ class ServeSettings:
         return self.max_body_mb << 20
 
 
-INTEGERS = {"port": (0, 65_535), "max_tokens": (0, 1 << 24)}  # (least, largest); the others are at least 1
+INTEGERS = {
+    "port": (0, 65_535),
+    "max_tokens": (0, 1 << 24),
+    "max_connections": (0, 1 << 24),
+}  # (least, largest); the others are at least 1
 
 
 def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:

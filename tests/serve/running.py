@@ -18,7 +18,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.engine.thread import EngineThread
 from evalengine.serve.app import Server
-from evalengine.serve.cli import IDLE_SECONDS
+from evalengine.serve.connections import MOST, Connections, Door, uvicorn_config
 from evalengine.serve.model import ServedModel
 from evalengine.serve.settings import ServeSettings
 
@@ -74,21 +74,22 @@ def running(
 
 
 @contextmanager
-def serving(app: Any, send_buffer: int | None = None) -> Iterator[str]:
+def serving(app: Any, send_buffer: int | None = None, connections: Connections | None = None) -> Iterator[str]:
     """The address of an ASGI application that listens on a free port, in a thread. send_buffer: bytes that the system
     holds for a client that takes none (default: megabytes)."""
+    connections = connections or Connections(MOST, client_seconds=60)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         if send_buffer is not None:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
-        server = uvicorn.Server(uvicorn.Config(app, **quiet, timeout_keep_alive=IDLE_SECONDS))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        port = bound.getsockname()[1]
+        server = uvicorn.Server(uvicorn_config(app, connections))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [Door(bound, connections)]}, daemon=True)
         thread.start()
         while not server.started:
             assert thread.is_alive(), "the server has ended"
             time.sleep(0.01)
         try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.should_exit = True
             thread.join(30)

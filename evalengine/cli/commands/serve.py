@@ -31,6 +31,7 @@ EPILOG = """\
   host=127.0.0.1  port=8000       where it listens; port=0 is any that is free
   max_tokens=0                    the most that one choice may ask for; 0: what the model's context holds
   max_choices=1024 max_open=8192  choices of one request; choices that may wait or run
+  max_connections=0               at once; 0: as many as the file descriptors (ulimit -n) leave room for
   max_body_mb=32 max_logprobs=20 client_seconds=60
   model, model.*, engine.*, batch_invariant, numerics, enable_thinking, chat_template_args, chat_template_date: as ever
 
