@@ -366,10 +366,7 @@ class Engine(LoadedModel):
                 "engine.kv_cache_memory_fraction or engine.num_kv_blocks; the same command then goes on",
             )
             advice.__cause__, error = error, advice
-        if self._ranks.size > 1:
-            lost = self._ranks.lost(error)
-            if isinstance(error, Exception):
-                raise lost from error
+        self._ranks.end_after(error)
         if not isinstance(error, Exception):
             raise error
         outputs += self._postprocess()

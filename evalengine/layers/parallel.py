@@ -62,11 +62,6 @@ class TensorParallel:
         if self.peers is not None:
             self.peers.begin()
 
-    def end(self) -> None:
-        """Called on every rank once everything that reads gathered features in a forward pass was launched."""
-        if self.peers is not None:
-            self.peers.end()
-
     def gather_features(self, x: Tensor) -> Tensor:
         """`gather` of equal parts, by the quickest way. Whatever reads the result must be launched before the next
         gather, which may overwrite it (kernels/push_gather.py); `keep` copies it."""

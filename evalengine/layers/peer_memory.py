@@ -76,7 +76,6 @@ class PeerMemory:
         programs = min(MAX_PROGRAMS, *tp.gather(torch.tensor([[own_sms]], device=device))[0].tolist())
         memories = torch.tensor(addresses, dtype=torch.int64, device=device)
         counts = torch.zeros(1 + MAX_PROGRAMS, dtype=torch.int64, device=device)
-        self._word = torch.zeros(1, 1, dtype=torch.int64, device=device)
         flags = NUM_SLOTS * self._slot_bytes
         self._turns = [
             Peers(tp.rank, tp.size, memories, slot * self._slot_bytes, flags, counts, programs, {})
@@ -101,15 +100,12 @@ class PeerMemory:
         torch.cuda.synchronize(self._device)
 
     def begin(self) -> None:
-        """Called when a forward pass begins: all ranks take the same slot next, even if one gave up a capture."""
-        self._turn = 0
+        """Called when a forward pass begins: all ranks take the same slot next, even if one gave up a capture.
 
-    def end(self) -> None:
-        """Called when a forward pass ends. After an odd number of gathers it pushes a word, so that the next pass,
-        whose launches may be a graph's, does not begin with the slot that this one used last."""
-        if self._turn:
-            push_gather(self._word, self._turns[self._turn])
-            self._turn = 0
+        The pass before may have used that slot last. Nothing reads it any more: a pass begins with a sum over the ranks
+        (`VocabEmbedding`), which ends on no rank before all ranks have come to it.
+        """
+        self._turn = 0
 
     def gather(self, x: Tensor) -> Tensor | None:
         """Every rank's [T, n] -> [T, size x n] on each, in a slot that may be overwritten from the next gather on.

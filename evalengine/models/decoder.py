@@ -155,8 +155,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: ModelSpec, block: Block, ops: Ops) -> None:
         super().__init__()
         self.block = block
-        # Where anything but Llama's norm takes a branch's output next, every rank needs all of it.
-        whole = not (block.norm_before and spec.norms.is_plain) or block.norm_after or block.parallel is not None
+        # Where anything but Llama's norm takes a branch's output next, in this layer or the next one, every rank needs
+        # all of it.
+        plain = spec.norms.is_plain and all(own.norm_before for own in spec.blocks)
+        whole = not plain or block.norm_after or block.parallel is not None
         whole = whole or block.residual_scale != 1.0 or block.beside_attention
         size, norm = spec.hidden_size, spec.norms
         self.input_layernorm: nn.Module = AddNorm(ops, size, norm) if block.norm_before else Add(ops)
@@ -279,9 +281,7 @@ class Decoder(nn.Module):
             tables = (*tables, self.query_factors(positions))
         for i, (layer, kv_cache) in enumerate(zip(self.layers[: len(kv_caches)], kv_caches, strict=True)):
             x, residual = layer(x, residual, tables, kv_cache, metadata.of_layer(i))
-        out: Tensor = self.norm(x, residual)[0]
-        self.embed_tokens.ops.tp.end()
-        return out
+        return self.norm(x, residual)[0]
 
 
 @lru_cache(maxsize=16)

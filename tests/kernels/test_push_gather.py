@@ -19,8 +19,6 @@ from evalengine.kernels.activation import silu_and_mul
 from evalengine.kernels.push_gather import MAX_PROGRAMS, Peers, as_words, push_gather
 from evalengine.kernels.push_gather_rows import push_add_rms_norm, silu_and_mul_push
 from evalengine.kernels.rms_norm import add_rms_norm
-from evalengine.layers import peer_memory
-from evalengine.layers.peer_memory import PeerMemory
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels.softmax_contract import CUDA, DEVICE, randn
 
@@ -107,23 +105,6 @@ def test_rows_become_words_wherever_they_lie(rows: int, dtype: torch.dtype) -> N
             first * dtype.itemsize % 8 == 0 and (rows < 2 or width * dtype.itemsize % 8 == 0)
         )
         assert not rows or (words.data_ptr() == part.data_ptr()) == aligned, "copied without need, or not copied"
-
-
-def test_no_slot_is_used_twice_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from one forward pass to the next, of any numbers of gathers. Passes begin with the same slot, because the
-    launches of a graph are fixed."""
-    slots: list[str] = []
-    monkeypatch.setattr(peer_memory, "push_gather", lambda words, turn: slots.append(turn))
-    memory = PeerMemory.__new__(PeerMemory)
-    memory._size, memory._slot_bytes, memory._word = 2, 64, torch.zeros(1, 1, dtype=torch.int64)
-    memory._turns, memory._slots = ["first", "second"], torch.zeros(2, 64, dtype=torch.uint8)
-    for gathers in (1, 0, 2, 3, 1, 1):
-        before = len(slots)
-        memory.begin()
-        for _ in range(gathers):
-            memory.gather(torch.zeros(1, 4))
-        memory.end()
-        assert slots[before:] == ["first", "second"] * ((gathers + 1) // 2)
 
 
 def test_flags_that_end_all_waits_are_not_set_back() -> None:

@@ -68,7 +68,12 @@ class ModelRunner(RankRunner):
             with self._after_the_last_step():
                 for key in self.graphs.usual_keys():
                     self._ranks.broadcast("capture", *key)
-                    if not self.capture(*key):
+                    try:
+                        captured = self.capture(*key)
+                    except BaseException as error:
+                        self._ranks.end_after(error)
+                        raise
+                    if not captured:
                         return
 
     def fill_pool(self, value: float) -> None:

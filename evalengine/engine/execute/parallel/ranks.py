@@ -137,14 +137,18 @@ class Ranks:
         """Sends a command that has an answer, does this rank's part of it (`own`), and returns every rank's answer,
         rank 0's first.
 
-        Raises what a rank has raised, rank 0's error first, once all are done, so that the ranks stay in step.
+        Raises what a rank has raised, rank 0's error first. After an EvalEngineError all ranks are done, and in step;
+        any other error may have left them waiting for rank 0 in a collective, so it ends them.
         """
         self.broadcast(command, *arguments)
         try:
             mine = own()
-        except Exception:
+        except EvalEngineError:
             with suppress(EvalEngineError):
                 self.collect()
+            raise
+        except BaseException as error:
+            self.end_after(error)
             raise
         return [mine, *self.collect()]
 
@@ -160,6 +164,14 @@ class Ranks:
         self._children.failed.wait(SECONDS_TO_END if isinstance(error, Exception) else 0)
         self._children.fail(f"rank 0 failed, and with it the ranks of this LLM: {type(error).__name__}: {error}")
         return EvalEngineError(*self._children.reason.split("\n"))
+
+    def end_after(self, error: BaseException) -> None:
+        """End all ranks, if there are several, after an error that leaves them out of step. Raises EvalEngineError in
+        place of an Exception; an interrupt is the caller's to raise."""
+        if self.size > 1:
+            lost = self.lost(error)
+            if isinstance(error, Exception):
+                raise lost from error
 
     def close(self) -> None:
         """Ends the other ranks. Idempotent."""
