@@ -86,7 +86,9 @@ def test_bytes_in_memory_stand_for_the_numbers_that_are_read(method: str, tmp_pa
         assert_bitwise_equal(packed_matmul.unpack(moved, out).cpu(), numbers.half().view(rows.shape))
 
 
-@pytest.mark.parametrize("method", ["awq", "fp8", "nvfp4", "int8"])
+@pytest.mark.parametrize(
+    "method", ["awq", "fp8", *(pytest.param(m, marks=pytest.mark.slow) for m in ("nvfp4", "int8"))]
+)
 def test_a_model_has_the_unpacked_ones_bytes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By steps that unpack a weight to memory first, bit by bit; the interpreter's sums follow the tile otherwise."""
     folder = packed_folder(tmp_path, method)[1]
