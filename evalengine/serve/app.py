@@ -70,6 +70,7 @@ class Server:
         }
         gets: dict[str, Answer] = {
             "/v1/models": self.models,
+            "/v1/models/{name:path}": self.one_model,
             "/tokenizer_info": self.tokenizer_info,
             "/health": self.health,
             "/metrics": self.prometheus,
@@ -220,9 +221,16 @@ class Server:
     # -- the model, its tokenizer, and the server itself ---------------------------------------------------------------
 
     async def models(self, request: Request, _: bytes) -> Response:
-        model = {"id": self.model.name, "object": "model", "created": CREATED, "owned_by": "evalengine",
-                 "max_model_len": self.model.limits.max_model_len}  # fmt: skip
-        return _json({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [self._model]})
+
+    async def one_model(self, request: Request, _: bytes) -> Response:
+        self.model.check_name(request.path_params["name"])
+        return _json(self._model)
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.model.name, "object": "model", "created": CREATED, "owned_by": "evalengine",
+                "max_model_len": self.model.limits.max_model_len}  # fmt: skip
 
     async def tokenize(self, request: Request, content: bytes) -> Response:
         return await self._in_thread(self._tokenized, content)
@@ -301,4 +309,7 @@ def _refused(error: ApiError) -> Response:
 async def _not_a_path(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     what = {404: "there is no such path here", 405: "this path takes another method"}
-    return _refused(ApiError(status, what.get(status, "the request cannot be answered")))
+    response = _refused(ApiError(status, what.get(status, "the request cannot be answered")))
+    if isinstance(error, HTTPException) and error.headers:  # `Allow` of a 405
+        response.headers.update(error.headers)
+    return response

@@ -119,3 +119,22 @@ def test_a_stream_ends_with_its_usage_where_that_is_asked_for(served: Running) -
     assert done == "data: [DONE]" and '"choices":[],"usage":{"prompt_tokens":' in last
     without = served.post(CHAT, {**USUAL[CHAT], "stream": True}).text
     assert "usage" not in without
+
+
+def test_a_model_is_found_by_its_name(served: Running) -> None:
+    (listed,) = served.client.get("/v1/models").json()["data"]
+    assert served.client.get(f"/v1/models/{listed['id']}").json() == listed
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        assert client.models.retrieve("tinymath").model_dump(exclude={"max_model_len"})["id"] == "tinymath"
+    for name in ("gpt-4", "org/name", "tinymath/x"):
+        answer = served.client.get(f"/v1/models/{name}")
+        assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", COMPLETION, "POST"), ("DELETE", "/v1/models", "GET")])
+def test_another_method_is_answered_with_those_that_the_path_takes(
+    method: str, path: str, allowed: str, served: Running
+) -> None:
+    answer = served.client.request(method, path)
+    assert answer.status_code == 405 and allowed in answer.headers["allow"].split(", ")
+    assert answer.json()["error"]["message"] == "this path takes another method"
