@@ -258,6 +258,42 @@ class Task(TaskHooks):
             for metric, value in self.score(doc, answers[filter_name]).items()
         }
 
+    def without_credit(
+        self, doc: Doc, responses: list[Response], scored: list[Response]
+    ) -> dict[MetricKey, MetricValue]:
+        """`process_results` of a document some of whose responses contain no answer and must get no credit.
+
+        scored: the responses, with an empty one in place of each of these. Their values are those of an empty text. If
+        the task gives credit for empty texts, the document gets at most 0. Where lower is better, it gets the worse one
+        of this value and that of the written text, since an empty text may be the best one.
+        """
+        values, written = self.process_results(doc, scored), self.process_results(doc, responses)
+        empty = self.process_results(doc, [Response() for _ in responses])
+        better = self.higher_is_better()
+        for key, value in values.items():
+            if not better.get(key[0], True):
+                values[key] = _each(max, value, written.get(key))
+            elif key in empty and _positive(empty[key]):
+                values[key] = _each(min, value, 0.0)
+        return values
+
+
+def _positive(value: MetricValue) -> bool:
+    """Whether a number is above 0, or one in a list is."""
+    if isinstance(value, list):
+        return any(map(_positive, value))
+    return isinstance(value, int | float) and value > 0
+
+
+def _each(choose: Callable[[Any, Any], Any], value: MetricValue, bound: Any) -> MetricValue:
+    """`choose(value, bound)` of two numbers; of a list's numbers, each with the bound's own or the one number. Values
+    of other kinds stay: an aggregation of the task's reads the text out of them."""
+    if isinstance(value, list):
+        bounds = bound if isinstance(bound, list) and len(bound) == len(value) else [bound] * len(value)
+        return [_each(choose, one, own) for one, own in zip(value, bounds, strict=True)]
+    numbers = isinstance(value, int | float) and isinstance(bound, int | float)
+    return choose(value, bound) if numbers else value
+
 
 @contextmanager
 def named_errors(where: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ from evalengine.tasks.documents import Doc, Shapes
 from evalengine.tasks.filters import INVALID, RegexFilter, pattern_problems
 from evalengine.tasks.generation import generation_problems, generation_settings
 from evalengine.tasks.instance import Instance, Response
-from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.templates import Field
 
 CLS = "judge:JudgeTask"
@@ -202,6 +202,12 @@ class JudgeTask(Task):
         if self._scale.pairs:
             return {FILTER: [self._of_pair(*both) for both in zip(labels[::2], labels[1::2], strict=True)]}
         return {FILTER: [self._of_one(label) for label in labels]}
+
+    def without_credit(
+        self, doc: Doc, responses: list[Response], scored: list[Response]
+    ) -> dict[MetricKey, MetricValue]:
+        """A judge's text without an answer holds no label: it is unread."""
+        return self.process_results(doc, scored)
 
     def score(self, doc: Doc, answers: list[Verdict]) -> dict[str, MetricValue]:
         own = answers[: len(doc["responses"])]  # behind them stands the verdict on the text that was labelled

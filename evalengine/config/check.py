@@ -203,6 +203,11 @@ def _thinking_problems(config: Config) -> Iterator[str]:
         yield f"chat_template_args: {', '.join(own)}: a run's own, which cannot be told; take them out"
     if config.enable_thinking is not None and variables.get("enable_thinking") not in (None, config.enable_thinking):
         yield "chat_template_args.enable_thinking: enable_thinking says otherwise; set one of them"
+    if config.score_unfinished_thinking and config.model.think_end_token is None:
+        yield (
+            "score_unfinished_thinking=true: has no effect without an end of thinking; name it, as in "
+            "model.think_end_token='</think>', or leave the setting out"
+        )
     if (config.enable_thinking or variables.get("enable_thinking")) and config.model.think_end_token is None:
         yield (
             "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: "

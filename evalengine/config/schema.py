@@ -278,6 +278,7 @@ class Config:
     apply_chat_template: bool = False
     chat_template_args: kinds.ChatVariables | None = None  # more variables for the chat template
     enable_thinking: bool | None = None  # the chat template's variable of this name; null: not set
+    score_unfinished_thinking: bool = False  # true: a text whose thinking did not end is scored as an answer
     chat_template_date: kinds.Day | None = None  # the date of a chat template's clock; null: TEMPLATE_DATE
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None

@@ -78,6 +78,7 @@ def judge_config(config: Config) -> Config:
         apply_chat_template=chat,
         chat_template_args=judge.chat_template_args or (config.chat_template_args if own_model and chat else None),
         enable_thinking=config.enable_thinking if own_model and chat else None,
+        score_unfinished_thinking=False,
         system_instruction=judge.system_instruction,
         logprobs=None,
         long_prompts="error",  # one that lost its beginning would be judged by half of the instructions

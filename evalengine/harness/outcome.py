@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
 from evalengine.programs.limits import ProgramVerdict
-from evalengine.records.lm_eval import Sample, TaskResult
+from evalengine.records.lm_eval import UNENDED_THINKING, Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc
@@ -33,6 +33,8 @@ Thoughts = Mapping[RecordKey, Thought]
 Verdicts = Mapping[RecordKey, ProgramVerdict]
 NONE: Thoughts = {}
 NOT_RUN: Verdicts = {}
+NO_ANSWER = Response()  # what is scored of a generation that gets no credit
+NOT_RUN_WORDS = "not run"  # as a program's outcome
 
 
 def records(
@@ -76,8 +78,12 @@ def scorer(
     thoughts: Thoughts = NONE,
     verdicts: Verdicts = NOT_RUN,
     judgements: Judgements = NOT_JUDGED,
+    denied: Set[RecordKey] = frozenset(),
 ) -> Callable[[TaskPlan], TaskResult]:
-    """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter."""
+    """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter.
+
+    denied: generations that get no credit (`Task.without_credit`).
+    """
     by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
     thought, verdict = {}, {}
     for item in plan.requests:
@@ -86,7 +92,8 @@ def scorer(
             thought[item.instance] = thoughts[item.key]
         if item.key in verdicts:
             verdict[item.instance] = verdicts[item.key]
-    return lambda own: _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}))
+    refused = {item.instance for item in plan.requests if item.key in denied} if denied else frozenset()
+    return lambda own: _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}), refused)
 
 
 def _response(instance: Instance, entries: list[JournalEntry], verdict: ProgramVerdict | None) -> Response:
@@ -106,6 +113,7 @@ def _task_result(
     thought: Mapping[Instance, Thought],
     verdict: Mapping[Instance, ProgramVerdict],
     judged: Mapping[int, Judgement],
+    denied: Set[Instance],
 ) -> TaskResult:
     task = plan.task
     per_doc: list[dict[MetricKey, MetricValue]] = []
@@ -119,8 +127,16 @@ def _task_result(
         doc = task.docs[doc_id]
         # Where no program ran, nothing is looked up: hashing an instance takes time, and there may be 100,000.
         answers = [_response(i, entries.get(i, []), verdict.get(i) if verdict else None) for i in instances]
+        refused = [i in denied for i in instances] if denied else []
+        scored = (
+            [NO_ANSWER if no else answer for no, answer in zip(refused, answers, strict=True)]
+            if any(refused)
+            else answers
+        )
         try:
-            per_doc.append(task.process_results(doc, answers))
+            per_doc.append(
+                task.without_credit(doc, answers, scored) if any(refused) else task.process_results(doc, answers)
+            )
         except Exception as error:  # the task's own code may raise anything over a text that no rehearsal tried
             raise EvalEngineError(
                 f"tasks.{task.name}: the answer to document {doc_id} cannot be scored ({one_line(error)}). All answers "
@@ -128,7 +144,7 @@ def _task_result(
             ) from error
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         thinking = [thought[instance] for instance in instances if instance in thought]
-        results: dict[str, list[Any]] = task.filtered(doc, answers)
+        results: dict[str, list[Any]] = task.filtered(doc, scored)
         judgement = judged.get(doc_id)
         if judged:  # without a verdict where the judge's endpoint rejected the request
             results = {**results, JUDGE: [] if judgement is None else judgement.verdicts}
@@ -137,6 +153,8 @@ def _task_result(
         for name in samples:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
             sample = _sample(task, doc_id, instances, answers, name, results[name], values, hashes[-1], thinking)
+            if unended := sum(thought.unended for thought in thinking):
+                sample = replace(sample, unanswered={UNENDED_THINKING: unended})
             if judgement is not None and name == JUDGE:
                 sample = replace(sample, judge=judgement.shown)
             samples[name].append(sample)
@@ -159,6 +177,7 @@ def _task_result(
         effective=len(plan.instances),
         task_hash=task_hash(hashes, len(samples)),
         thinking_truncated=_truncated(plan, thought),
+        unanswered={UNENDED_THINKING: unended} if (unended := _unended(plan, thought)) else {},
         samples=[sample for own in samples.values() for sample in own],
     )
 
@@ -167,6 +186,11 @@ def _truncated(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int | Non
     """How many of the task's generations never reached the end of their thinking; None where no such end is named."""
     truncated = [thought[i].truncated for instances in plan.instances for i in instances if i in thought]
     return sum(truncated) if truncated else None
+
+
+def _unended(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int:
+    """How many of the task's generations stopped before the end of their thinking."""
+    return sum(thought[i].unended for instances in plan.instances for i in instances if i in thought)
 
 
 def _sample(
@@ -199,7 +223,9 @@ def _sample(
         cluster=None if task.clusters is None else task.clusters[doc_id],
         thinking=[thought.text for thought in thinking] if thinking else None,
         thinking_truncated=sum(thought.truncated for thought in thinking) if thinking else None,
-        outcomes=[str(answer.verdict) for answer in answers] if any(answer.verdict for answer in answers) else None,
+        outcomes=[NOT_RUN_WORDS if answer.verdict is None else str(answer.verdict) for answer in answers]
+        if any(answer.verdict for answer in answers)
+        else None,
     )
 
 

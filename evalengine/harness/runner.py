@@ -30,7 +30,7 @@ from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
 from evalengine.harness.steps import Decided, answered
-from evalengine.harness.thinking import thoughts
+from evalengine.harness.thinking import answers_alone, thoughts, uncredited
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
@@ -94,6 +94,7 @@ class _Answers:
     programs: Mapping[str, Any] | None
     judge: Mapping[str, Any] | None
     engine: Mapping[str, Any]  # `engine_facts`
+    unended: int  # generations that stopped before the end of their thinking
     executed: float  # seconds of the monotonic clock, when the last answer was there
     scored: datetime
 
@@ -158,14 +159,17 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
     config, llm = run.config, run.llm
     plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided, run.kept)
     executed, engine = time.perf_counter(), engine_facts(llm, llm.stats.since(before))
+    thought = thoughts(plan, answers, llm.tokenizer)
+    denied = uncredited(thought, config)
     judgements, facts = NOT_JUDGED, None
     if run.judge is not None:
         if not run.lent and not run.judge.shares:
             llm.close()  # its memory is the judge's
-        judgements, facts = run.judge.judge(plan, answers, run.folder.path, lambda config: _judged(config, run))
+        judgements, facts = run.judge.judge(
+            plan, answers_alone(answers, denied), run.folder.path, lambda config: _judged(config, run)
+        )
     with phase("records"):
-        thought = thoughts(plan, answers, llm.tokenizer)
-        judged = verdicts(plan, answers, config, selection(config))
+        judged = verdicts(plan, answers, config, selection(config), denied)
         rows = records(plan, answers, thought, judged)
         programs = program_facts(plan, config, judged)
         # Several forked processes need it, and this one later. It takes 0.2 s, which a run that is refused does not
@@ -174,8 +178,9 @@ def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> 
 
         with ForkedTask(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
             scored = datetime.now()
-            results = _score(plan, scorer(plan, answers, thought, judged, judgements), run.folder, scored)
-            done = _Answers(plan, rows, ran, results, programs, facts, engine, executed, scored)
+            results = _score(plan, scorer(plan, answers, thought, judged, judgements, denied), run.folder, scored)
+            unended = sum(one.unended for one in thought.values())
+            done = _Answers(plan, rows, ran, results, programs, facts, engine, unended, executed, scored)
             return _write(run, done, written)
 
 
@@ -272,6 +277,7 @@ def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
         cached_requests=len(read),
         truncated_prompts=sum(row.truncated > 0 for row in rows),
         truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
+        unended_thinking=answers.unended,
         length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
         special_token_documents=plan.special_documents,
         prompt_tokens=sum(len(row.prompt_ids) for row in done_now),

@@ -16,7 +16,7 @@ from evalengine.harness.execute import execute
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import scorer
 from evalengine.harness.plan import Plan, TaskPlan
-from evalengine.harness.thinking import thoughts
+from evalengine.harness.thinking import thoughts, uncredited
 from evalengine.harness.verdicts import verdicts
 from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import TaskResult
@@ -45,9 +45,11 @@ def answered(
         return plan, execute(plan, *asking, ran=kept)
 
     def score(part: Plan, answers: Mapping[RecordKey, JournalEntry]) -> list[TaskResult]:
-        judged = verdicts(part, answers, config, selection(config))
-        return [scorer(part, answers, thoughts(part, answers, llm.tokenizer), judged)(own)
-                for own in part.tasks if own.instances]  # fmt: skip
+        thought = thoughts(part, answers, llm.tokenizer)
+        denied = uncredited(thought, config)
+        judged = verdicts(part, answers, config, selection(config), denied)
+        score_task = scorer(part, answers, thought, judged, denied=denied)
+        return [score_task(own) for own in part.tasks if own.instances]
 
     return in_steps(
         plan, config.sequential, decided, lambda part, ran: execute(plan, *asking, part=part, ran=ran), score

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -24,16 +24,21 @@ from evalengine.tasks.code import CodeTask
 
 
 def verdicts(
-    plan: Plan, answers: Mapping[RecordKey, JournalEntry], config: Config, label: str
+    plan: Plan,
+    answers: Mapping[RecordKey, JournalEntry],
+    config: Config,
+    label: str,
+    denied: Set[RecordKey] = frozenset(),
 ) -> dict[RecordKey, ProgramVerdict]:
     """The verdict on each generation of a task that runs programs; equal programs are run once.
 
+    denied: generations without an answer, whose programs are not run.
     Raises EvalEngineError where a program cannot be run; the same command then goes on from here.
     """
     tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
     programs: dict[RecordKey, tuple[str, ProgramLimits]] = {}
     for item in plan.requests:
-        if (task := tasks.get(item.key[0])) is not None:
+        if (task := tasks.get(item.key[0])) is not None and item.key not in denied:
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
     by_program: dict[tuple[str, ProgramLimits], ProgramVerdict] = {}
     batches: dict[ProgramLimits, dict[str, ProgramLimits]] = {}

@@ -22,7 +22,8 @@ from evalengine.records.folder import RunFolder
 
 THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
 LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
-CONTENT_FILTER, NULL_CONTENT, EMPTY_ANSWER = UNANSWERED = ("content_filter", "null_content", "empty_answer")
+UNANSWERED = ("content_filter", "null_content", "empty_answer", "unended_thinking")
+CONTENT_FILTER, NULL_CONTENT, EMPTY_ANSWER, UNENDED_THINKING = UNANSWERED
 REJECTED = "rejected"  # key of a task's results: documents that an endpoint rejected, which are in no score
 Value = float | int | str  # a metric's value; a standard error may be "N/A"
 

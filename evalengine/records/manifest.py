@@ -77,8 +77,9 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     for name in NEW_SETTINGS:
         if settings[name] is None:  # not used: the identity of runs from before there was the setting
             del settings[name]
+    scores_unfinished = settings.pop("score_unfinished_thinking")
     if (end := config.model.think_end_token) is not None:
-        settings["think_end_token"] = end
+        settings |= {"think_end_token": end, "score_unfinished_thinking": scores_unfinished}
     identity = {"contract_version": version.CONTRACT_VERSION, **settings, **extra}
     plain: dict[str, Any] = json.loads(canonical(identity))
     return plain
@@ -101,6 +102,12 @@ def resumed_fast(manifest: Manifest) -> int:
     gives these bits never again.
     """
     return manifest.counts.resumed_requests if manifest.numerics == "fast" else 0
+
+
+def credit_words(manifest: Manifest) -> str:
+    """How a run scored texts whose thinking did not end. One from before there was the setting scored them."""
+    scored = manifest.identity.get("score_unfinished_thinking", True)
+    return "scored as if they were answers" if scored else "no credit"
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ class RunCounts:
     prompt_tokens: int  # prompt tokens of the requests that ran
     output_tokens: int  # tokens generated or scored by the requests that ran
     truncated_thinking: int = 0  # generations that reached max_gen_toks before the end of their thinking
+    unended_thinking: int = 0  # generations that stopped before the end of their thinking
     length_limited: int = 0  # generations that ended at max_gen_toks, or at the end of the context
     cached_requests: int = 0  # read from the cache, not run
     special_token_documents: int = 0  # whose text holds a special token's string: it was read as the token

@@ -90,6 +90,7 @@ def test_the_files_agree(reference: Run) -> None:
         "cached_requests": 0,
         "truncated_prompts": 0,
         "truncated_thinking": 0,
+        "unended_thinking": 0,
         "length_limited": 0,
         "special_token_documents": 0,
         "prompt_tokens": sum(len(record.prompt_ids) for record in records),

@@ -36,12 +36,23 @@ def test_thoughts_cut_short_are_counted(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     (row,) = [line for line in done.out.splitlines() if " thinking_truncated " in line]
     assert row.split()[-1] == "2"
-    assert "2 generations reached max_gen_toks while they thought" in done.out
+    assert "2 generations reached max_gen_toks while they thought, so they contain no answer (no credit)" in done.out
     run = finished(tmp_path / "again", *ONCE, *settings)
     assert [sample["thinking_truncated"] for sample in run.samples("arithmetic")] == [1] * 2
     assert all(record.thinking_tokens == 5 and record.thinking_truncated for record in run.records)
     page = (run.folder / "report.html").read_text(encoding="utf-8")
-    assert "reached the length limit while thinking: what was" in page
+    assert "reached the length limit while thinking, so they contain no answer (no credit)" in page
+
+
+def test_an_unfinished_thinking_gets_no_credit_unless_set(tmp_path: Path) -> None:
+    """Some texts would be right, and none holds an end of thinking."""
+    settings = ("model.think_end_token='</think>'", "progress=false", "limit=8", "task.generation.max_gen_toks=60")
+    runs = [finished(tmp_path / "no", *settings),
+            finished(tmp_path / "yes", *settings, "score_unfinished_thinking=true")]  # fmt: skip
+    assert [run.manifest["identity"]["score_unfinished_thinking"] for run in runs] == [False, True]
+    values = [run.results["arithmetic"]["exact_match,strict-match"] for run in runs]
+    assert values[0] == 0.0 and values[1] > 0.3
+    assert runs[0].digest == runs[1].digest
 
 
 def test_a_run_without_it_has_none_of_it(tmp_path: Path) -> None:

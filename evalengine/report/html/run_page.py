@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.evidence import PAGE
-from evalengine.records.manifest import not_run, resumed_fast
+from evalengine.records.manifest import credit_words, not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.shapes import fits
 from evalengine.report.compare.beside import sibling
@@ -140,7 +140,10 @@ def _warnings(data: RunData) -> Iterator[Markup]:
         said.append(f"{share} ran into the length limit: their answers may be missing.")
     if short := sum(cut for _, cut in data.thinking.values()):
         said.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
-                    "thinking: what was scored of them is no answer.")  # fmt: skip
+                    f"thinking, so they contain no answer ({credit_words(manifest)}).")  # fmt: skip
+    if unended := manifest.counts.unended_thinking:
+        said.append(f"{counted(unended, 'generation')} stopped before the end of their thinking, so they contain no "
+                    f"answer ({credit_words(manifest)}).")  # fmt: skip
     for task, counts in manifest.programs.outcomes.items() if manifest.programs else ():
         total = sum(counts.values())
         said.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "

@@ -9,7 +9,7 @@ from typing import Any
 from evalengine.records.evidence import open_run
 from evalengine.records.lm_eval import REJECTED, THINKING_TRUNCATED, UNANSWERED
 from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
-from evalengine.records.manifest import not_run, resumed_fast
+from evalengine.records.manifest import credit_words, not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import arrow, outcome_words, shown
@@ -118,10 +118,16 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
             f"{cut} generations ran into the length limit, so their answers may be missing; raise "
             "task.generation.max_gen_toks"
         )
+    credit = credit_words(manifest)
     if cut := counts.truncated_thinking:
         yield (
-            f"{cut} generations reached max_gen_toks while they thought, so what is scored is no answer; raise "
+            f"{cut} generations reached max_gen_toks while they thought, so they contain no answer ({credit}); raise "
             "task.generation.max_gen_toks"
+        )
+    if unended := counts.unended_thinking:
+        yield (
+            f"{unended} generations stopped before the end of their thinking, so they contain no answer ({credit}); "
+            "check model.think_end_token and task.generation.until"
         )
     for task, outcomes in manifest.programs.outcomes.items() if manifest.programs else ():
         yield f"{task}: {sum(outcomes.values())} generated programs, {outcome_words(outcomes)}"
