@@ -59,6 +59,9 @@ class Task(TaskHooks):
         self._rows: Rows | None = None
         self._exemplar_rows: Rows | None = None
         self._exemplars: list[Doc] = []
+        self.own_exemplars = (
+            0  # documents whose prompts, as `instances` wrote them, contain the document as an exemplar
+        )
         self._turns: dict[int, list[Turn]] = {}  # id(exemplar) -> its turns, for the exemplars shown so far
         problems = self.problems()
         if problems:
@@ -199,6 +202,7 @@ class Task(TaskHooks):
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} must be at least 1 document (null: all)")
         first_n = self.first_n or self.config.fewshot_file is not None
+        self.own_exemplars = 0
         sampler = Sampler(self._exemplars, seed=self._fewshot_seed, first_n=first_n, spare=self.draws_spare)
         with named_errors(f"tasks.{self.name}"):
             return [
@@ -210,7 +214,9 @@ class Task(TaskHooks):
         """The document's requests: description, exemplars and question, as plain text or through the chat template."""
         system = join_system(self._instruction, self.description(doc), self.fewshot_delimiter)
         before = [Turn("system", system)] if system else []
-        for exemplar in sampler.draw(self.num_fewshot, doc):
+        exemplars = sampler.draw(self.num_fewshot, doc)
+        self.own_exemplars += doc in exemplars
+        for exemplar in exemplars:
             if id(exemplar) not in self._turns:
                 self._turns[id(exemplar)] = self._shown(exemplar)
             before.extend(self._turns[id(exemplar)])
@@ -228,6 +234,26 @@ class Task(TaskHooks):
         for instance in instances:
             see(doc_id, instance.context if instance.kind == "loglikelihood_rolling" else instance.continuation)
         return instances
+
+    def warnings(self, count: int) -> Iterator[str]:
+        """Yields what is probably not meant, each starting with the setting. count: the documents whose prompts
+        `instances` wrote."""
+        if self.own_exemplars:
+            yield (
+                f"tasks.{self.name}.num_fewshot={self.num_fewshot}: {self.own_exemplars} of {count} prompts contain "
+                f"their own document with its answer, since the exemplars are drawn from rows that are evaluated, too; "
+                f"{self.other_exemplars}"
+            )
+
+    @property
+    def other_exemplars(self) -> str:
+        """How to keep documents out of their own prompts, for a message."""
+        if self.config.fewshot_file is not None:
+            return f"remove the evaluated rows from {self.config.fewshot_file}"
+        return (
+            f"set tasks.{self.name}.template.spare_exemplar=true to exclude it (this draws other exemplars), or "
+            f"tasks.{self.name}.fewshot_split=SPLIT for other rows"
+        )
 
     def fingerprint(self, limit: int | None = None) -> dict[str, Any]:
         """Identifies what was evaluated: sources, counts, and SHA-256s of the unprocessed rows in their order."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from evalengine.tasks.lm_eval_rows import evaluated_split, exemplar_split, local
 from evalengine.tasks.lm_eval_settings import overridden, problems, settings_of, with_dataset
 from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
+from evalengine.tasks.templates import index_warning, literal_warnings
 from evalengine.util.forked import spread
 
 FEW = ("bleu", "chrf", "chrf++", "ter")  # lm-eval resamples these a hundred times at most
@@ -112,7 +114,7 @@ class LmEvalTask(Task):
         """lm-eval's Instances of each document, in the order in which it scores them."""
         self._theirs.set_fewshot_seed(self._fewshot_seed)
         try:
-            with quiet(), RandomNumbers(self._after_load.state).used():
+            with quiet(), RandomNumbers(self._after_load.state).used(), self._counting():
                 self._theirs.build_all_requests(
                     limit=limit,
                     system_instruction=self._instruction,
@@ -130,6 +132,47 @@ class LmEvalTask(Task):
         ordered = [sorted(by_document[doc_id], key=lambda instance: instance.idx) for doc_id in sorted(by_document)]
         self._asked = {id(doc): asked for doc, asked in zip(self.docs, ordered, strict=False)}
         return ordered
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Counts `own_exemplars` while lm-eval writes the prompts."""
+        self.own_exemplars, sampler = 0, getattr(self._theirs, "sampler", None)
+        if not self.num_fewshot or sampler is None:
+            yield
+            return
+        write, draw, document = self._theirs.fewshot_context, sampler.sample, None
+
+        def written(doc: Any, *arguments: Any, **named: Any) -> Any:
+            nonlocal document
+            document = doc
+            return write(doc, *arguments, **named)
+
+        def drawn(*arguments: Any, **named: Any) -> Any:
+            exemplars = draw(*arguments, **named)
+            with suppress(ValueError):  # arrays in rows of the task's own code have no one truth value
+                self.own_exemplars += document in exemplars
+            return exemplars
+
+        with patch.object(self._theirs, "fewshot_context", written), patch.object(sampler, "sample", drawn):
+            yield
+
+    @property
+    def other_exemplars(self) -> str:
+        test = self._settings.get("test_split")
+        if test is None:  # lm-eval then excludes nothing, whatever the split
+            return f"set tasks.{self.name}.fewshot_split=SPLIT for other rows"
+        return (
+            f"set tasks.{self.name}.fewshot_split={test} to exclude it (this draws other exemplars), or name another "
+            "split there"
+        )
+
+    def warnings(self, count: int) -> Iterator[str]:
+        settings = self._settings
+        text, choices = settings.get("doc_to_text"), settings.get("doc_to_choice")
+        if isinstance(text, str) and "{" in text and getattr(self._theirs, "multiple_input", False):
+            yield index_warning(f"tasks.{self.name}", str(self._theirs.doc_to_text(self.docs[0])))
+        yield from literal_warnings(f"tasks.{self.name}", choices)
+        yield from super().warnings(count)
 
     def _template(self, shown: dict[str, list[str]]) -> Callable[..., str]:
         chat: Any = self._chat

@@ -10,7 +10,7 @@ read and exact_match compares, loglikelihood scores the target after the text, l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ from evalengine.tasks.scores import (
     read_metrics,
     rolling_scores,
 )
-from evalengine.tasks.templates import Field
+from evalengine.tasks.templates import Field, index_warning, literal_warnings
 
 SAMPLERS = ("default", "first_n")
 
@@ -132,6 +132,16 @@ class Templated(Task):
         if field is None or "doc_to_choice" not in self._fields:
             return False
         return _is_index(field.text(self.docs[0], self._columns, counts=True))
+
+    def warnings(self, count: int) -> Iterator[str]:
+        place, text = f"tasks.{self.name}.template", self._fields.get("doc_to_text")
+        template = text is not None and isinstance(text.source, str) and not text.is_column(self._columns)
+        if template and self._several_contexts:
+            yield index_warning(place, str(self.text(self.docs[0])))
+        for key in ("doc_to_choice", "fewshot_config.doc_to_choice"):
+            if key in self._fields:
+                yield from literal_warnings(place, self._fields[key].source, key)
+        yield from super().warnings(count)
 
     def _load_exemplars(self) -> Rows:
         samples = self._template.fewshot_config.samples

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +38,26 @@ def _compiled(source: str) -> tuple[Template, frozenset[str]]:
     """The template, which the tasks of a group mostly share, and the names that it reads. Raises TemplateError,
     RecursionError."""
     return ENVIRONMENT.from_string(source), frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
+
+
+def index_warning(task: str, text: str) -> str:
+    """That a template's digits are read as the index of a choice. task: its place; text: what the first row gives."""
+    return (
+        f"{task}: doc_to_text writes digits alone ({text} for the first document), which lm-eval's rule reads as the "
+        "index of the choice that stands in the prompt, not as its text; if the text is meant, add a word to it "
+        "('Number: {{n}}')"
+    )
+
+
+def literal_warnings(task: str, choices: Any, setting: str = "doc_to_choice") -> Iterator[str]:
+    """Yields a sentence if choices that are written out hold templates, which no rule of lm-eval's renders."""
+    listed = [*choices.values()] if isinstance(choices, dict) else choices
+    literal = [text for text in listed if isinstance(text, str) and "{{" in text] if isinstance(listed, list) else []
+    if literal:
+        yield (
+            f"{task}: {setting} contains {literal[0][:60]!r}, scored as it is written: templates in a list are not "
+            'rendered. Write the list as one template: "{{[a, b]}}"'
+        )
 
 
 class Field:

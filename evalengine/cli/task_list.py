@@ -16,7 +16,7 @@ from evalengine.config.schema import Config, TaskConfig, leaves
 from evalengine.config.shipped import available, outline
 from evalengine.config.task_files import offered
 from evalengine.errors import ConfigError
-from evalengine.plain_text import printable
+from evalengine.plain_text import printable, warn
 from evalengine.util.command import Namespace
 from evalengine.util.sheet import Sheet
 from evalengine.util.tables import print_sheet
@@ -158,7 +158,10 @@ def shown_documents(config: Config, count: int) -> Iterator[Text]:
     from evalengine.harness.plan import load_tasks
 
     for task in load_tasks(config):
-        for doc_id, instances in enumerate(task.instances(count)):
+        documents = task.instances(count)
+        for line in task.warnings(len(documents)):
+            warn(line)
+        for doc_id, instances in enumerate(documents):
             yield from _document(task, doc_id, instances)
 
 

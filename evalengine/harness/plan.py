@@ -49,6 +49,8 @@ class TaskPlan:
 class Plan:
     tasks: list[TaskPlan]
     requests: list[HarnessRequest]
+    warnings: tuple[str, ...] = ()  # what is probably not meant in the tasks' prompts
+    own_exemplars: int = 0  # documents whose prompts contain the document itself as an exemplar
     special_documents: int = 0  # documents with a special token's string in their texts, read as the token
     prompts_sha256: str = ""  # `requests_sha256` of all requests, in order
 
@@ -60,6 +62,8 @@ class Prompts:
     instances: list[list[list[Instance]]]  # of each task, a list per document
     requests: list[HarnessRequest]  # numbered from 0
     special_documents: int
+    own_exemplars: int
+    warnings: tuple[str, ...]
 
 
 def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = True) -> tuple[Checkpoint, list[Task]]:
@@ -188,18 +192,26 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
         check_requests([item.request for item in requests], llm.limits, request_names(requests))
         instances = chain.from_iterable(part.instances for part in written)
         plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
-        return Plan(plans, requests, sum(part.special_documents for part in written), hashed.result())
+        return Plan(
+            plans,
+            requests,
+            warnings=(*chain.from_iterable(part.warnings for part in written),),
+            own_exemplars=sum(part.own_exemplars for part in written),
+            special_documents=sum(part.special_documents for part in written),
+            prompts_sha256=hashed.result(),
+        )
 
 
 @phase("prompts")
 def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
-    written, special = [], 0
+    written, special, warnings = [], 0, list[str]()
     for task in tasks:
         documents: set[int] = set()
         instances = task.instances(config.limit, _special_finder(llm.tokenizer, documents))
         rehearse(task, instances)
         written.append(instances)
         special += len(documents)
+        warnings.extend(task.warnings(len(instances)))
     asked = [*chain.from_iterable(chain.from_iterable(instances) for instances in written)]
     tokenizer = PieceTokenizer(llm.tokenizer)
     tokenizer.learn((instance.context, instance.continuation) for instance in asked)
@@ -211,7 +223,8 @@ def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Pro
         config.model.think_end_token,
         config.logprobs or 0,
     )
-    return Prompts(written, builder.build(asked), special)
+    own = sum(task.own_exemplars for task in tasks)
+    return Prompts(written, builder.build(asked), special, own, tuple(warnings))
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:

@@ -32,6 +32,7 @@ from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_loa
 from evalengine.harness.steps import Decided, answered
 from evalengine.harness.thinking import answers_alone, thoughts, uncredited
 from evalengine.harness.verdicts import program_facts, verdicts
+from evalengine.plain_text import warn
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
@@ -130,6 +131,8 @@ def run(
         llm = opened.enter_context(answering(config, checkpoint, llm))
         before = replace(llm.stats)
         plan = plan_and_load(config, tasks, llm)
+        for line in plan.warnings:
+            warn(line)
         judge = find_judge(config, plan, llm)
         facts = run_facts(config, plan, llm, None if judge is None else judge.identity)
         plan, resume, whole = continued(config, plan, facts.identity, llm)
@@ -279,6 +282,7 @@ def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
         truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
         unended_thinking=answers.unended,
         length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
+        own_exemplar_prompts=plan.own_exemplars,
         special_token_documents=plan.special_documents,
         prompt_tokens=sum(len(row.prompt_ids) for row in done_now),
         output_tokens=sum(len(row.output_ids) for row in done_now),

@@ -114,6 +114,7 @@ class RunCounts:
     unended_thinking: int = 0  # generations that stopped before the end of their thinking
     length_limited: int = 0  # generations that ended at max_gen_toks, or at the end of the context
     cached_requests: int = 0  # read from the cache, not run
+    own_exemplar_prompts: int = 0  # documents whose prompts contain the document itself as an exemplar
     special_token_documents: int = 0  # whose text holds a special token's string: it was read as the token
 
 

@@ -92,6 +92,7 @@ def test_the_files_agree(reference: Run) -> None:
         "truncated_thinking": 0,
         "unended_thinking": 0,
         "length_limited": 0,
+        "own_exemplar_prompts": 0,
         "special_token_documents": 0,
         "prompt_tokens": sum(len(record.prompt_ids) for record in records),
         "output_tokens": sum(len(record.output_ids) for record in records),

@@ -132,6 +132,8 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
     for task, outcomes in manifest.programs.outcomes.items() if manifest.programs else ():
         yield f"{task}: {sum(outcomes.values())} generated programs, {outcome_words(outcomes)}"
     yield from judge_lines(manifest)
+    if own := counts.own_exemplar_prompts:
+        yield f"{own} prompts contain their own document among the exemplars: their scores say little"
     if special := counts.special_token_documents:
         yield (
             f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
