@@ -32,6 +32,7 @@ METRICS = {"score": Metric(), "win_rate": Metric(), "flipped": Metric("mean", Fa
 ALIKE = ("doc", "target")  # names in every template, besides the row's columns
 SINGLE, PAIRED = ("response",), ("response_a", "response_b")
 TIE = "tie"
+EMPTY = "[empty]"  # the verdict on an answer without a text
 OUTCOMES = {"second": 0.0, TIE: 0.5, "first": 1.0}
 WORDS = {"yes_no": {"no": 0, "yes": 1}, "pairs": {"A": "first", "B": "second", TIE: TIE}}
 
@@ -200,8 +201,12 @@ class JudgeTask(Task):
         size = len(self._scale.values) if self._extract is None else 1
         labels = [self._label(responses[place : place + size]) for place in range(0, len(responses), size)]
         if self._scale.pairs:
-            return {FILTER: [self._of_pair(*both) for both in zip(labels[::2], labels[1::2], strict=True)]}
-        return {FILTER: [self._of_one(label) for label in labels]}
+            verdicts = [self._of_pair(*both) for both in zip(labels[::2], labels[1::2], strict=True)]
+        else:
+            verdicts = [self._of_one(label) for label in labels]
+        texts = texts_of(doc)
+        return {FILTER: [verdict if text.strip() else self._of_empty(doc)
+                         for text, verdict in zip(texts, verdicts, strict=True)]}  # fmt: skip
 
     def without_credit(
         self, doc: Doc, responses: list[Response], scored: list[Response]
@@ -230,6 +235,13 @@ class JudgeTask(Task):
         if label is None:
             return Verdict(INVALID, min(self._scale.values.values()), unread=True)
         return Verdict(label, self._scale.values[label])
+
+    def _of_empty(self, doc: Doc) -> Verdict:
+        """The verdict on an answer without a text, whatever the judge said: the lowest value. Of a pair it loses, and
+        ties if the other answer is empty, too."""
+        if not self._scale.pairs:
+            return Verdict(EMPTY, min(self._scale.values.values()))
+        return Verdict(EMPTY, OUTCOMES["second" if str(doc["reference"]).strip() else TIE])
 
     def _of_pair(self, first: str | None, exchanged: str | None) -> Verdict:
         if first is None or exchanged is None:

@@ -40,6 +40,7 @@ class Judgement:
     """What the judge said of one document's answers."""
 
     metrics: Mapping[str, float]
+    empty: int  # answers without a text
     verdicts: list[str]
     shown: Mapping[str, Any]  # the judge's prompts, and the items of its run that are its verdicts
 
@@ -68,6 +69,11 @@ class Judge:
         place = folder / FOLDER
         config = replace(self.config, output_dir=str(place), data_dir=str(place))
         rows = self._rows(plan, lambda key: answers[key].text)
+        for name, own in rows.items():
+            if empty := sum(map(_empty, own)):
+                count = sum(len(row["responses"]) for row in own)
+                warn(f"tasks.{name}.judge: {empty:,} of {count:,} answers are empty: they get the lowest value, and "
+                     "lose against any text")  # fmt: skip
         changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", own)]
         found = None if changed else _finished(place, config)
         if found is None:
@@ -178,14 +184,21 @@ def _judgements(folder: Path, task: str, run: str) -> dict[int, Judgement]:
             "prompts": [*dict.fromkeys(one["arg_0"] for one in arguments)],
         }
         metrics = {name: row[name] for name in row["metrics"]}
-        found[doc] = Judgement(metrics, [str(label) for label in row["filtered_resps"]], shown)
+        found[doc] = Judgement(metrics, _empty(row["doc"]), [str(label) for label in row["filtered_resps"]], shown)
     return found
+
+
+def _empty(row: Mapping[str, Any]) -> int:
+    """How many of a row's answers have no text."""
+    return sum(not text.strip() for text in row["responses"])
 
 
 def _facts(judge: JudgeConfig, rows: list[dict[str, Any]], found: Mapping[int, Judgement]) -> dict[str, Any]:
     """What the manifest says of one task's verdicts, as plain JSON values: how many there are, and how often they and
     the given labels fell together. found: by row; rows that the judge's endpoint rejected are missing."""
     counts = {"verdicts": sum(len(rows[number]["responses"]) for number in found)}
+    if empty := sum(_empty(rows[number]) for number in found):
+        counts["empty"] = empty
     if len(found) < len(rows):
         counts["rejected"] = len(rows) - len(found)
     for metric in ("flipped", "unread"):

@@ -19,7 +19,7 @@ from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
 from evalengine.programs.limits import ProgramVerdict
-from evalengine.records.lm_eval import UNENDED_THINKING, Sample, TaskResult
+from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc
@@ -153,8 +153,7 @@ def _task_result(
         for name in samples:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
             sample = _sample(task, doc_id, instances, answers, name, results[name], values, hashes[-1], thinking)
-            if unended := sum(thought.unended for thought in thinking):
-                sample = replace(sample, unanswered={UNENDED_THINKING: unended})
+            sample = replace(sample, unanswered=_unanswered(thinking, judgement))
             if judgement is not None and name == JUDGE:
                 sample = replace(sample, judge=judgement.shown)
             samples[name].append(sample)
@@ -177,7 +176,7 @@ def _task_result(
         effective=len(plan.instances),
         task_hash=task_hash(hashes, len(samples)),
         thinking_truncated=_truncated(plan, thought),
-        unanswered={UNENDED_THINKING: unended} if (unended := _unended(plan, thought)) else {},
+        unanswered=_unanswered([thought[i] for own in plan.instances for i in own if i in thought], *judged.values()),
         samples=[sample for own in samples.values() for sample in own],
     )
 
@@ -188,9 +187,13 @@ def _truncated(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int | Non
     return sum(truncated) if truncated else None
 
 
-def _unended(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int:
-    """How many of the task's generations stopped before the end of their thinking."""
-    return sum(thought[i].unended for instances in plan.instances for i in instances if i in thought)
+def _unanswered(thinking: Sequence[Thought], *judged: Judgement | None) -> dict[str, int]:
+    """How many generations contain no answer, by kind; kinds without any are missing."""
+    counts = {
+        EMPTY_ANSWER: sum(one.empty for one in judged if one is not None),
+        UNENDED_THINKING: sum(thought.unended for thought in thinking),
+    }
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _sample(

@@ -161,6 +161,7 @@ class JudgedTask:
     verdicts: int
     flipped: int | None  # pairs whose verdict hung on which answer stood first; None where answers were graded
     unread: int | None  # texts without a label; None where the likeliest label was the verdict
+    empty: int | None  # answers without a text, which have the lowest value; None for none
     rejected: int | None  # documents without a verdict, since the judge's endpoint rejected them; None for none
     agreement: Agreement | None  # None without given labels
 

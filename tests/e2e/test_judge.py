@@ -291,3 +291,28 @@ def test_every_sample_of_a_document_is_judged(tmp_path: Path) -> None:
     assert all(row["score"] == sum(map(int, row["filtered_resps"])) / 2 for row in rows)
     assert run.manifest["judge"]["tasks"]["seats"]["verdicts"] == 2 * ROWS == len(of_judge(run).records) / 3
     assert "pass@2,none" in run.results["seats"]
+
+
+def test_empty_answers_are_reported_and_never_correct(tmp_path: Path) -> None:
+    """The model's answers begin with a space, which ends them here."""
+    judge = {**JUDGE, "labels": "grade"}
+    file = write_task(tmp_path, judge, generation_kwargs={"until": [" "], "max_gen_toks": 4}, metric_list=[])
+    done = call(*words(file, tmp_path / "out", "limit=3"))
+    assert done.code == 0, done.err
+    assert "tasks.seats.judge: 3 of 3 answers are empty" in done.err
+    (run,) = runs(tmp_path / "out")
+    assert run.results["seats"]["score,judge"] == 1.0 and run.results["seats"]["empty_answer"] == 3
+    assert [sample["filtered_resps"] for sample in run.samples("seats")] == [["[empty]"]] * 3
+    assert run.manifest["judge"]["tasks"]["seats"]["empty"] == 3
+    assert sum(map(sum, run.manifest["judge"]["tasks"]["seats"]["agreement"]["table"])) == 0
+    assert "seats: 3 of 3 answers are empty: the lowest value" in done.out
+    assert call("check", str(run.folder)).code == 0
+
+
+def test_a_judge_is_not_shown_an_unfinished_thinking(tmp_path: Path) -> None:
+    file = write_task(tmp_path, metric_list=[])
+    run = judged(file, tmp_path / "out", "limit=2", "model.think_end_token='</think>'")
+    assert run.results["seats"]["score,judge"] == 1.0 and run.results["seats"]["thinking_truncated"] == 2
+    rows = [json.loads(line) for line in (run.folder / "judge" / "seats.jsonl").read_text().splitlines()]
+    assert [row["responses"] for row in rows] == [[""]] * 2
+    assert all(record.text for record in run.records)

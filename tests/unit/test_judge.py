@@ -187,3 +187,25 @@ def test_damaged_samples_are_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / f"samples_seats_{date}.jsonl").write_bytes(content)
     with pytest.raises(ConfigError, match="samples_seats"):
         sample_rows(tmp_path, "seats")
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_answer_has_the_lowest_value_whatever_the_judge_says(tmp_path: Path, text: str) -> None:
+    row = {**ROW, "responses": [text, "five"]}
+    likeliest = made(tmp_path, row, scale={"bad": -1, "good": 2})
+    found = verdicts(likeliest, -2.0, -1.0, -2.0, -1.0)
+    assert found == [Verdict("[empty]", -1.0), Verdict("good", 2.0)]
+    assert likeliest.score(likeliest.docs[0], found) == {"score": 0.5}
+    reads = made(tmp_path, row, scale=["bad", "good"], extract=r"Verdict: (\w+)")
+    assert verdicts(reads, "Verdict: good", "Verdict: good") == [Verdict("[empty]", 0.0), Verdict("good", 1.0)]
+    assert verdicts(reads, "none", "none")[0] == Verdict("[empty]", 0.0), "it is not an unread one"
+
+
+@pytest.mark.parametrize(("reference", "value"), [("four", 0.0), ("", 0.5)])
+def test_an_empty_answer_of_a_pair_loses_unless_both_are_empty(tmp_path: Path, reference: str, value: float) -> None:
+    row = {**ROW, "responses": [""], "reference": reference}
+    task = made(tmp_path, row, scale="pairs", template="{{response_a}}{{response_b}}")
+    first, second = (-1.0, -2.0, -3.0), (-2.0, -1.0, -3.0)
+    found = verdicts(task, *first, *second)  # the judge prefers the empty one from either place
+    assert found == [Verdict("[empty]", value)]
+    assert task.score(task.docs[0], found) == {"win_rate": value, "flipped": 0.0}

@@ -50,6 +50,8 @@ def judge_lines(manifest: Manifest) -> Iterator[str]:
             yield f"{task}: {share} were judged otherwise once the two answers were exchanged: they count as ties"
         if said.rejected:
             yield f"{task}: documents without a verdict: {said.rejected} (the judge's endpoint rejected the request)"
+        if said.empty:
+            yield f"{task}: {said.empty} of {said.verdicts} answers are empty: the lowest value, or the loser of a pair"
         if said.unread:
             yield f"{task}: {said.unread} of {said.verdicts} verdicts hold no label: the lowest value, or a tie"
         if said.agreement is not None:
