@@ -116,8 +116,10 @@ def _problems(config: Config, llm: Answering) -> list[str]:
 
 
 def _without_length(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity without the limits of its answers, and without the hash of the requests, which holds them too."""
-    plain = {name: value for name, value in identity.items() if name not in ("prompts", "harness")}
+    """The identity without the limits of its answers, without the hash of the requests, which holds them too, and
+    without how unfinished thinking is scored: all answers are scored again, and older runs do not say it."""
+    left_out = ("prompts", "harness", "score_unfinished_thinking")
+    plain = {name: value for name, value in identity.items() if name not in left_out}
     if identity.get("harness") == SERVED:
         raise ConfigError("resume: a server's run is asked by its clients; give the folder of a run of tasks")
     tasks = {}

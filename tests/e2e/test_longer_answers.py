@@ -69,6 +69,8 @@ def test_a_thinking_goes_on(tmp_path: Path) -> None:
     said = [[(one.text, one.thinking, one.thinking_tokens, one.thinking_truncated) for one in each.records]
             for each in (run, long)]  # fmt: skip
     assert said[0] == said[1]
+    scored = go_on(short, tmp_path / "scored", thinking, LONG, "score_unfinished_thinking=true")
+    assert scored.digest == long.digest, "how unfinished thinking is scored changes no answer"
 
 
 def test_a_stop_string_over_the_limit_of_the_shorter_run(long: Run, tmp_path: Path) -> None:
