@@ -293,11 +293,11 @@ class Task(TaskHooks):
         the task gives credit for empty texts, the document gets at most 0. Where lower is better, it gets the worse one
         of this value and that of the written text, since an empty text may be the best one.
         """
-        values, written = self.process_results(doc, scored), self.process_results(doc, responses)
-        empty = self.process_results(doc, [Response() for _ in responses])
-        better = self.higher_is_better()
+        values, empty = self.process_results(doc, scored), self.process_results(doc, [Response() for _ in responses])
+        lower = {key for key in values if not self.higher_is_better().get(key[0], True)}
+        written = self.process_results(doc, responses) if lower else {}  # a long thinking may take seconds to score
         for key, value in values.items():
-            if not better.get(key[0], True):
+            if key in lower:
                 values[key] = _each(max, value, written.get(key))
             elif key in empty and _positive(empty[key]):
                 values[key] = _each(min, value, 0.0)

@@ -125,6 +125,15 @@ def test_an_empty_text_that_would_be_right_gets_no_credit_either(tmp_path: Path)
     assert task.without_credit(task.docs[0], [Response("x")], [Response()]) == {("each", "none"): [0.0, 0.0]}
 
 
+def test_unfinished_thinking_itself_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where higher is better: some scorers take seconds for a long text."""
+    task, seen = made(tmp_path), list[str]()
+    judge = task.judge  # type: ignore[attr-defined]
+    monkeypatch.setattr(task, "judge", lambda doc: lambda text: seen.append(text) or judge(doc)(text))
+    assert scored(task, ("2", "length")).metrics["exact_match,none"] == 0.0
+    assert {*seen} == {""}
+
+
 def test_of_several_samples_the_finished_ones_count(tmp_path: Path) -> None:
     task = made(tmp_path, repeats=4, generation=WARM)
     done, cut = (f"So.{END}2", "stop"), ("2", "length")
