@@ -186,9 +186,9 @@ def _task_settings(name: str, task: str, leaf: Leaf) -> dict[str, Any]:
 def _collect(item: Any, tasks: dict[str, Leaf], groups: dict[str, GroupConfig]) -> str:
     """Adds a task to `tasks`, or a group with all its members to both, and returns its name."""
     if isinstance(item, Leaf):
-        tasks[_plain_name(item.name)] = item
-        return _plain_name(item.name)
-    name = _plain_name(item.name)
+        tasks[plain_name(item.name)] = item
+        return plain_name(item.name)
+    name = plain_name(item.name)
     groups[name] = GroupConfig()  # reserves the group's place before the groups within it
     children = [_collect(child, tasks, groups) for child in item]
     metadata = item.metadata if isinstance(item.metadata, dict) else {}
@@ -208,7 +208,7 @@ def _aggregate(entry: Any, group: str) -> Aggregate:
     return {"metric": entry.metric, "weight_by_size": entry.weight_by_size, "filter_list": entry.filter_list}
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name with _ in place of characters that no file's name should hold, at most 100 characters."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100]
 

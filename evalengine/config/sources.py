@@ -72,7 +72,7 @@ class Folder(Source):
         assert path is not None, "Hydra asks for what is_config says is there"
         try:
             if group == "task" and (content := in_lm_eval_names(path)) is not None:
-                self.own[name] = [*content["tasks"]]
+                self.own[name] = [*content["tasks"], *content.get("groups", {})]
                 return "_global_", content
             package = package_of(path)
             is_part = "/" in name and name not in self.chosen  # included in a task's file, it needs no package

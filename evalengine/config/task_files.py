@@ -53,7 +53,7 @@ def tasks_elsewhere(name: str) -> dict[str, Any]:
         if not is_file(path):
             near = difflib.get_close_matches(path.name, [f.name for f in path.parent.glob("*.y*ml")], 2)
             raise ConfigError(f"no such file{f'; did you mean {near[0]}?' if near else ''}")
-        return _literal({"tasks": dict([read_file(path)])})
+        return _literal(_tasks_in(path))
     from evalengine.tasks.registry import class_defaults
 
     (entry, *_) = entry_points(group=GROUP, name=name)
@@ -62,12 +62,23 @@ def tasks_elsewhere(name: str) -> dict[str, Any]:
 
 
 def in_lm_eval_names(file: Path) -> dict[str, Any] | None:
-    """`tasks` of a file in lm-eval's names; None for any other. Raises ConfigError if it cannot be used."""
+    """`tasks` and `groups` of a file in lm-eval's names; None for any other. Raises ConfigError if it is unusable."""
     from evalengine.tasks.lm_eval_yaml import is_lm_eval
 
     if package_of(file) is not None or not is_lm_eval(read_yaml(file, tags=True)):
         return None
-    return _literal({"tasks": dict([read_file(file)])})
+    return _literal(_tasks_in(file))
+
+
+def _tasks_in(file: Path) -> dict[str, Any]:
+    """`tasks`, and `groups` if it is a group of lm-eval's form, of a YAML file. Raises ConfigError."""
+    from evalengine.tasks.lm_eval_group import is_group, read_group
+
+    try:
+        group = package_of(file) is None and is_group(read_yaml(file, tags=True))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return read_group(file) if group else {"tasks": dict([read_file(file)])}
 
 
 def read_file(file: Path) -> tuple[str, dict[str, Any]]:
