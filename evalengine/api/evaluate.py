@@ -90,7 +90,13 @@ def _in_python(problem: str) -> str:
     """A problem with the setting that it suggests as Python's argument: `task={"num_fewshot": ...}`."""
     if not re.match(r"\w+: no such setting", problem):  # a dotted name is in a mapping already
         return problem
-    return re.sub(r"\b([a-z_]+)\.(\w+)(?= or |\?$)", r'\1={"\2": ...}', problem)
+    return re.sub(r"\b[a-z_]+(?:\.\w+)+(?= or |\?$)", lambda name: _as_argument(name[0]), problem)
+
+
+def _as_argument(name: str) -> str:
+    """A dotted name as Python's argument: `task={"generation": {"top_p": ...}}`."""
+    first, *below = name.split(".")
+    return first + "=" + "".join(f'{{"{part}": ' for part in below) + "..." + "}" * len(below)
 
 
 def _loaded(model: Any) -> LLM | None:

@@ -210,8 +210,8 @@ def _thinking_problems(config: Config) -> Iterator[str]:
         )
     if (config.enable_thinking or variables.get("enable_thinking")) and config.model.think_end_token is None:
         yield (
-            "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: "
-            "model.think_end_token='</think>', or the token's id"
+            "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: write "
+            "'model.think_end_token=\"</think>\"', or the token's id"
         )
 
 

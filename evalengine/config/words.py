@@ -21,12 +21,14 @@ from hydra.errors import HydraException
 
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF
+from evalengine.config.synonyms import DTYPES, SYNONYMS
 from evalengine.config.texts import is_text
 from evalengine.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
 LAUNCHERS = ("submitit_slurm", "submitit_local")
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
+BARE_VALUE = re.compile(r"[A-Za-z0-9./_-]+")  # a value that a message may repeat: no shell reads anything into it
 LISTS = ("task", "hydra.searchpath")  # what takes several names in one run, besides settings whose type is a list
 
 
@@ -98,7 +100,7 @@ def _how_to_quote(text: str) -> str:
 
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
-    key, value = override.key_or_group, override.get_value_string()
+    key, value = override.key_or_group, value_text(override)
     if key == LAUNCHER:
         yield from _launcher_problems(override, multirun)
         return
@@ -107,7 +109,7 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
             yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath and hydra.launcher"
         return
     if not any(re.fullmatch(pattern, key) for pattern in known_keys().values()):
-        yield unknown(key)
+        yield unknown(key, value)
     if key in GROUPS and override.is_add():
         yield f"{override.input_line}: is set already, and + only adds; write {shlex.quote(f'{key}={value}')}"
     yield from _choice_problems(override)
@@ -117,13 +119,24 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
         yield f"{key}={value}: has several values; {_either_way(key, value, text=True)}"
 
 
-def unknown(key: str) -> str:
-    """What is said of a setting that there is not."""
-    known, own = known_keys(), re.match(r"(tasks|groups)\.([^.]+)\.", key)
-    names = [name for name in known if name.split(".")[-1] == key.split(".")[-1] and "<" not in name]
-    if own is not None:
+def value_text(override: Override) -> str:
+    """What follows the first = of an override; "" for `~task`, which has none and which Hydra raises for."""
+    return str(override.input_line).partition("=")[2]
+
+
+def unknown(key: str, value: str = "") -> str:
+    """Return the message for a setting that does not exist. value: what the command line sets it to."""
+    known, last = known_keys(), key.split(".")[-1]
+    own = re.match(r"(tasks|groups)\.([^.]+)\.", key)
+    depth = key.count(".") - (key.count(".", 0, own.end()) if own else 0)
+    names: list[str] = []
+    if depth <= 1 and (synonym := SYNONYMS.get(last)):  # before names that only look alike: no block_size for a batch
+        synonym = re.sub(r"^task\.", f"tasks.{own[2]}.", synonym) if own else synonym
+        names = [synonym + (f"={DTYPES.get(value, value)}" if BARE_VALUE.fullmatch(value) else "")]
+    elif own:
         near = difflib.get_close_matches(key.replace(own[0], f"{own[1]}.<name>.", 1), known, 1, 0.7)
         names = [name.replace("<name>", own[2], 1) for name in near if name.startswith(own[1])]
+    names = names or [name for name in known if name.split(".")[-1] == last and "<" not in name]
     names = names or difflib.get_close_matches(key, known, 2, 0.7)
     return f"{key}: no such setting" + (f"; did you mean {' or '.join(names)}?" if names else "; see --help")
 
@@ -135,7 +148,7 @@ def _choice_problems(override: Override) -> Iterator[str]:
         yield f"{key}=null: a group needs a name; see --help for those there are"
     lists = [one for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if isinstance(one, list)]
     if key in ONE_OF and lists:
-        written = override.get_value_string().replace("[", "").replace("]", "").strip()
+        written = value_text(override).replace("[", "").replace("]", "").strip()
         several = "," in written
         how = f"for a run of each write {_swept(key, written)}" if several else f"write {key}={written}"
         yield f"{override.input_line}: a run has one {key}" + (f"; {how}" if written else "; name one")
@@ -166,7 +179,7 @@ def _given_twice(parsed: Sequence[Override]) -> Iterator[str]:
             given.setdefault(name, {})[_shown(str(override.input_line))] = override
     for name, overrides in given.items():
         if len(overrides) > 1:
-            values = [re.sub(r"^\[(.*)\]$", r"\1", o.get_value_string().strip()) for o in overrides.values()]
+            values = [re.sub(r"^\[(.*)\]$", r"\1", value_text(o).strip()) for o in overrides.values()]
             joined = not any(o.is_delete() or o.key_or_group != name for o in overrides.values())
             cure = f"; {_either_way(name, ','.join(filter(None, values)), text=False)}" if joined else ""
             yield f"{name}: is given as {' and as '.join(overrides)}; give it once{cure}"

@@ -90,6 +90,20 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("batch_size", 'engine={"max_num_seqs": ...}'),
+        ("max_new_tokens", 'task={"generation": {"max_gen_toks": ...}}'),
+        ("num_samples", "limit"),
+    ],
+)
+def test_a_suggestion_is_an_argument_of_python(name: str, argument: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        evaluate("tinymath", "arithmetic", **{name: 8})
+    assert str(refused.value) == f"{name}: no such setting; did you mean {argument}?"
+
+
+@pytest.mark.parametrize(
     ("args", "named"),
     [
         (("tinymath", ["arithmetic"]), {"tasks": {"arithmetic": {"num_fewshot": -2}}}),

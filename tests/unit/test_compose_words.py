@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.compose import Job, compose_jobs
+from evalengine.config.synonyms import LM_EVAL, SYNONYMS
+from evalengine.config.words import known_keys
 from evalengine.errors import ConfigError
 
 WRITE = re.compile(
@@ -115,6 +117,23 @@ def test_the_same_words_twice_drop_nothing() -> None:
     assert made(job) == ("arithmetic", "smollm2-135m", 3, 256) and job.config.model.path == "x"
 
 
+def test_the_fix_for_thinking_is_one_word_of_a_shell() -> None:
+    words = ("enable_thinking=true", "apply_chat_template=true")
+    ((fix,),) = cures(refused(*words))
+    (job,) = composed(*words, fix)
+    assert job.config.model.think_end_token == "</think>"
+
+
+def test_every_synonym_names_a_setting() -> None:
+    assert {*SYNONYMS.values()} <= {*known_keys()}
+    assert {name for name in SYNONYMS if name in known_keys()} <= {*LM_EVAL}, "a setting's name needs no synonym"
+
+
+@pytest.mark.parametrize("word", ["~task", "~model", "~limit", "~hydra/launcher", "~"])
+def test_a_deletion_without_a_value_is_one_sentence(word: str) -> None:
+    assert len(refused(word)) > len(word)
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
@@ -124,6 +143,12 @@ def test_the_same_words_twice_drop_nothing() -> None:
         ("model=llama3", "did you mean llama-3.2-1b? there"),
         ("model=nothing", "no such model; there are: gemma-3-1b-it"),
         ("task=[gsm8k,arc_esy]", "task=arc_esy: no such task; did you mean arc_easy"),
+        ("engine.batch_size=8", "did you mean engine.max_num_seqs=8?"),
+        ("fewshot=5", "did you mean task.num_fewshot=5?"),
+        ("tasks.arithmetic.fewshot=5", "did you mean tasks.arithmetic.num_fewshot=5?"),
+        ("dtype=fp16", "did you mean engine.dtype=float16?"),
+        ("batch_size='$(id)'", "did you mean engine.max_num_seqs?"),
+        ("task=./x.csv", "write task=./my_task.yaml, and name your rows in it, as in dataset_path: ./x.csv"),
         ("task=GSM8K", "task=GSM8K: no such task; did you mean gsm8k"),
     ],
 )

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.cli.commands.lm_eval_words import LEFT_OUT, SETTINGS, SHORT, in_our_words
+from evalengine.cli.commands.lm_eval_words import LEFT_OUT, SHORT, in_our_words
+from evalengine.config.synonyms import LM_EVAL
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.config.words import known_keys
@@ -97,7 +98,7 @@ def test_our_own_options_are_left_alone() -> None:
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    assert [name for name in SETTINGS.values() if name not in known_keys()] == []
+    assert [name for name in LM_EVAL.values() if name not in known_keys()] == []
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval")

@@ -12,7 +12,8 @@ from evalengine.util.command import Namespace
 
 def _words(
     runs: Annotated[list[str], Argument(metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
-                                        "lm-eval output folder or a baseline")],
+                                        "lm-eval output folder or a baseline; or one folder of runs, such as a sweep's "
+                                        "output_dir")],
     level: Annotated[Literal["bitwise", "tokens", "answers"] | None, Option(help="what must be the same for exit code "
                      "0: every bit (default), every output token, or every answer and 0/1 score")] = None,
     allow: Annotated[bool, Option("--allow", help="compare unlike runs, different models too, on the requests that "

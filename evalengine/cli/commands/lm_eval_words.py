@@ -10,6 +10,7 @@ from importlib.resources import files
 from itertools import takewhile
 
 from evalengine.config.shipped import CONF, available
+from evalengine.config.synonyms import DTYPES, LM_EVAL
 from evalengine.util.command import PROGRAM
 
 SHORT = {  # lm-eval's short names
@@ -29,24 +30,10 @@ SHORT = {  # lm-eval's short names
     "-E": "samples",
 }
 OURS = ("-m", "-c", "-h", "--multirun", "--cfg", "--version", "--help", "--install-completion", "--show-completion")
-SETTINGS = {  # lm-eval's name, of an option or of an entry of --model_args or --gen_kwargs -> ours
-    "num_fewshot": "task.num_fewshot",
-    "output_path": "output_dir",
-    "use_cache": "cache",
-    **dict.fromkeys(("batch_size", "max_batch_size"), "engine.max_num_seqs"),
-    **dict.fromkeys(("pretrained", "path"), "model.path"),
-    **{name: f"model.{name}" for name in ("revision", "tokenizer", "think_end_token", "generation_config")},
-    **dict.fromkeys(("max_length", "max_model_len"), "engine.max_model_len"),
-    **{name: f"engine.{name}" for name in ("dtype", "device", "gpu_memory_utilization", "tensor_parallel_size")},
-    **{name: name for name in ("limit", "seed", "enable_thinking", "chat_template_args", "system_instruction")},
-    **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens"), "task.generation.max_gen_toks"),
-    **{name: f"task.generation.{name}" for name in ("temperature", "top_p", "top_k", "until")},
-}
 FLAGS = {  # options that need no value -> ours
     **{name: name for name in ("apply_chat_template", "fewshot_as_multiturn", "batch_invariant")},
     "confirm_run_unsafe_code": "allow_code_execution",
 }
-DTYPES = {"float": "float32", "half": "float16"}  # torch's other names
 LEFT_OUT = {  # what nothing has to be written for, and why
     "model": "the engine is this one",
     "log_samples": "samples are always written",
@@ -132,7 +119,7 @@ class _Translation:
         elif name in LEFT_OUT:
             self.left_out[option] = LEFT_OUT[name]
         else:
-            self._settings[SETTINGS.get(name, name)] = _written(values[0]) if values else "VALUE"
+            self._settings[LM_EVAL.get(name, name)] = _written(values[0]) if values else "VALUE"
 
     def _tasks(self, values: Sequence[str]) -> None:
         names = [_task(name) for value in values for name in value.split(",") if name]
@@ -166,8 +153,8 @@ class _Translation:
     def _entries(self, option: str, values: Sequence[str]) -> None:
         """The entries `name=value,...` of an option, or those of a mapping in JSON."""
         for name, value in _mapping(values):
-            if name in SETTINGS:
-                self._settings[SETTINGS[name]] = DTYPES.get(value, value) if name == "dtype" else value
+            if name in LM_EVAL:
+                self._settings[LM_EVAL[name]] = DTYPES.get(value, value) if name == "dtype" else value
             else:
                 self.left_out[f"{option} {name}"] = LEFT_OUT.get(name, "it has no counterpart")
 

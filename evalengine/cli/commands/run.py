@@ -55,6 +55,7 @@ Commands of their own:
   bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
   prove RUN --item ITEM -o FILE one item of a run as a receipt that anyone can check (prove --help)
   check FILE --model PATH       computes a receipt's item, or a sample of a run's, again: does every bit agree
+  plan task=NAME margin=POINTS  how many documents a gate needs, and how long they take here (plan --help)
   cache FOLDER                  what a cache of answers holds, and making it smaller (cache --help)
   warm MODEL                    compiles a model's kernels on this GPU before its first run (warm --help)
   serve                         a model by OpenAI's HTTP interface: the same request, the same bytes (serve --help)
@@ -122,6 +123,8 @@ def _unknown_word(words: list[str], place: int) -> str:
     word, before = words[place], words[place - 1] if place else ""
     if word in MODULES:
         return f"{word}: a command's name comes first: python -m evalengine {word} ..."
+    if setting := _around_equals(words, place):
+        return f"{word}: a setting has no spaces around its =; write {shlex.quote(setting)}"
     near = difflib.get_close_matches(word, COMMANDS, 1)
     if before.count("[") <= before.count("]"):
         for group in ("task", "model", "experiment"):
@@ -134,6 +137,17 @@ def _unknown_word(words: list[str], place: int) -> str:
         )
     hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
     return f"{word}: no such command; {hint}"
+
+
+def _around_equals(words: list[str], place: int) -> str | None:
+    """The setting that was written with spaces around its =, as in `limit = 5`; None where the word is no part of one.
+    """
+    word, before, after = words[place], words[place - 1] if place else "", words[place + 1 : place + 3]
+    if after[:1] == ["="]:
+        return f"{word}={after[1] if len(after) > 1 else 'VALUE'}"
+    if after and after[0].startswith("=") and "=" not in word:
+        return word + after[0]
+    return before + word if re.fullmatch(r"[\w.]+=", before) else None
 
 
 def _wrapped(names: list[str]) -> str:

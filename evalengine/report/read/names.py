@@ -54,6 +54,12 @@ def holds_runs(path: Path) -> bool:
         return bool(runs_below(path)) or len(foreign) > 1
 
 
+def runs_in(name: str) -> list[str]:
+    """The runs in a folder that is none itself, as a sweep (-m) leaves them in its output_dir; [] for anything else."""
+    with readable(name):
+        return [str(run) for run in runs_below(Path(name))] if holds_runs(Path(name)) else []
+
+
 def root_of(run: Path) -> Path:
     """The folder that holds a run beside others; of an experiment's run, the folder that holds the experiment."""
     above = run.resolve().parent
