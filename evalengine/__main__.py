@@ -64,6 +64,7 @@ def _command(words: list[str]) -> int:
 
 def program() -> int:
     """The installed command and `python -m evalengine`: `main`, in a process that ends with it."""
+    _open_standard_streams()
     try:
         watch_signals()
     except KeyboardInterrupt as interrupt:  # Python's own handler heard a signal that came before ours was there
@@ -73,6 +74,24 @@ def program() -> int:
     with relaxed_gc():
         code = main()
     return leave(ended(code))
+
+
+def _open_standard_streams() -> None:
+    """Opens the null device for each standard stream that the caller closed, as `2>&-` does: Python has None there, and
+    the next file to be opened would take its number. Ends the process if it is standard output: results go there."""
+    closed = [number for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is None]
+    for number in closed:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+    if 2 in closed:
+        sys.stderr = open(2, "w", closefd=False)
+    if 1 in closed:
+        os.write(
+            2, b"evalengine: standard output is closed, and results are printed there; discard them by >/dev/null\n"
+        )
+        os._exit(2)
 
 
 def leave(code: int) -> NoReturn:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,16 @@ def test_damaged_files_are_said(tmp_path: Path) -> None:
         (tmp_path / "c.eval").write_bytes(whole[:cut])
         with pytest.raises(ConfigError, match=r"c\.eval: (damaged|no log)"):
             load_run(tmp_path / "c.eval")
+
+
+def test_encrypted_and_scrambled_logs_are_said(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.eval", log({1: ("C",)})).read_bytes()
+    # The flag of an entry that needs a password.
+    locked = re.sub(rb"(PK\x03\x04..|PK\x01\x02....)\x00", rb"\1" + b"\x01", whole, flags=re.DOTALL)
+    (tmp_path / "locked.eval").write_bytes(locked)
+    with pytest.raises(ConfigError, match=r"locked\.eval: it cannot be unpacked \(.*encrypted.*; save the log without"):
+        load_run(tmp_path / "locked.eval")
+    for place in range(0, len(whole), 3):
+        (tmp_path / "b.eval").write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with suppress(ConfigError):  # any other error is a traceback for the user
+            load_run(tmp_path / "b.eval")

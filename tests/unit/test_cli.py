@@ -309,6 +309,25 @@ def test_a_sweep_goes_on_after_a_failure_and_fails(
     assert main(["-m", "limit=1,3"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("closed", "code", "out", "err"),
+    [
+        (
+            ">&-",
+            2,
+            "",
+            "evalengine: standard output is closed, and results are printed there; discard them by >/dev/null",
+        ),
+        ("2>&-", 0, f"evalengine {__version__} (contract", ""),
+        ("<&- 2>&-", 0, f"evalengine {__version__} (contract", ""),
+    ],
+)
+def test_streams_that_the_caller_closed(closed: str, code: int, out: str, err: str) -> None:
+    command = f"{sys.executable} -m evalengine --version {closed}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (code, err) and done.stdout.startswith(out)
+
+
 def test_an_interrupt_ends_a_sweep(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     install_runner(monkeypatch, failing(KeyboardInterrupt()))
     assert main(["-m", "limit=1,2,3"]) == 130

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from evalengine.config.compose import compose_jobs
@@ -77,6 +78,21 @@ def test_parquet_round_trip_is_bitwise(tmp_path: Path, count: int) -> None:
         expected, fields = vars(written).copy(), vars(read).copy()
         assert expected.pop("logprobs").tobytes() == fields.pop("logprobs").tobytes()
         assert fields == expected
+
+
+@pytest.mark.parametrize("change", ["drop", "rename", "retype", "add"])
+def test_another_files_columns_are_no_records(change: str, tmp_path: Path) -> None:
+    write_records(tmp_path / "r", [record(0, [1], np.zeros(1, np.float32))])
+    table = pq.read_table(tmp_path / "r")
+    changed = {
+        "drop": lambda: table.drop_columns(["prompt_ids"]),
+        "rename": lambda: table.rename_columns(["id" if n == "prompt_ids" else n for n in table.column_names]),
+        "retype": lambda: table.set_column(table.column_names.index("prompt_ids"), "prompt_ids", table.column("text")),
+        "add": lambda: table.append_column("mine", table.column("text")),
+    }
+    pq.write_table(changed[change](), tmp_path / "r")
+    with pytest.raises(ValueError, match=r"not a file of records: it lacks a column or has one .*: (prompt_ids|mine)"):
+        read_records(tmp_path / "r")
 
 
 def test_records_are_written_and_read_without_pandas(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def _read(path: Path) -> Any:
     except NotImplementedError as error:
         cure = "pip install zipfile-zstd, or write it as JSON: inspect log convert --to json"
         raise ConfigError(f"{path}: it is compressed by zstd, which Python reads from 3.14 on; {cure}") from error
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except RuntimeError as error:  # what `zipfile` raises for an entry that needs a password
+        raise ConfigError(f"{path}: it cannot be unpacked ({error}); save the log without encryption") from error
+    except Exception as error:  # each unpacker has errors of its own: zlib's, lzma's, zstandard's
         raise ConfigError(f"{path}: damaged, or no log of inspect_ai ({error}); {AGAIN}") from error
 
 
