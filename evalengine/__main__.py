@@ -86,7 +86,7 @@ def _open_standard_streams() -> None:
             os.dup2(null, number)
             os.close(null)
     if 2 in closed:
-        sys.stderr = open(2, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
     if 1 in closed:
         os.write(
             2, b"evalengine: standard output is closed, and results are printed there; discard them by >/dev/null\n"

@@ -262,8 +262,8 @@ def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
     """options: the names that the group has, if Hydra says them."""
     if group == "task" and re.search(r"/|\.\w+$", name) and not name.startswith("lm_eval/"):
         return (
-            f"task={name}: no such task; a task's file is YAML: write task=./my_task.yaml, and name your rows in it, as "
-            f"in dataset_path: {name} (tasks/README.md)"
+            f"task={name}: no such task; a task's file is YAML: write task=./my_task.yaml, and name your rows in it, "
+            f"as in dataset_path: {name} (tasks/README.md)"
         )
     options, wanted = options or available(group), name.lower()
     if group == "model":

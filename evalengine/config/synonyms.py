@@ -32,6 +32,7 @@ SYNONYMS = {  # a setting's last name, elsewhere -> ours
     "model_name": "model.path",
 }
 DTYPES = {  # other names of engine.dtype's values
-    **{"float": "float32", "half": "float16"},
-    **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
+    **dict.fromkeys(("float", "fp32"), "float32"),
+    **dict.fromkeys(("half", "fp16"), "float16"),
+    "bf16": "bfloat16",
 }

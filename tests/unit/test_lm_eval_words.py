@@ -10,9 +10,9 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.cli.commands.lm_eval_words import LEFT_OUT, SHORT, in_our_words
-from evalengine.config.synonyms import LM_EVAL
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
+from evalengine.config.synonyms import LM_EVAL
 from evalengine.config.words import known_keys
 
 

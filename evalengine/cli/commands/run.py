@@ -140,7 +140,7 @@ def _unknown_word(words: list[str], place: int) -> str:
 
 
 def _around_equals(words: list[str], place: int) -> str | None:
-    """The setting that was written with spaces around its =, as in `limit = 5`; None where the word is no part of one."""
+    """The setting that was written with spaces around its =, as in `limit = 5`; None for any other word."""
     word, before, after = words[place], words[place - 1] if place else "", words[place + 1 : place + 3]
     if after[:1] == ["="]:
         return f"{word}={after[1] if len(after) > 1 else 'VALUE'}"
