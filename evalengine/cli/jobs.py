@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from evalengine.errors import listed
 from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace, exit_code
 from evalengine.util.early_gpu import wake_gpu
@@ -48,6 +49,7 @@ def main(arguments: Namespace) -> int:
     if arguments.cfg:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
+    _announce(jobs[0].config)
     if name := experiment_name(arguments.settings):
         from evalengine.cli.experiment import run_experiment
 
@@ -57,6 +59,13 @@ def main(arguments: Namespace) -> int:
 
         return submit(jobs, arguments.argv)
     return _run_all(jobs, arguments.argv)
+
+
+def _announce(config: Config) -> None:
+    """Says on a terminal what the seconds before the first bar of progress are spent on: up to 15 on two busy cores."""
+    if config.progress and sys.stderr is not None and sys.stderr.isatty():
+        needed = "libraries and rows" if config.model.api is not None else "libraries, rows and the model"
+        warn(f"{listed([*config.tasks], 3)} on {config.model.name}: loading {needed} ...", "")
 
 
 @phase("settings")

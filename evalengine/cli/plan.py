@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from rich.console import Console
-from rich.text import Text
 
 from evalengine.cli.paces import Pace, pace
 from evalengine.config.shipped import available, outline
@@ -17,9 +16,9 @@ from evalengine.report.read.load import RunData, load_run_data
 from evalengine.report.read.names import RESULTS, named_runs
 from evalengine.report.stats.loss_bound import documents_for
 from evalengine.report.stats.measured import Flips, flips, sampled, spreads
+from evalengine.report.terminal.tables import print_lines
 from evalengine.util.command import Namespace
-from evalengine.util.sheet import Sheet
-from evalengine.util.tables import print_sheet
+from evalengine.util.sheet import Line, Sheet
 
 FLIPS = (0.0, 0.005, 0.02, 0.05, 0.1)  # shares of changed answers for which the need is said
 SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which it is said, where runs tell of any
@@ -59,16 +58,16 @@ def main(arguments: Namespace) -> int:
     names, runs, required = _parsed(arguments.words)
     loaded = [load_run_data(run) for run in named_runs(runs)]
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
-    console.print(Text(f"A margin of {100 * required.margin:g} points: documents for a pass with probability "
-                       f"{required.power:g}, if nothing is lost (alpha {required.alpha:g})"))  # fmt: skip
+    lines: list[Line] = [f"A margin of {100 * required.margin:g} points: documents for a pass with probability "
+                         f"{required.power:g}, if nothing is lost (alpha {required.alpha:g})"]  # fmt: skip
     planned = [_planned(name) for name in names]
     seen = {one.name: flips([run.run for run in loaded], one.tasks) for one in planned}
     paces = {one.name: pace(one.name, RESULTS) for one in planned}
-    print_sheet(_table(planned, required, seen, paces), console)
-    for line in [line for one in planned for line in _said(one, required, seen[one.name], paces[one.name], loaded)]:
-        console.print(Text(line))
-    console.print(Text("Flips: the share of answers that change for better or worse, as many of each. Exact and native "
-                       "runs of equal weights have none; two checkpoints often 2 to 10 %."))  # fmt: skip
+    lines.append(_table(planned, required, seen, paces))
+    lines += [line for one in planned for line in _said(one, required, seen[one.name], paces[one.name], loaded)]
+    lines.append("Flips: the share of answers that change for better or worse, as many of each. Exact and native runs "
+                 "of equal weights have none; two checkpoints often 2 to 10 %.")  # fmt: skip
+    print_lines(lines, console)
     return 0
 
 

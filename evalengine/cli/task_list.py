@@ -15,7 +15,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, TaskConfig, leaves
 from evalengine.config.shipped import available, outline
 from evalengine.config.task_files import offered
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, listed
 from evalengine.plain_text import printable, warn
 from evalengine.util.command import Namespace
 from evalengine.util.sheet import Sheet
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evalengine.tasks.instance import Instance
 
 MOST = 1000  # documents shown at most
+LISTED_METRICS = 2  # of a task among others; `tasks NAME` names all of them
 SHORT = 8  # hex digits of a commit that are shown
 
 
@@ -67,7 +68,7 @@ def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
 def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
     """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members."""
     rows = [
-        _cells(config, depth, name, members)
+        _cells(config, depth, name, members, LISTED_METRICS if folded else 0)
         for config in configs
         for depth, name, members in _in_order(config)
         if depth == 0 or not folded
@@ -75,8 +76,9 @@ def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
     return Sheet("Tasks", ("Task", "Rows", "Documents", "n-shot", "Metrics", "Needs"), rows, (0, 1, 4, 5))
 
 
-def _cells(config: Config, depth: int, name: str, members: Sequence[str]) -> list[str]:
-    """The row of a task, or of a group: what its tasks have in common, and their documents together."""
+def _cells(config: Config, depth: int, name: str, members: Sequence[str], most: int) -> list[str]:
+    """The row of a task, or of a group: what its tasks have in common, and their documents together. most: metrics that
+    are named; 0: all."""
     group, tasks = config.groups.get(name), [config.tasks[member] for member in members]
     sizes = [task.dataset.rows for task in tasks if task.dataset.rows is not None]
     metrics = metric_names(tasks[0], name)
@@ -87,7 +89,7 @@ def _cells(config: Config, depth: int, name: str, members: Sequence[str]) -> lis
         _common(source(task, group is None) for task in tasks),
         f"{sum(sizes):,}" if len(sizes) == len(tasks) else "",
         _common(str(task.num_fewshot or 0) for task in tasks),
-        ", ".join(metrics),
+        listed(metrics, most or len(metrics)),
         "; ".join(dict.fromkeys(need for task in tasks for need in needs(task))),
     ]
 

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from evalengine.plain_text import printable
+from evalengine.util.command import PROGRAM
 from evalengine.util.sheet import Sheet
 
 WIDEST = 10_000  # columns that are asked for to learn how wide a table is
@@ -33,19 +34,38 @@ def rich_table(sheet: Sheet) -> Table:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints the table whole. A pipe has no width, and is given as much as the table takes.
+    """Prints the table whole. A pipe has no width: a row is one line there, without blanks at its end.
 
     On a terminal that is too narrow, columns of words (those that are not justified right) are folded into several
     lines; where that leaves too little room, each row is printed as lines of a heading and its cell.
     """
     whole = _width(table, console)
-    if whole <= console.width or not console.is_terminal:
+    if not console.is_terminal:
         console.width = max(console.width, whole)
-        console.print(table)
-    elif _fold(table, console):
+        with console.capture() as captured:
+            console.print(table)
+        console.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().split("\n")[:-1]))
+    elif whole <= console.width or _fold(table, console):
         console.print(table)
     else:
         _print_rows(table, console)
+
+
+def wrapped(line: str, console: Console) -> list[str]:
+    """A line of prose in lines of a terminal's width that end between words; unchanged in a pipe, and where it holds a
+    command, which must stay one line to be pasted. Continuations of a list's line are indented."""
+    if not console.is_terminal or cell_len(line) <= console.width or PROGRAM in line:
+        return [line]
+    lead = re.match(r" *(?:- )?", line)
+    start = lead[0] if lead else ""
+    first, *words = line[len(start) :].split(" ")
+    lines = [start + first]
+    for word in words:
+        if cell_len(f"{lines[-1]} {word}") <= console.width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(" " * len(start) + word)
+    return lines
 
 
 def _width(table: Table, console: Console) -> int:

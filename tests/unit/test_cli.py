@@ -293,6 +293,18 @@ def test_our_own_bugs_show_a_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_what_the_start_waits_for(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("evalengine.cli.jobs.warn", lambda line, whose: shown.append(line))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    install_runner(monkeypatch, lambda config: shown.append("run") or Result(Path("f")))
+    for settings in (["limit=1"], ["limit=1", "progress=false"], ["limit=1", "--cfg"]):
+        assert main(settings) == 0
+    line = "arithmetic on tinymath: loading libraries, rows and the model ..."
+    assert shown == [*[line] * terminal, "run", "run"]
+
+
 def test_a_sweep_goes_on_after_a_failure_and_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

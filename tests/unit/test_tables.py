@@ -7,12 +7,14 @@ import re
 from collections import Counter
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from evalengine.__main__ import main
+from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Sheet
-from evalengine.util.tables import print_table, rich_table
+from evalengine.util.tables import print_table, rich_table, wrapped
 
 HEADINGS = ("Task", "Filter", "Metric", "A", "B", "95% interval", "Needs")
 ROWS = [
@@ -27,6 +29,10 @@ ROWS = [
     ],
     ["arithmetic", "none", "acc, acc_norm", "1,234.5", "", "none", "pip install evalengine[lm-eval]; 多言語の名前"],
 ]
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, soft_wrap=True)
 
 
 def table() -> Table:
@@ -81,3 +87,30 @@ def test_the_list_of_tasks(width: int, monkeypatch: pytest.MonkeyPatch, capsys: 
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert "…" not in text
     assert all(name in text for name in ("gpqa_extended_zeroshot", "humaneval_64_instruct", "14,042", "633f5ee8"))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_prose_ends_its_lines_between_words(width: int) -> None:
+    prose = "  - W/L/T: documents on which B is better, worse and equal; 多言語の名前, " * 4 + "results/" + "x" * 130
+    command = "Next: python -m evalengine explain results/a results/b --item arithmetic/3 " + "y" * 99
+    lines = wrapped(prose, terminal(width))
+    assert " ".join(line.strip() for line in lines).split() == prose.split() and len(lines) > 3
+    assert all(cell_len(line) <= width for line in lines if "xxx" not in line)
+    assert all(line.startswith("    ") for line in lines[1:]) and lines[0].startswith("  - W/L/T")
+    assert wrapped(command, terminal(width)) == [command], "a command is pasted"
+    assert wrapped(prose, Console(file=io.StringIO(), width=width)) == [prose], "a pipe has no width"
+
+
+def test_what_commands_print_is_wrapped() -> None:
+    console = terminal(80)
+    print_lines(["so many words " * 20], console)
+    assert isinstance(console.file, io.StringIO)
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80
+
+
+def test_a_list_of_tasks_in_a_pipe_has_no_blanks_at_its_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line != line.rstrip()]
+    assert max(map(len, lines)) <= 250 and main(["tasks", "ifeval"]) == 0
+    assert "inst_level_loose_acc" in capsys.readouterr().out, "one task's metrics are all named"

@@ -36,6 +36,7 @@ from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for
 from evalengine.util.command import Namespace
+from evalengine.util.tables import wrapped
 
 
 def main(arguments: Namespace) -> int:
@@ -101,7 +102,8 @@ def _deliver(report: Report, arguments: Namespace) -> None:
     if arguments.annotations:
         for command in workflow_commands(report):
             print(command, file=out)
-    console.print(Text(printable(headline(report)), style=STYLES[report.verdict]))
+    for line in wrapped(printable(headline(report)), console):
+        console.print(Text(line, style=STYLES[report.verdict]))
     if arguments.junit:
         write(arguments.junit, junit(report))
     if arguments.summary:

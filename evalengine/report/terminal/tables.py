@@ -13,7 +13,7 @@ from rich.text import Text
 from evalengine.errors import ConfigError
 from evalengine.plain_text import json_lines, printable
 from evalengine.util.sheet import Line
-from evalengine.util.tables import print_sheet
+from evalengine.util.tables import print_sheet, wrapped
 
 
 def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
@@ -45,6 +45,7 @@ def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
     console = console or Console(file=sys.stdout, soft_wrap=True)
     for line in lines:
         if isinstance(line, str):
-            console.print(Text(printable(line)))
+            for part in wrapped(printable(line), console):
+                console.print(Text(part))
         else:
             print_sheet(line, console)
