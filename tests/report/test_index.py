@@ -63,7 +63,9 @@ def test_every_run_is_a_row_with_what_it_gave(results: Path, capsys: pytest.Capt
         ["2026-01-03 03:04", "tiny", "sums", "exact_match strict-match", 0.5],
         ["2026-01-02 03:04", "tiny", "sums", "exact_match strict-match", 0.75],
     ]
-    assert {row[2] for row in listed} == {"sums", "pick"} and titles(results / "index.html")[5:] == ["95 %", "Digest"]
+    assert {row[2] for row in listed} == {"sums", "pick"} and titles(results / "index.html")[5:] == [
+        *("95 %", "Digest", "Numerics"),
+    ]
     assert [row[5] for row in listed if row[2] == "sums"] == ["0.4804 to 0.5196", "0.7299 to 0.7691"]  # stderr 0.01
     digest = json.loads((results / "first" / "manifest.json").read_text())["task_digests"]["sums"]
     assert digest[:10] in {row[6] for row in listed}
@@ -239,3 +241,35 @@ def test_somebody_elses_page_is_not_overwritten(tmp_path: Path, capsys: pytest.C
     assert "it stays as it is" in capsys.readouterr().err and "My site" in (tmp_path / INDEX).read_text()
     path, _ = write_index(tmp_path, tmp_path / "runs.html")
     assert path.is_file()
+
+
+def test_runs_of_a_sweep_are_told_apart(results: Path) -> None:
+    """Their dates, tasks, models and often their scores are the same."""
+    first = {"temperature": 0.0, "until": ["x"]}
+    for name, limit, batch, numerics, generation in (
+        *(("first", 8, 1, "exact", first), ("other", None, 64, "fast", {**first, "temperature": 0.5})),
+    ):
+        content = json.loads((results / name / "manifest.json").read_text())
+        own = {**content["identity"], "limit": limit, "seed": 0, "tasks": {"sums": {"generation": generation}}}
+        engine = {**content["engine"], "max_num_seqs": batch, "num_kv_blocks": batch}
+        bind_again(results / name, identity=own, engine=engine, numerics=numerics)
+    path, _ = write_index(results)
+    numerics, changed = (titles(path).index(name) for name in ("Numerics", "Changed"))
+    assert {(row[numerics], row[changed]) for row in rows(path) if row[2] == "sums"} == {
+        ("exact", "limit=8, engine.max_num_seqs=1, tasks.sums.generation.temperature=0.0"),
+        ("fast", "limit=null, engine.max_num_seqs=64, tasks.sums.generation.temperature=0.5"),
+    }
+
+
+@pytest.mark.parametrize("width", [320, 375, 1200])
+def test_no_score_is_cut(width: int, results: Path, browser: Browser) -> None:
+    (results / "first").rename(results / "arithmetic-of-a-long-name")
+    tab = browser.open(write_index(results)[0], width=width)
+    tab.wait("document.querySelectorAll('.grid-row').length === 3")
+    places = tab.evaluate(
+        "[...document.querySelectorAll('.grid-row .number')].map(cell => [cell.scrollWidth - cell.clientWidth, "
+        "cell.getBoundingClientRect().right - document.querySelector('.grid-body').getBoundingClientRect().right])"
+    )
+    assert len(places) >= 3 and all(cut <= 0 and beyond <= 0 for cut, beyond in places)
+    quiet(tab)
+    tab.close()

@@ -120,7 +120,8 @@ class Command:
         """Names the options whose help or choices mention the word of an unknown one, as --csv of `report`; or ""."""
         word, hints = re.compile(rf"(?<![\w-]){re.escape(unknown)}(?![\w-])", re.IGNORECASE), get_type_hints(self.words)
         near = []
-        for param in self.typer_command.params:
+        params: list[Any] = list(self.typer_command.params)
+        for param in params:
             kinds = (hints[param.name], *get_args(hints[param.name])) if param.name in hints else ()
             choices = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
             choice = next(filter(word.fullmatch, choices), None)

@@ -102,8 +102,8 @@ def _deliver(report: Report, arguments: Namespace) -> None:
     if arguments.annotations:
         for command in workflow_commands(report):
             print(command, file=out)
-    for line in wrapped(printable(headline(report)), console):
-        console.print(Text(line, style=STYLES[report.verdict]))
+    for part in wrapped(printable(headline(report)), console):
+        console.print(Text(part, style=STYLES[report.verdict]))
     if arguments.junit:
         write(arguments.junit, junit(report))
     if arguments.summary:

@@ -26,12 +26,13 @@ POINTS = 40  # newest runs of a trend
 GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
 NOTE = (
     "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
-    "folder or the one above it. 95 %: by the standard error, which takes documents as unrelated. Cut: answers of the "
+    "folder or the one above it. Changed: settings in which runs of the task and model differ. "
+    "95 %: by the standard error, which takes documents as unrelated. Cut: answers of the "
     "run that the length limit ended. A row opens all metrics, the command and the run's page; tick two rows or more "
     "for the command that compares them."
 )
 COLUMNS = (
-    Column("Date", "text", "19ch"),
+    Column("Date", "text", "minmax(11ch, 19ch)"),  # of a phone it takes what the others leave: no score is cut
     Column("Model", "text", "minmax(8ch, 1fr)", phone=False, choose=True),
     Column("Task", "text", "minmax(8ch, 1.2fr)", choose=True),
     Column("Metric", "text", "minmax(0, 1.4fr)", phone=False),
@@ -40,9 +41,11 @@ COLUMNS = (
     Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False),
     Column("Cut", "number", "6ch", digits=0, phone=False),
     Column("Digest", "mono", "11ch", phone=False),
+    Column("Numerics", "text", "8ch", phone=False, choose=True),
+    Column("Changed", "text", "minmax(8ch, 2fr)", phone=False),
 )
-# Places of columns that are left out where they are empty: no baseline and no damage; no answer that was cut.
-VERDICT, CUT = 6, 7
+# Columns that are left out where they are empty: no baseline and no damage; no answer that was cut; no other settings.
+WHERE_FILLED = ("Verdict", "Cut", "Changed")
 
 
 def interval_of(metric: RunMetric) -> tuple[float, float] | None:
@@ -121,7 +124,11 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
     rows = [_row(entry) for entry in listed]
-    shown = [place for place in range(len(COLUMNS)) if place not in (CUT, VERDICT) or any(row[place] for row in rows)]
+    shown = [
+        place
+        for place, column in enumerate(COLUMNS)
+        if column.title not in WHERE_FILLED or any(row[place] for row in rows)
+    ]
     columns, rows = chosen(COLUMNS, rows, shown)
     items = [_item(entry, beside) for entry in listed]
     body = grid(page, "runs", columns, rows, detail="run", items=items, pick="compare")
@@ -140,7 +147,8 @@ def _row(entry: Entry) -> list[Any]:
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
     between = _between(first) if first is not None and value is not None else ""
-    return [date, entry.model, task, metric, value, between, verdict, entry.cut or None, entry.digest[:10]]
+    return [date, entry.model, task, metric, value, between, verdict, entry.cut or None, entry.digest[:10],
+            entry.numerics, entry.changed]  # fmt: skip
 
 
 def _item(entry: Entry, beside: Path) -> dict[str, Any]:
@@ -154,6 +162,8 @@ def _item(entry: Entry, beside: Path) -> dict[str, Any]:
         ("Run", entry.run_id),
         ("Command", entry.command or ""),
         ("Digest", entry.digest),
+        ("Numerics", entry.numerics),
+        ("Changed", entry.changed),
         ("Cut", f"{entry.cut:,} answers of the run ended at the length limit" if entry.cut else ""),
         ("Baseline", f"{entry.baseline}: {entry.verdict}" if entry.baseline else ""),
         ("Folder", os.path.relpath(entry.folder, beside)),

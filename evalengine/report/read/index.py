@@ -6,13 +6,16 @@ these two files are checked against the manifest's hashes, the others where a ru
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from evalengine.config.arguments import shown
 from evalengine.errors import ConfigError
+from evalengine.errors import listed as listed_words
 from evalengine.records.evidence import AGAIN, SHA256, file_sha256, is_bound
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
@@ -30,6 +33,14 @@ from evalengine.report.read.run import Run, command_line, parsed
 NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it
 BASELINE_BYTES = 20_000_000  # a larger file is no baseline for git
+MOST_CHANGES = 4  # changed settings that a row names
+FOLLOWING = tuple(
+    f"engine.{name}" for name in ("numerics", "attention_backend", "speculation", "num_kv_blocks", "self_test")
+)
+IDENTITY_SETTINGS = (
+    *("seed", "limit", "fewshot_seed", "fewshot_as_multiturn", "apply_chat_template", "chat_template_date"),
+    *("system_instruction", "long_prompts"),
+)
 FINISHED, UNFINISHED, DAMAGED = "finished", "unfinished", "damaged"
 
 
@@ -61,6 +72,9 @@ class Entry:
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline
+    numerics: str = ""  # the level: exact, native or fast
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the whole run, by their names, as texts
+    changed: str = ""  # its settings in which listed runs of the same task and model differ
     cut: int = 0  # answers of the whole run that the length limit ended
     pace: float | None = None  # seconds a document; None where other tasks, a cache or an earlier run had a part in it
 
@@ -75,7 +89,51 @@ def entries(root: Path) -> list[Entry]:
     runs = sorted(runs_below(root), key=_written, reverse=True)[:NEWEST]
     foreign = [child for child in root.iterdir() if child.is_dir() and child not in runs and results_files(child)]
     listed = [entry for folder in (*runs, *foreign) for entry in _entries(folder, folder in runs, base_runs)]
-    return sorted(listed, key=_age)
+    return sorted(_with_changes(listed), key=_age)
+
+
+def _with_changes(listed: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries, each with its settings in which finished runs of its task and model differ: those of a sweep look
+    alike otherwise."""
+    values: dict[tuple[str, str], dict[str, set[str]]] = {}
+    alike: dict[tuple[str, str], list[Entry]] = {}
+    for entry in listed:
+        alike.setdefault((entry.task, entry.model), []).append(entry)
+    for key, own in alike.items():
+        names = dict.fromkeys(name for entry in own if entry.state == FINISHED for name in entry.settings)
+        values[key] = {name: {e.settings.get(name, "") for e in own if e.state == FINISHED} for name in names}
+    for entry in listed:
+        differing = [name for name, given in values[entry.task, entry.model].items() if len(given) > 1]
+        words = [f"{name}={entry.settings[name]}" for name in differing if name in entry.settings]
+        yield replace(entry, changed=listed_words(words, MOST_CHANGES))
+
+
+def settings_of(manifest: Manifest) -> dict[str, str]:
+    """A run's settings by their names, as texts, without those that follow from numerics or the machine."""
+    identity = manifest.identity
+    given = {name: identity[name] for name in IDENTITY_SETTINGS if name in identity}
+    given |= {f"engine.{name}": value for name, value in manifest.engine_settings.items()}
+    for name in FOLLOWING:
+        given.pop(name, None)
+    tasks = identity.get("tasks")
+    for name, own in tasks.items() if isinstance(tasks, Mapping) else ():
+        given |= {f"tasks.{name}.{key}": value for key, value in own.items()} if isinstance(own, Mapping) else {}
+    return {name: _text(value) for name, value in _leaves(given)}
+
+
+def _text(value: Any) -> str:
+    """A setting's value as on the command line: true, null, a text without quotes; shortened."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return value[:40] if isinstance(value, str) else shown(value)
+
+
+def _leaves(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            yield name, value
 
 
 def baselines(root: Path) -> list[Run]:
@@ -116,6 +174,7 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_ru
     asked = (
         roots_of(groups, [name for name in results["results"] if any(_metrics(results, name))]) or results["results"]
     )
+    settings = settings_of(manifest)
     for task in asked:
         inner = dict.fromkeys(below(groups, task))
         digest = manifest.task_digests.get(task, manifest.digest if len(asked) == 1 else "")
@@ -134,6 +193,8 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_ru
             digest=digest,
             baseline=baseline,
             verdict=verdict,
+            numerics=str(manifest.numerics or ""),
+            settings=settings,
             cut=manifest.counts.length_limited or _cut_by_an_endpoint(results),
             pace=_pace(manifest) if len(asked) == 1 else None,
         )
