@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.records.folder import DIGEST, RECORDS
+from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import load_manifest
@@ -58,9 +58,18 @@ def is_bound(manifest: Manifest) -> bool:
 def open_run(folder: Path, page: bool = True) -> Manifest:
     """The manifest of a finished run whose files are those that it was finished with. Every reader of runs begins here.
 
-    page: whether `report.html` is checked, too; a command that writes it anew need not.
+    The run of its judge, whose verdicts are part of its scores, is checked, too. page: whether `report.html` is; a
+    command that writes it anew need not.
     Raises `ConfigError` that names every file that is missing, edited, damaged or added, with the cure.
     """
+    manifest = _opened(folder, page)
+    if problems := list(_judge_problems(folder, manifest)):
+        raise ConfigError(problems)
+    return manifest
+
+
+def _opened(folder: Path, page: bool) -> Manifest:
+    """`open_run` of a folder without the run of its judge."""
     if not (folder / DIGEST).is_file():
         raise ConfigError(
             f"{folder}: this run is not finished ({DIGEST} is missing); run its command again: it resumes"
@@ -128,6 +137,26 @@ def _problems(folder: Path, files: Mapping[str, Any]) -> Iterator[str]:
     for name in _ours(folder):
         if name not in files:
             yield f"{folder / name}: not a file of this run ({MANIFEST} does not list it); take it out of the folder"
+
+    if (folder / JOURNAL).exists() and not (folder / IDENTITY).exists():  # a run that ends removes the journal first
+        yield f"{folder / JOURNAL}: not a file of a finished run; take it out of the folder"
+
+
+def _judge_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """What is wrong with the run of the judge that scored the answers. One behind an API has no digest."""
+    judge = manifest.judge
+    if judge is None:
+        return
+    path = folder / judge.run
+    try:
+        if not path.is_dir():
+            yield f"{path}: missing: the run of the judge that scored these answers; {AGAIN}"
+        elif judge.digest is not None and (digest := _opened(path, page=False).digest) != judge.digest:
+            yield f"{path}: its digest is {digest[:12]}..., {folder / MANIFEST} names {judge.digest[:12]}...; {AGAIN}"
+    except ConfigError as error:
+        yield from error.problems
+    except OSError as error:
+        yield f"{path}: {error.strerror or error}; mend its permissions, or {AGAIN}"
 
 
 def _page_problem(folder: Path, manifest_sha256: str) -> list[str]:

@@ -49,6 +49,13 @@ def test_a_pipe_in_the_journals_place_is_not_waited_for(reference: Run, tmp_path
         Journal.open(tmp_path / "journal.jsonl", "0" * 64, {}.get)
 
 
+def test_a_journal_in_a_finished_folder_is_reported(reference: Run, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(reference.folder, tmp_path / "run")))
+    (run.folder / "journal.jsonl").write_text("{}\n")
+    done = call("compare", str(run.folder), str(reference.folder))
+    assert done.code == 2 and f"{run.folder / 'journal.jsonl'}: not a file of a finished run; take it out" in done.err
+
+
 def test_a_run_stripped_of_its_hashes_is_refused(reference: Run, tmp_path: Path) -> None:
     run = Run(Path(shutil.copytree(reference.folder, tmp_path / "run")))
     manifest = run.manifest

@@ -180,6 +180,26 @@ def test_a_judged_metric_is_compared_and_gated_as_any(task: str, reference: Run,
     assert "score,judge" in done.out or '"score"' in done.out, done.out + done.err
 
 
+@pytest.mark.parametrize("harm", ["edit", "delete", "exchange"])
+def test_the_judges_files_are_part_of_the_evidence(harm: str, reference: Run, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(reference.folder.parent, tmp_path / "out")) / reference.folder.name)
+    verdicts = of_judge(run).folder
+    if harm == "edit":
+        (file,) = verdicts.glob("samples_*.jsonl")
+        file.write_text(file.read_text().replace("1", "2"))
+    else:
+        shutil.rmtree(verdicts)
+    if harm == "exchange":
+        finished(tmp_path / "other", "limit=1", SHORT).folder.rename(verdicts)
+    said = {"edit": "not the file that the run wrote", "delete": "missing: the run of the judge", "exchange": "digest"}
+    for command in (
+        *(["compare", str(reference.folder), str(run.folder)], ["report", str(run.folder)]),
+        ["gate", str(reference.folder), str(run.folder), "--policy", "bitwise"],
+    ):
+        done = call(*command)
+        assert done.code == 2 and str(verdicts) in done.out + done.err and said[harm] in done.out + done.err
+
+
 def test_another_judge_is_another_run(task: str, reference: Run, tmp_path: Path) -> None:
     """The same answers, and scores that are not comparable: the judge is part of the identity."""
     other = judged(task, tmp_path, "judge.scale=[1,2,3,4]")
