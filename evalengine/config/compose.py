@@ -269,7 +269,7 @@ def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
     if group == "model":
         wanted = wanted.rstrip("/").rpartition("/")[2]  # of a Hub id
     near = [wanted] if wanted in options else difflib.get_close_matches(wanted, options, 2, 0.7)
-    near = near or [o for o in options if o.startswith(wanted)]
+    near = near or [o for o in options if wanted and o.startswith(wanted)]
     near = near or [o for o in options if difflib.get_close_matches(wanted, [o[: len(wanted) + 1]], 1, 0.8)]
     near += [f"model.path={name}"] if group == "model" and "/" in name else []
     hint = f"did you mean {' or '.join(near)}? " if near else ""

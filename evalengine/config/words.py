@@ -109,7 +109,7 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
             yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath and hydra.launcher"
         return
     if not any(re.fullmatch(pattern, key) for pattern in known_keys().values()):
-        yield unknown(key, value)
+        yield unknown(key, value) if key else f"{override.input_line}: names no setting; write NAME=VALUE"
     if key in GROUPS and override.is_add():
         yield f"{override.input_line}: is set already, and + only adds; write {shlex.quote(f'{key}={value}')}"
     yield from _choice_problems(override)

@@ -96,6 +96,15 @@ def test_bad_usage_says_nothing_on_standard_output(
     assert out == "" and message in err and err.startswith("evalengine: ")
 
 
+def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a sweep leaves them in its output_dir."""
+    for number in range(3):
+        write_run(tmp_path / "sweep" / f"run{number}", [generated(0, [1, 2])])
+        assert main(["compare", str(tmp_path / "sweep")]) == (0 if number else 2)
+    out, err = capsys.readouterr()
+    assert "3 of 3 pairs identical" in out and "one run alone" in err
+
+
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_a_refusal_names_no_other_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`report A B` compares, too: its refusal began with the name of `compare`."""

@@ -149,6 +149,8 @@ def test_a_deletion_without_a_value_is_one_sentence(word: str) -> None:
         ("dtype=fp16", "did you mean engine.dtype=float16?"),
         ("batch_size='$(id)'", "did you mean engine.max_num_seqs?"),
         ("task=./x.csv", "write task=./my_task.yaml, and name your rows in it, as in dataset_path: ./x.csv"),
+        ("=5", "=5: names no setting; write NAME=VALUE"),
+        ("task=''", "task=: no such task; there are: aime"),
         ("task=GSM8K", "task=GSM8K: no such task; did you mean gsm8k"),
     ],
 )
