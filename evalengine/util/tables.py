@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 from rich.box import SIMPLE_HEAD
@@ -41,10 +42,11 @@ def print_table(table: Table, console: Console) -> None:
     """
     whole = _width(table, console)
     if not console.is_terminal:
-        console.width = max(console.width, whole)
-        with console.capture() as captured:
-            console.print(table)
-        console.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().split("\n")[:-1]))
+        plain = Console(file=io.StringIO(), width=max(console.width, whole), color_system=None)
+        with plain.capture() as captured:
+            plain.print(table)
+        for line in captured.get().split("\n")[:-1]:
+            console.out(line.rstrip(" "), highlight=False)
     elif whole <= console.width or _fold(table, console):
         console.print(table)
     else:
