@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evalengine.endpoint.answers import ANSWERS, AnswersFile
+from evalengine.endpoint.received import Cleaner
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.compare.compare import compared
 from evalengine.report.read.load import load_run
@@ -75,7 +76,7 @@ def test_damaged_answers_are_refused_or_are_answers(tmp_path: Path) -> None:
         (tmp_path / ANSWERS).write_bytes(mutated(case, whole))
         with case.named((tmp_path / ANSWERS).read_bytes()):
             try:
-                file = AnswersFile(tmp_path)
+                file = AnswersFile(tmp_path, Cleaner(None))
             except EvalEngineError as error:
                 assert ANSWERS in str(error)
                 continue

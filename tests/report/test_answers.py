@@ -50,7 +50,7 @@ def test_another_wrong_choice_is_another_answer(
     assert main(["compare", str(a), str(b), "--level", "answers", "--json", str(file), "--html", str(page)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "verdict: DIFFERENT (0 of 80 outputs differ; 6 documents changed: 1 score, 5 answers only)"
-    assert any(re.fullmatch(r" pick +none +acc +1 +5 ", line) for line in lines), "wrong to right, wrong to wrong"
+    assert any(re.fullmatch(r" pick +none +acc +1 +5", line) for line in lines), "wrong to right, wrong to wrong"
     assert any("1: choice 1" in line and "2: choice 2" in line and "wrong to wrong" in line for line in lines)
     saved = json.loads(file.read_text(encoding="utf-8"))
     assert not saved["within"]["answers"] and saved["answers"] == {"wrong to right": 1, "wrong to wrong": 5}
