@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalengine.certify.model import SHAPE
 from evalengine.errors import ConfigError, readable
 from evalengine.util.command import Namespace
 
@@ -25,7 +26,7 @@ PATH_OPTIONS = ("--files", "--output", "--compare")
 def main(arguments: Namespace) -> int:
     """Measures whole runs as the words say; returns the exit code."""
     from evalengine.bench import throughput, throughput_report
-    from evalengine.bench.environment import environment, slug
+    from evalengine.bench.environment import environment
     from evalengine.bench.throughput_compare import read_others
 
     with readable(arguments.output):
@@ -37,9 +38,7 @@ def main(arguments: Namespace) -> int:
     gc.freeze()  # The collector would otherwise walk all workloads' token lists during each run.
     about = environment(["python", "-m", "evalengine", "bench", *_without_folders(arguments.argv)])
     measured = throughput.Measured(about, _settings(arguments))
-    # A run of anything but all models on one GPU each gets a file of its own, and never replaces that of a whole run.
-    all_models = arguments.models == THROUGHPUT_MODELS.split(",") and arguments.tensor_parallel_sizes == [1]
-    name = "throughput" if all_models else f"throughput-{slug('-'.join(p.name for p in plan.presets))}"
+    name = record_name(arguments.models, arguments.tensor_parallel_sizes)
 
     def save(row: Row | None) -> None:
         if row is not None:
@@ -51,6 +50,20 @@ def main(arguments: Namespace) -> int:
     throughput.measure(plan, measured, save)
     _print(measured, others, throughput_report.write(measured, others, arguments.output, name))
     return 1 if measured.failures or throughput_report.differing_digests(measured.rows) else 0
+
+
+def record_name(models: Sequence[str], sizes: Sequence[int]) -> str:
+    """The name of a run's file: anything but the default models on one GPU each never replaces their record."""
+    from evalengine.bench.environment import slug
+
+    if [*models] == THROUGHPUT_MODELS.split(",") and [*sizes] == [1]:
+        return "throughput"
+    ranks = "" if [*sizes] == [1] else f"-tp{'-'.join(map(str, sizes))}"
+    return f"throughput-{slug('-'.join(map(_model_name, models)))}{ranks}"
+
+
+def _model_name(path: str) -> str:
+    return path.removeprefix(SHAPE) if path.startswith(SHAPE) else path.rstrip("/").rpartition("/")[2]
 
 
 def _plan(arguments: Namespace) -> ThroughputPlan:
@@ -81,10 +94,10 @@ def _plan(arguments: Namespace) -> ThroughputPlan:
 def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments: Namespace) -> Preset:
     from evalengine.bench.timed_engine import Preset
     from evalengine.bench.workloads import make_workload, num_tokens
-    from evalengine.certify.model import SHAPE, open_checkpoint
+    from evalengine.certify.model import open_checkpoint
     from evalengine.config.schema import ModelConfig
 
-    name = path.removeprefix(SHAPE) if path.startswith(SHAPE) else path.rstrip("/").rpartition("/")[2]
+    name = _model_name(path)
     checkpoint = open_checkpoint(ModelConfig(name=name, path=path))
     limit = checkpoint.spec.max_position_embeddings
     if (asked := arguments.max_model_len) is not None:

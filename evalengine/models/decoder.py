@@ -215,7 +215,9 @@ class DecoderLayer(nn.Module):
         """What attention, a recurrence or both make of all tokens."""
         out: Tensor
         if isinstance(cache, HybridCache):
-            mixed = self.branches_sum.ops.tp.keep(self.mixer(x, cache.states, metadata))
+            mixed = self.mixer(x, cache.states, metadata)
+            if self.mixer.scale_out is None:  # a multiplier has made a tensor of its own
+                mixed = self.branches_sum.ops.tp.keep(mixed)
             out = self.branches_sum(mixed, self.self_attn(x, tables, cache.kv, metadata))
         elif isinstance(cache, States):
             out = self.mixer(x, cache, metadata)

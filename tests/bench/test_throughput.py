@@ -13,7 +13,7 @@ import torch
 from evalengine.__main__ import main
 from evalengine.bench import throughput, timed_engine
 from evalengine.bench.busy import PROFILED_STEPS, STEADY_STEPS, _Enough, _Window
-from evalengine.bench.throughput_cli import _without_folders
+from evalengine.bench.throughput_cli import THROUGHPUT_MODELS, _without_folders, record_name
 from evalengine.bench.workload_files import generation
 from evalengine.bench.workloads import Workload
 from evalengine.certify.model import open_checkpoint
@@ -70,6 +70,18 @@ def test_a_run_that_fails_is_written_down_and_the_others_go_on(
     written = json.loads((tmp_path / "throughput-asset-tinymath-no-gpu.json").read_text())
     assert [(r["workload"], r["mode"]) for r in written["rows"]] == [("random", "fast")] * 3
     assert len(written["failures"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("models", "sizes", "name"),
+    [
+        (THROUGHPUT_MODELS.split(","), [1], "throughput"),
+        (["shape:qwen3-32b"], [2], "throughput-qwen3-32b-tp2"),
+        (["shape:qwen3.5-4b", "folder/Qwen3-8B/"], [1, 2, 4], "throughput-qwen3-5-4b-qwen3-8b-tp1-2-4"),
+    ],
+)
+def test_a_record_is_named_after_its_models_and_numbers_of_gpus(models: list[str], sizes: list[int], name: str) -> None:
+    assert record_name(models, sizes) == name
 
 
 def test_a_long_run_has_as_many_rounds_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:

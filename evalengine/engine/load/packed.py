@@ -8,7 +8,7 @@ E experts, N output features, K input features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,15 @@ from evalengine.engine.load.shards import StoredTensor, read_tensors
 from evalengine.engine.load.unpacking import MXFP4_ROW, NVFP4_ROW
 from evalengine.errors import EvalEngineError
 from evalengine.models.file_values import plain, shown
-from evalengine.models.packing import Activations, activations_of, bits_of, block_of, declared_forms, method_of
+from evalengine.models.packing import (
+    Activations,
+    DeclaredForm,
+    activations_of,
+    bits_of,
+    block_of,
+    declared_forms,
+    method_of,
+)
 
 Stored = Mapping[str, StoredTensor]
 Parts = Mapping[str, StoredTensor | None]  # a weight's tensors by the ends of their names
@@ -59,7 +67,7 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
     """
     if not quantization:
         return dict(stored)
-    method, rule = method_of(quantization), activations_of(quantization)
+    method, rule, declared = method_of(quantization), activations_of(quantization), declared_forms(quantization)
     tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_NO_WEIGHTS)}
     # tensors that contain a weight's shape, and the shape that the weight has
     named_shapes: dict[str, tuple[StoredTensor, tuple[int, ...]]] = {}
@@ -73,7 +81,7 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
                     f"{', '.join(f'{part.dtype} {list(part.shape)}' for part in whole)}, are no {method} as "
                     "config.json describes it; download or copy it again"
                 )
-            if problem := _contradiction(parts, fitting, quantization):
+            if problem := _contradiction(parts, fitting, declared):
                 raise EvalEngineError(f"{whole[0].file}: {problem}; {_CURE}")
             for part in whole:
                 del tensors[part.name]
@@ -97,12 +105,11 @@ def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _contradiction(parts: Parts, fitting: _Fitting, quantization: Mapping[str, Any]) -> str | None:
+def _contradiction(parts: Parts, fitting: _Fitting, declared: Sequence[DeclaredForm]) -> str | None:
     """Return what is wrong if config.json and the tensors disagree on how a weight is packed, else None.
 
     A weight may have the form of any group in config.json: its module is not matched with the groups' targets.
     """
-    declared = declared_forms(quantization)
     if not declared:
         return None
     weight, scales = [part for part in parts.values() if part is not None][:2]
