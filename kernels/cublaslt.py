@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evalengine.kernels.torch_private import raw_stream
+from evalengine.kernels.torch_private import current_device, raw_stream
 
 COMPUTE_32F, OP_T, REDUCTION_NONE = 68, 1, 0
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
@@ -83,10 +83,14 @@ class CublasLt:
         self._algorithms: dict[Product, _Heuristic] = {}
 
     def product(self, p: Product) -> Callable[[Tensor, Tensor, Tensor], None]:
-        """Returns `run(x, weight, out)`, which multiplies on the current stream; out [M, N] is contiguous.
+        """Returns `run(x, weight, out)`, which multiplies on the device's current stream; out [M, N] is contiguous.
 
         Raises CublasLtError if the library refuses.
         """
+        with torch.cuda.device(self._device):
+            return self._product(p)
+
+    def _product(self, p: Product) -> Callable[[Tensor, Tensor, Tensor], None]:
         operation = self._operation()
         layouts, algorithm, checked = self._layouts(p, p.rows), self._algorithm(p), _Heuristic()
         own = (self._handle, operation, *layouts, algorithm.algorithm)
@@ -96,6 +100,9 @@ class CublasLt:
         one, zero = ctypes.byref(self._one), ctypes.byref(self._zero)
 
         def run(x: Tensor, weight: Tensor, out: Tensor) -> None:
+            if current_device() != device:  # the library launches on the current device, whatever the stream's is
+                with torch.cuda.device(device):
+                    return run(x, weight, out)
             out_data = ctypes.c_void_p(out.data_ptr())
             status = multiply(
                 self._handle, operation, one, ctypes.c_void_p(weight.data_ptr()), weight_layout,
@@ -104,6 +111,7 @@ class CublasLt:
             )  # fmt: skip
             if status:
                 raise CublasLtError(f"cublasLtMatmul gives status {status}")
+            return None
 
         return run
 

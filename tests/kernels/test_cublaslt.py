@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,11 +33,13 @@ class FakeLibrary:
         self.requested_rows: list[int] = []  # of each request for an algorithm
         self.used_algorithms: list[int] = []  # the number of each product's algorithm
         self.destroyed: set[int] = set()
+        self.devices: set[int] = set()  # the current device of each call
 
     def __getattr__(self, name: str) -> Any:
         def function(*arguments: Any) -> int:
             if name == self.refuse:
                 return 15
+            self.devices.add(cublaslt.current_device())
             getattr(self, "_" + name.removeprefix("cublasLt"))(*arguments)
             return 0
 
@@ -103,6 +107,17 @@ class FakeLibrary:
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices, the first of which is current, and their stream."""
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(cublaslt, "current_device", lambda: current[0])
     monkeypatch.setattr(cublaslt, "raw_stream", lambda device: 77)
 
 
@@ -131,6 +146,18 @@ def test_x_times_w_transposed(rows: int, dtype: torch.dtype, out_dtype: torch.dt
     run(CublasLt(library, 0), rows, rows, dtype, out_dtype)
     # Attribute 1 is the bytes of workspace, 3 the reduction schemes allowed, and 5-8 the operands' alignment.
     assert library.preferences == {1: 0, 3: 0, 5: 16, 6: 16, 7: 16, 8: 16}
+
+
+@pytest.mark.usefixtures("stream")
+@pytest.mark.parametrize("device", [0, 1])
+def test_its_own_device_is_current_during_each_call(device: int) -> None:
+    """The library uses the current device and does not look at the stream's: with another one it reads memory that
+    this device does not have."""
+    library = FakeLibrary()
+    handle = CublasLt(library, device)
+    library.devices.clear()
+    run(handle, 3, 3, torch.bfloat16, torch.bfloat16)
+    assert library.devices == {device} and cublaslt.current_device() == 0
 
 
 @pytest.mark.usefixtures("stream")
