@@ -13,6 +13,16 @@ import torch
 from evalengine.programs.run import problem
 from tests.triton_interpreter import list_builtins_once, multiply_each_row_alike
 
+
+def _start_with_another_gpu() -> None:
+    """Gives xdist's workers another GPU as their first one each, where there are several."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER"), torch.cuda.device_count()
+    if worker and count > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        order = ((int(worker.removeprefix("gw")) + i) % count for i in range(count))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order))
+
+
+_start_with_another_gpu()  # before the driver is initialised, which reads the variable once
 pytest_plugins = ["tests.results_file"]
 gc.disable()  # While tests are collected nothing of what is made becomes free, and looking for it takes seconds.
 

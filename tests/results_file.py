@@ -103,9 +103,19 @@ class _Results:
         self._outcomes: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)  # by test: setup, call and teardown
+        self._unfinished: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._unfinished.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self._unfinished.update(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
+        if report.when == "teardown":
+            self._unfinished.discard(report.nodeid)
         if report.when != "call" and report.outcome == "passed":
             return
         file = report.nodeid.split("::")[0]
@@ -125,6 +135,7 @@ class _Results:
             "workers": self._workers or 1,
             "seconds": round(time.time() - self._started),
             **{outcome: total[outcome] for outcome in ("passed", "failed", "skipped")},
+            "unfinished": sorted(self._unfinished),  # when the run was interrupted
             "skipped_because": dict(self._reasons),
             "files": {file: dict(outcomes) for file, outcomes in sorted(self._outcomes.items())},
             "seconds_of_files": _longest(of_files, len(of_files)),

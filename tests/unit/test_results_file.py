@@ -56,8 +56,18 @@ def test_outcomes_by_file(workers: str, tmp_path: Path) -> None:
     assert machine["command"] == "python -m pytest" and re.fullmatch("[0-9a-f]{40}", machine["code"]["commit"])
     assert results["workers"] == max(1, int(workers))
     assert set(results["seconds_of_files"]) == {"test_a.py", "test_b.py"}
-    assert len(results["seconds_of_slowest_tests"]) == 6
+    assert len(results["seconds_of_slowest_tests"]) == 6 and results["unfinished"] == []
     assert done.stdout.count("GPU tests: ") == 1, done.stdout
+
+
+def test_an_interrupted_run_lists_what_did_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALENGINE_COMMIT", "1" * 40)
+    results = _Results(tmp_path / "out.json", "gpu", 2)
+    results.pytest_xdist_node_collection_finished(["test_a", "test_b", "test_c"])
+    for name, when in (("test_a", "setup"), ("test_a", "call"), ("test_a", "teardown"), ("test_b", "setup")):
+        results.pytest_runtest_logreport(pytest.TestReport(name, ("", 0, ""), {}, "passed", None, when))
+    results.pytest_sessionfinish(2)
+    assert json.loads((tmp_path / "out.json").read_text())["unfinished"] == ["test_b", "test_c"]
 
 
 @pytest.mark.parametrize("commit", ["", "7c1cf2e2"])
