@@ -300,7 +300,7 @@ def test_what_is_asked_must_be_equal_and_who_answers_need_not(monkeypatch: pytes
     failed = judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, [item("sums", 0, "other")], weights="v"), "bitwise")
     assert failed.verdict == "fail" and failed.notes == other_model.notes
     for text in (markdown(failed), "\n".join(map(str, report_lines(failed)))):
-        assert f"not judged: {failed.notes[0]}" in text and "allows" not in text, "a verdict of FAIL allows nothing"
+        assert f"note: {failed.notes[0]}" in text and "allows" not in text, "a verdict of FAIL allows nothing"
     other_tokenizer = judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, tokenizer="u"), "bitwise")
     assert other_tokenizer.exit_code == 2 and "tokenizer" in other_tokenizer.problems[0]
     assert judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, tokenizer="u"), "accuracy").verdict == "pass"

@@ -64,12 +64,82 @@ def test_an_averages_p_is_one_of_holms_family() -> None:
     assert "after Holm over 21 metrics" in check.message and "(permutation test), of a loss" in check.message
 
 
+def grouped(run: Run, groups: dict[str, list[str]]) -> Run:
+    """The run with groups, each with the mean over its tasks' documents."""
+    values = {
+        name: [score for task in tasks for score in run.scores[task, METRIC[0], METRIC[1]].values()]
+        for name, tasks in groups.items()
+    }
+    results = {(name, *METRIC): (sum(scores) / len(scores), None) for name, scores in values.items()}
+    better = dict.fromkeys(results, True)
+    return replace(
+        run,
+        groups=groups,
+        results={**run.results, **results},
+        higher_is_better={**run.higher_is_better, **better},
+    )
+
+
+def group_checks(a: Run, b: Run, **rule: Any) -> dict[str, Check]:
+    """The checks by task of two runs whose tasks are a group, half of which is a group inside it."""
+    groups = {"mmlu": TASKS, "mmlu_stem": TASKS[:10]}
+    a, b = (replace(grouped(run, groups), groups={"mmlu": ["mmlu_stem", *TASKS[10:]], "mmlu_stem": TASKS[:10]})
+            for run in (a, b))  # fmt: skip
+    checks = evaluate(parse_policy({"accuracy": {"margin": 0.8, **rule}}, "test").rule, a, b)
+    return {check.task: check for check in checks}
+
+
+def test_a_group_is_one_check_and_its_tasks_are_reported() -> None:
+    checks = group_checks(*answers(lost=3, won=3))
+    assert {name: check.status for name, check in checks.items() if check.status != "skip"} == {"mmlu": "pass"}
+    assert len(checks) == 22 and "0.5000 -> 0.5000" in checks["mmlu_07"].message
+    assert "60 better, 60 worse of 4000 documents of 20 tasks" in checks["mmlu"].message
+    assert "Holm" not in checks["mmlu"].message, "its tasks are not in the family"
+    worse = group_checks(*answers(lost=9, won=3))
+    assert worse["mmlu"].status == "fail" and "(-3.00 points)" in worse["mmlu"].message
+    between = group_checks(*answers(lost=5, won=3))
+    assert between["mmlu"].status == "undecided", "one value decided it"
+
+
+def test_parts_of_a_group_are_judged_where_the_policy_names_them() -> None:
+    checks = group_checks(
+        *answers(lost=3, won=3), tasks={"mmlu_stem": {}, "mmlu_1*": {"margin": 9.0}, "mmlu_11": {"margin": 0.1}}
+    )
+    judged = {name: check.status for name, check in checks.items() if check.status != "skip"}
+    assert judged.pop("mmlu") == judged.pop("mmlu_stem") == "pass"
+    assert judged == {f"mmlu_{n}": "undecided" if n == 11 else "pass" for n in range(10, 20)}
+
+
+def test_a_group_by_its_value_alone_and_one_whose_documents_differ() -> None:
+    checks = group_checks(*answers(lost=9, won=3), tasks={"mmlu": {"max_regression_percent": 9.0, "margin": None}})
+    assert checks["mmlu"].status == "pass" and checks["mmlu_15"].status == "undecided"
+    a, b = answers(lost=3, won=3)
+    fewer = {**b.scores, (TASKS[3], *METRIC): dict(enumerate([1.0] * 100 + [0.0] * 98))}
+    checks = group_checks(a, replace(b, scores=fewer))
+    assert checks["mmlu"].status == checks[TASKS[3]].status == "fail"
+    assert "2 documents have a value in one of the two only" in checks["mmlu"].message
+
+
+def test_a_pattern_of_an_average_leaves_out_the_group_that_it_fits() -> None:
+    a, b = (grouped(run, {"mmlu_all": TASKS}) for run in answers(lost=3, won=3))
+    assert "4000 documents of 20 tasks" in average(a, b, margin=0.8).message
+
+
+def test_scores_beyond_shares_have_their_own_scale() -> None:
+    """A loss of everything on scores up to 10 is bounded by their range, as for one task."""
+    old = {task: [10.0] * 30 + [0.0] * 30 for task in TASKS[:2]}
+    a, b = make_run(old), make_run(old, total=-2.5)
+    alone = evaluate(parse_policy({"accuracy": {"margin": 1.0}}, "test").rule, a, b)[0]
+    check = average(a, b, margin=1.0, tasks=TASKS[:1])
+    assert check.detects.split("losses above ")[1] == alone.detects.split("losses above ")[1]
+
+
 def test_related_documents_widen_the_limit_of_an_average() -> None:
     """Pairs of documents that flip together count once."""
     old = {task: [1.0] * 100 for task in TASKS}
     a, b = make_run(old), make_run({task: [0.0] * 2 + [1.0] * 98 for task in TASKS})
     groups = {task: {doc: str(doc // 2) for doc in range(100)} for task in TASKS}
-    alone, grouped = average(a, b, margin=0.5), average(replace(a, clusters=groups), b, margin=0.5)
+    alone, grouped = average(a, b, margin=9.0), average(replace(a, clusters=groups), b, margin=9.0)
     assert "2000 documents of 20 tasks" in alone.message and "2000 documents in 1000 clusters" in grouped.message
     limits = [float(check.detects.split("losses above ")[1].split()[0]) for check in (alone, grouped)]
     assert limits[1] > limits[0] > 2.0
@@ -81,9 +151,9 @@ def test_translations_of_one_item_count_once() -> None:
     a, b = make_run(old), make_run({task: [0.0] * 4 + [1.0] * 96 for task in TASKS})
     shared = {task: {doc: f"problems#{doc}" for doc in range(100)} for task in TASKS}
     own = {task: {doc: f"{task}#{doc}" for doc in range(100)} for task in TASKS}
-    apart, alike, alone = (average(replace(a, clusters=names), b, margin=2.0) for names in (own, shared, {}))
+    apart, alike, alone = (average(replace(a, clusters=names), b, margin=9.0) for names in (own, shared, {}))
     assert apart.detects == alone.detects and "2000 documents in 100 clusters" in alike.message
-    one = evaluate(parse_policy({"accuracy": {"margin": 2.0}}, "test").rule, a, b)[0]
+    one = evaluate(parse_policy({"accuracy": {"margin": 9.0}}, "test").rule, a, b)[0]
     assert alike.detects == one.detects != alone.detects
 
 

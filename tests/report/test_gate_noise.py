@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from evalengine.report.gate import gate as gate_module
@@ -21,8 +24,12 @@ def judged(monkeypatch: pytest.MonkeyPatch, b: Run, noise: Run, a: Run | None = 
     return gate("a", "b", "accuracy", noise="noise")
 
 
+def elsewhere(run: Run) -> Run:
+    return replace(run, source=Path("noise.json"))
+
+
 def test_flips_are_held_to_those_of_another_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = flipped(*range(6))
+    noise = elsewhere(flipped(*range(6)))
     (same,) = judged(monkeypatch, flipped(*range(3, 9)), noise).checks
     assert "; 6 scores flip, 6 by another schedule of the baseline alone (one-sided p of no more than that 0.66)" in (
         same.message
@@ -33,5 +40,10 @@ def test_flips_are_held_to_those_of_another_schedule(monkeypatch: pytest.MonkeyP
 
 def test_another_configuration_is_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     for noise in (flipped(numerics="exact"), make_run({"t": [1.0] * 400}, numerics="fast", seed=7)):
-        report = judged(monkeypatch, flipped(1), noise)
+        report = judged(monkeypatch, flipped(1), elsewhere(noise))
         assert report.exit_code == 2 and "must be a run of the baseline's configuration" in report.problems[0]
+
+
+def test_the_baseline_is_no_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged(monkeypatch, flipped(1), flipped(total=-1.5))
+    assert report.exit_code == 2 and "is the baseline itself" in report.problems[0]

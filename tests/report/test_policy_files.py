@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evalengine.errors import ConfigError
+from evalengine.report.gate import policies
 from evalengine.report.gate.policies import AccuracyRule, AnyOf
 from evalengine.report.gate.policy_reader import load_policy, merged
+from evalengine.report.gate.rules import evaluate, standing
+from tests.report.gate_runs import METRIC, make_run
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -50,6 +55,48 @@ def test_null_puts_back_the_default_and_takes_averages_away(tmp_path: Path) -> N
     own = "extends: base.yaml\naccuracy: {margin: null, tasks: null, averages: {m: null}}"
     rule = rule_of(write(tmp_path, own=own, base=base))
     assert rule.limits.margin is None and rule.tasks == {} and list(rule.averages) == ["n"]
+
+
+def test_a_pattern_counts_less_than_a_name_and_a_task_less_than_a_metric(tmp_path: Path) -> None:
+    patterns = '"arc_*": {margin: 1, metrics: {acc: {alpha: 0.2}}}, "*_easy": {margin: 3, power: 0.7}'
+    tasks = f"{{arc_easy: {{alpha: 0.1}}, {patterns}}}"
+    rule = rule_of(write(tmp_path, own=f"accuracy: {{margin: 2, tasks: {tasks}}}"))
+    easy, hard = (rule.of(task, "acc", "none") for task in ("arc_easy", "arc_challenge"))
+    assert (easy.margin, easy.power, easy.alpha) == (3.0, 0.7, 0.2) and rule.of("arc_easy", "f1", "none").alpha == 0.1
+    assert (hard.margin, hard.power, rule.of("mmlu", "acc", "none").margin) == (1.0, 0.8, 2.0)
+
+
+def examples() -> list[str]:
+    """Every policy in YAML in the documentation, and each setting's example in the shipped policies' comments."""
+    root = Path(__file__).parents[2]
+    found = [text for page in [*root.glob("docs/*.md"), root / "README.md"]
+             for text in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+             if re.search(r"^(extends|accuracy|tokens|digest|any_of|all_of):", text, re.MULTILINE)]  # fmt: skip
+    found.append((policies.__doc__ or "").split("\n\n", 1)[1])
+    for file in root.glob("conf/gate/*.yaml"):
+        for name, example in re.findall(r"^  (tasks|averages): \{\} +# (.*)$", file.read_text(encoding="utf-8"), re.M):
+            found.append(f"extends: accuracy\naccuracy: {{{name}: {{{example}}}}}")
+    return found
+
+
+@pytest.mark.parametrize("text", examples())
+def test_every_example_of_a_policy_judges_runs_with_groups(text: str, tmp_path: Path) -> None:
+    names = ["gsm8k", "arc_easy", "arc_challenge", "mmlu_law", "mmlu_stem_art"]
+    run = make_run(dict.fromkeys(names, [1.0] * 40 + [0.0] * 40))
+    metrics = {("acc", "none"): ["mmlu", "mmlu_stem"], ("acc_norm", "none"): []}
+    scores = {
+        **run.scores,
+        **{(name, *metric): run.scores[name, METRIC[0], METRIC[1]] for name in names for metric in metrics},
+    }
+    groups = {(group, *metric): (0.5, None) for metric, members in metrics.items() for group in members}
+    own = replace(
+        run, scores=scores, results={**run.results, **groups, **dict.fromkeys(scores, (0.5, None))},
+        higher_is_better=dict.fromkeys([*scores, *groups], True),
+        groups={"mmlu": ["mmlu_stem", "mmlu_law"], "mmlu_stem": ["mmlu_stem_art"]},
+    )  # fmt: skip
+    policy = load_policy(str(write(tmp_path, own=text)))
+    checks = evaluate(policy.rule, own, replace(own, digest="other", task_digests={}))
+    assert standing(checks) in ("pass", "undecided")
 
 
 def test_a_rule_of_another_kind_replaces_the_rule(tmp_path: Path) -> None:

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.flips import answer_of
-from evalengine.report.gate.evidence import Evidence, of_average, of_documents, of_ratio
+from evalengine.report.gate.evidence import Evidence, Mean, of_documents, of_mean, of_ratio
 from evalengine.report.gate.judging import judged, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
+from evalengine.report.read.groups import below, members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.perplexity import ratios
 from evalengine.report.stats.significance import family_p, one_test
 
 
-def average_keys(name: str, average: Average, a: Run) -> list[ScoreKey]:
-    """A metric with a score per document for each task that the average names, in order.
+def mean_of(name: str, average: Average, a: Run) -> Mean:
+    """An average over the tasks that it names, each with one metric that has a score per document.
 
     Raises `ConfigError` for a pattern that no task of the baseline fits, and for a task that has the metric under no
     filter, under several, or over the whole task only.
     """
     where, problems = f"accuracy: averages: {name}", []
-    task_names = sorted({key[0] for key in (*a.scores, *a.results)})
+    task_names = sorted({key[0] for key in (*a.scores, *a.results)} - a.groups.keys())
     tasks = [task for task in task_names if any(fnmatchcase(task, pattern) for pattern in average.tasks)]
     for pattern in average.tasks:
         if not any(fnmatchcase(task, pattern) for task in task_names):
@@ -43,7 +44,20 @@ def average_keys(name: str, average: Average, a: Run) -> list[ScoreKey]:
         problems.append(f"{where}: metric: {average.metric}: {task}: {why}; there is: {', '.join(names) or 'none'}")
     if problems:
         raise ConfigError(problems)
-    return keys
+    sizes = [len(a.scores[key]) for key in keys]
+    weights = [1 / len(keys) if average.mean == "macro" else size / sum(sizes) for size in sizes]
+    title = f"{average.metric}, {average.mean} mean"
+    return Mean(f"average {name}", title, tuple(zip(keys, weights, strict=True)), average.limits)
+
+
+def group_means(keys: Iterable[ScoreKey], a: Run, b: Run) -> dict[ScoreKey, tuple[tuple[ScoreKey, float], ...]]:
+    """The groups whose mean follows from their tasks' documents in both runs; with the tasks' weights in it."""
+    means = {}
+    for key in keys:
+        parts, others = (members(run, key) for run in (a, b))
+        if parts and [part for part, _ in parts] == [part for part, _ in others]:
+            means[key] = tuple(parts)
+    return means
 
 
 def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
@@ -61,17 +75,27 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     broken = {key: _broken(key, a, b) for key in a.scores}
     checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in unskipped if broken.get(key)]
     waiting = [key for key in unskipped if steps and not steps.whole and key not in a.scores]
+    by_value = [key for key in unskipped if limits[key].max_regression_percent is not None]
+    groups = group_means([key for key in unskipped if key not in (*waiting, *by_value)], a, b)
+    # A group's tasks, and groups inside it, are judged themselves only where the policy names them.
+    inside = {(task, *key[1:]) for key in (*groups, *waiting) for task in below(a.groups, key[0])} & {*unskipped}
+    reported = sorted(key for key in inside if not rule.entries(key[0]) and not broken.get(key))
+    checks += [Check("accuracy", *_names(key), "skip", _reported(key, a, b)) for key in reported]
+    unskipped, waiting = ([key for key in some if key not in reported] for some in (unskipped, waiting))
     for_later = "is judged once all documents are asked"
     checks += [Check("accuracy", *_names(key), "undecided", for_later) for key in waiting]
     unskipped = [key for key in unskipped if key not in waiting]
-    whole = [key for key in unskipped if key not in a.scores and ratios((a, b), key) is None]
+    whole = [key for key in unskipped if key not in a.scores and key not in groups and ratios((a, b), key) is None]
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
-    averages = {name: average_keys(name, average, a) for name, average in rule.averages.items()}
-    for name in [name for name, keys in averages.items() if any(broken[key] for key in keys)]:
-        why = [f"{key[0]}: {broken[key]}" for key in averages.pop(name) if broken[key]]
-        checks.append(Check("accuracy", f"average {name}", "", "fail", "; ".join(why[:SHOWN])))
-    tested = {key: limits[key] for key in unskipped if key not in whole and not broken.get(key)}
-    checks += _tested(rule, a, b, tested, averages, steps)
+    means: dict[ScoreKey | str, Mean] = {}
+    means |= {key: Mean(*_names(key), groups[key], limits[key]) for key in unskipped if key in groups}
+    means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
+    for name, mean in [*means.items()]:
+        if why := [f"{key[0]}: {broken[key]}" for key, _ in mean.parts if broken[key]]:
+            checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
+            del means[name]
+    tested = {key: limits[key] for key in unskipped if key not in (*whole, *groups) and not broken.get(key)}
+    checks += _tested(a, b, tested, means, steps)
     untested_tasks = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
     if untested_tasks or not checks:
         untested = ", ".join(sorted(untested_tasks)) or str(a.source)
@@ -80,16 +104,23 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     return sorted(checks, key=lambda check: (check.task, check.name))
 
 
+def _reported(key: ScoreKey, a: Run, b: Run) -> str:
+    """What became of a part of a group, which is not judged."""
+    if key not in a.results or key not in b.results:
+        return "part of a group: not judged itself; the run or the baseline has no value"
+    old, new = a.results[key][0], b.results[key][0]
+    return f"part of a group, not judged itself unless tasks: names it: {old:.4f} -> {new:.4f}"
+
+
 def _tested(
-    rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]],
-    steps: Steps | None,
-) -> Iterator[Check]:  # fmt: skip
+    a: Run, b: Run, limits: Mapping[ScoreKey, Limits], means: Mapping[ScoreKey | str, Mean], steps: Steps | None
+) -> Iterator[Check]:
     """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
     same: dict[ScoreKey | str, ScoreKey] = {
         key: first if limits[first] == limits[key] else key for key, first in one_test(limits, (a, b)).items()
     }
     tested: list[ScoreKey | str] = [key for key, own in limits.items() if own.alpha is not None]
-    tested += [name for name in averages if rule.averages[name].limits.alpha is not None]
+    tested += [name for name, mean in means.items() if mean.limits.alpha is not None]
     count = len({same.get(metric, metric) for metric in tested})
     gathered: dict[ScoreKey | str, tuple[Evidence, Limits, tuple[str, ...], bool]] = {}
     for key, own in limits.items():
@@ -99,11 +130,10 @@ def _tested(
         else:
             evidence = of_ratio(key, a, b, own, higher, count)
         gathered[key] = evidence, own, tuple(_lost(key, a, b, 1 if higher else -1)), _same_bits(key, a, b)
-    for name, keys in averages.items():
-        average = rule.averages[name]
-        directions = {key: _higher(key, a, average.limits) for key in keys}
-        evidence = of_average(name, average, keys, a, b, directions, count)
-        gathered[name] = evidence, average.limits, (), all(_same_bits(key, a, b) for key in keys)
+    for name, mean in means.items():
+        directions = {key: _higher(key, a, mean.limits) for key, _ in mean.parts}
+        same_bits = all(_same_bits(key, a, b) for key, _ in mean.parts)
+        gathered[name] = of_mean(mean, a, b, directions, count), mean.limits, (), same_bits
     p_values = family_p({metric: tested_p(*gathered[metric][:2]) for metric in tested}, same)
     for metric, (evidence, own, lost, equal) in gathered.items():
         words = "" if isinstance(metric, str) else cut_words(metric, {"baseline": a, "run": b})
@@ -160,7 +190,8 @@ def _check_names(rule: AccuracyRule, keys: Iterable[ScoreKey]) -> None:
     """Raises `ConfigError` for a task or metric that the baseline lacks, whose limits would have no effect."""
     problems = []
     for task, own in rule.tasks.items():
-        names = {name for key in keys if key[0] == task for name in (key[1], f"{key[1]},{key[2]}")}
+        fitting = [key for key in keys if key[0] == task or fnmatchcase(key[0], task)]
+        names = {name for key in fitting for name in (key[1], f"{key[1]},{key[2]}")}
         if not names:
             present = ", ".join(sorted({key[0] for key in keys}))
             problems.append(f"accuracy: tasks: {task}: the baseline has no such task; there is: {present}")

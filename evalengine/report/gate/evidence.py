@@ -1,5 +1,5 @@
 """What two runs show of one metric, for the gate: how large the loss is and may be, how likely it is chance, and what
-could have been seen. A metric has a score for each document, or is a perplexity, or a mean over several tasks.
+could have been seen. A metric has a score for each document, or is a perplexity, or a mean over tasks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalengine.report.compare.flips import changed_answers
-from evalengine.report.gate.policies import Average, Limits
+from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names, few_clusters
@@ -69,7 +69,7 @@ def of_documents(
     codes = cluster_codes(names, len(x))
     least = Detectable(result.minimum_detectable_loss, result.undetectable)
     sign = 1 if higher else -1
-    scale, most = (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
+    scale, most = _range(x, y)
     bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
     if steps is not None:
         losses = dict(zip(documents, (sign * (x - y)).tolist(), strict=True))
@@ -130,38 +130,44 @@ def _expm1(value: float) -> float:
         return math.inf
 
 
-def of_average(
-    name: str, average: Average, keys: Sequence[ScoreKey], a: Run, b: Run, directions: Mapping[ScoreKey, bool],
-    metrics: int,
-) -> Evidence:  # fmt: skip
+@dataclass(frozen=True)
+class Mean:
+    """A mean over tasks with a score for each document: a group's own, or an average that a policy defines."""
+
+    task: str  # the group's name, or "average NAME"
+    name: str
+    parts: tuple[tuple[ScoreKey, float], ...]  # the tasks' metrics and their weights in the mean
+    limits: Limits
+
+
+def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
     """The evidence on a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample. An
     item that several tasks ask (`TaskConfig.items`) is one cluster.
 
     Its test flips the signs of the clusters' parts of the mean, exact as for one task (`significance.sign_flip`).
     """
-    sizes = [len(a.scores[key]) for key in keys]
-    weights = [1 / len(keys) if average.mean == "macro" else size / sum(sizes) for size in sizes]
-    tasks, old, new, wins, losses, most = [], 0.0, 0.0, 0, 0, 1.0
-    for key, weight in zip(keys, weights, strict=True):
+    tasks, old, new, wins, losses, scale, most = [], 0.0, 0.0, 0, 0, 0.0, 1.0
+    for key, weight in mean.parts:
         documents = sorted(a.scores[key])
         x, y = (_column(run.scores[key], documents) for run in (a, b))
         lost = x - y if directions[key] else y - x
         names = cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents]
         tasks.append(Losses(lost, across_tasks(key[0], names), weight))
-        most = most if _shares(x, y) else math.inf
+        own_scale, own_most = _range(x, y)
+        scale, most = max(scale, own_scale), max(most, own_most)
         old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
         wins, losses = wins + int(np.count_nonzero(lost < 0)), losses + int(np.count_nonzero(lost > 0))
-    limits = average.limits
-    alpha = 0.05 if limits.alpha is None else limits.alpha
+    alpha = 0.05 if mean.limits.alpha is None else mean.limits.alpha
     strata = joined(tasks)
-    bound = loss_bound(strata, 1.0, min(alpha, 0.5), most)
+    bound = loss_bound(strata, scale, min(alpha, 0.5), most)
     parts = np.concatenate([layer.parts for layer in strata])
-    what = f"{_counted(sum(sizes), len(parts), bound.degrees + 1)} of {len(keys)} tasks"
+    count = sum(len(task.losses) for task in tasks)
+    what = f"{_counted(count, len(parts), bound.degrees + 1)} of {len(tasks)} tasks"
     level = alpha / max(metrics, 1)
     return Evidence(
-        f"average {name}", f"{average.metric}, {average.mean} mean", POINTS,
+        mean.task, mean.name, POINTS,
         f"{_moved(old, new)}, {wins} better, {losses} worse of {what}", sign_flip(parts)[1], "permutation test", bound,
-        of_parts(parts, bound, level, limits.power), sum(sizes), what, b.asks_all,
+        of_parts(parts, bound, level, mean.limits.power), count, what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
 
@@ -187,6 +193,11 @@ def _assuming(right: Floats, flips: float | None, level: float, power: float) ->
         return words
     loss = binary_loss(len(right), can_get_worse, MANY_FLIPS, level, power)
     return f"{words}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
+
+
+def _range(x: Floats, y: Floats) -> tuple[float, float]:
+    """The size of one score, and the most that can be lost."""
+    return (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
 
 
 def _shares(x: Floats, y: Floats) -> bool:

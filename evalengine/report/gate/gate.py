@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,9 @@ Scores = Mapping[ScoreKey, Mapping[int, float]]
 
 def check_noise(a: Run, noise: Run) -> None:
     """Raises ConfigError unless `noise` is the baseline's configuration in fast mode."""
+    if a.source == noise.source:
+        raise ConfigError(f"--noise {noise.source}: is the baseline itself; name another run of its configuration, "
+                          "under another schedule (engine.max_num_seqs=8)")  # fmt: skip
     if a.identity != noise.identity or noise.identity.get("numerics") != "fast":
         raise ConfigError(f"--noise {noise.source}: must be a run of the baseline's configuration, both of "
                           "batch_invariant=false, under another schedule (engine.max_num_seqs=8)")  # fmt: skip
@@ -187,7 +191,9 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
         hint = f"A is the baseline, B the run; policy {policy.name} lets differ: {', '.join(policy.allow) or 'nothing'}"
         raise ConfigError([*problems, hint])
     remaining = {finding.text for finding in findings(a, levelled)}
-    notes = [finding.text for finding in findings(a, b) if finding.text not in remaining]
+    notes = [f"may differ: {finding.text}" for finding in findings(a, b) if finding.text not in remaining]
+    if any(re.search(r"\b[AB]\b", note) for note in notes):
+        notes.append("A is the baseline, B the run")
     if kept := b.manifest.counts.resumed_requests:
         notes.append(f"{b.source}: {kept} of its answers are kept from an interrupted run, and were not computed again")
     notes += [f"{run.source}: it is {run.files}: no bits, so nobody can check an answer" for run in (a, b)

@@ -59,6 +59,7 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
             within = evidence.unit.shown(evidence.bound.bound) <= margin + ROUNDING
             passed = "a real loss, and within the limit: " if within and evidence.p <= limits.alpha else ""
             if p <= limits.alpha:
+                detects = ""  # the larger losses that are excluded are no comfort
                 shown = f"a real loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
                 failures.append(f"{shown}: {_in_unit(loss, evidence)}, limit {margin:g}")
             elif not within:

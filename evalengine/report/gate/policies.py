@@ -8,14 +8,15 @@ any_of:                               # a rule is one of: digest, tokens, accura
   - tokens: {epsilon: 1.0e-4}
   - accuracy:
       margin: 2.0
-      tasks: {gsm8k: {margin: 1.0, metrics: {"exact_match,strict-match": {alpha: 0.01}}}}
-      averages: {mmlu: {tasks: ["mmlu_*"], metric: acc, margin: 0.5}}
+      tasks: {gsm8k: {margin: 1.0, metrics: {"exact_match,strict-match": {alpha: 0.01}}}, "arc_*": {margin: 3.0}}
+      averages: {science: {tasks: ["arc_*", "mmlu_*"], metric: acc, margin: 0.5}}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")
@@ -68,7 +69,7 @@ class TokensRule:
 class Average:
     """A mean over tasks, held to limits of its own: "half a point on the average of all mmlu tasks"."""
 
-    tasks: tuple[str, ...]  # names or patterns, as in a shell: mmlu_*
+    tasks: tuple[str, ...]  # names or patterns, as in a shell: mmlu_*; a pattern leaves out groups that it fits
     metric: str  # "metric", or "metric,filter" where a task has several filters
     mean: Literal["macro", "micro"]  # every task counts alike, or every document
     limits: Limits
@@ -79,16 +80,25 @@ class AccuracyRule:
     """No task loses accuracy: see `Limits`. The innermost setting counts: metric, then task, then the rule."""
 
     limits: Limits = Limits()
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # checked limits by task, `metrics` among them
+    # Checked limits, `metrics` among them, by a task's or group's name or by a pattern of names.
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     averages: Mapping[str, Average] = field(default_factory=dict)
 
     def of(self, task: str, metric: str, filter_name: str) -> Limits:
-        """The limits of one metric. `metrics` names it "metric" (under any filter) or "metric,filter"."""
-        own = dict(self.tasks.get(task, {}))
-        metrics = own.pop("metrics", {})
-        for name in (metric, f"{metric},{filter_name}"):
-            own |= metrics.get(name, {})
-        return replace(self.limits, **own)
+        """The limits of one metric. `metrics` names it "metric" (under any filter) or "metric,filter". A task's own
+        name counts before a pattern that fits it, and a later pattern before an earlier one."""
+        own: dict[str, Any] = {}
+        of_metrics: dict[str, Any] = {}
+        for settings in self.entries(task):
+            own |= {name: value for name, value in settings.items() if name != "metrics"}
+            for name in (metric, f"{metric},{filter_name}"):
+                of_metrics |= settings.get("metrics", {}).get(name, {})
+        return replace(self.limits, **{**own, **of_metrics})
+
+    def entries(self, task: str) -> list[Mapping[str, Any]]:
+        """The entries of `tasks` that name the task: patterns, in the policy's order, and then its own name."""
+        fitting = [own for pattern, own in self.tasks.items() if pattern != task and fnmatchcase(task, pattern)]
+        return [*fitting, *([self.tasks[task]] if task in self.tasks else [])]
 
 
 @dataclass(frozen=True)

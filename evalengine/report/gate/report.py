@@ -35,9 +35,12 @@ SIGNS: dict[Verdict, str] = {"pass": "✅", "fail": "❌", "inconclusive": "🟡
 
 
 def plain(text: str, longest: int | None = LONGEST) -> str:
-    """`printable` text, cut at `longest`."""
+    """`printable` text of at most `longest` characters: the middle is left out, since a check's p stands at its end."""
     shown = printable(text)
-    return shown if longest is None or len(shown) <= longest else f"{shown[: longest - 3]}..."
+    if longest is None or len(shown) <= longest:
+        return shown
+    tail = longest // 2
+    return f"{shown[: longest - tail - 5]} ... {shown[-tail:]}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Report:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # differences that the policy allows, answers that were not computed now
     warnings: tuple[str, ...] = ()  # what a reviewer must not miss
-    trouble: str = "not comparable"  # the problems' title
+    trouble: str | None = None  # the problems' title; None without problems
     inconclusive: Inconclusive = "report"  # the policy's setting: what that verdict means for CI
 
     @property
@@ -110,7 +113,7 @@ def to_json(report: Report) -> str:
 
 def _counts(report: Report) -> str:
     if report.verdict == "error":
-        return plain(report.trouble)
+        return plain(report.trouble or "")
     counts = Counter(check.status for check in report.checks)
     words = {"fail": "failed", "pass": "passed", "undecided": "undecided"}
     order = ("pass", "undecided") if report.verdict == "inconclusive" else ("fail", "pass", "undecided")
@@ -127,8 +130,8 @@ MARKS: dict[Status, str] = {"fail": "❌ fail", "undecided": "🟡 undecided", "
                             "pass": "✅ pass"}  # fmt: skip
 ORDER = tuple(MARKS)  # checks that need a reader come first
 ANNOTATIONS = 10  # GitHub shows ten errors and ten warnings a step, and drops the rest
-# How a undecided check is reported, by the policy's `inconclusive`, so that it looks as bad as the job will end.
-UNDECIDED_TAG = {"fail": "failure", "report": "error", "pass": "skipped"}
+# How an undecided check is reported, by the policy's `inconclusive`. It is no `<error>`: the gate did judge.
+UNDECIDED_TAG = {"fail": "failure", "report": "skipped", "pass": "skipped"}
 UNDECIDED_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
 
 
@@ -147,7 +150,7 @@ def report_lines(report: Report, risk: bool = False) -> Iterator[Text]:
         if risk and check.risk is not None:
             yield Text(f"          P(loss > margin) = {check.risk:.2g}", style="dim")
     for note in report.notes:
-        yield Text(f"not judged: {plain(note)}")
+        yield Text(f"note: {plain(note)}")
     if report.verdict == "fail" and report.checks:
         yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
     for warning in report.warnings:
@@ -159,11 +162,11 @@ def markdown(report: Report) -> str:
     sign = SIGNS[report.verdict]
     lines = [f"### {sign} {_shown(headline(report))}", ""]
     lines += [f"**⚠️ {_shown(warning)}**\n" for warning in report.warnings]
-    lines += [_shown(report.description) + "\n"] if report.description else []
+    lines += [f"The policy asks for: {_shown(report.description)}\n"] if report.description else []
     lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
-    lines += [f"- not judged: {_shown(note)}" for note in report.notes]
+    lines += [f"- note: {_shown(note)}" for note in report.notes]
     if report.problems:
-        lines += ["", f"**{_shown(report.trouble.capitalize())}**", ""]
+        lines += ["", f"**{_shown((report.trouble or '').capitalize())}**", ""]
         lines += [f"- {_shown(problem)}" for problem in report.problems]
     checks = sorted(report.checks, key=lambda check: ORDER.index(check.status))
     if checks:
@@ -205,10 +208,11 @@ def _seen(check: Check) -> Iterator[str]:
 def junit(report: Report) -> str:
     """JUnit XML as GitLab and Jenkins read it: a test case per check; one with `<error>` per problem."""
     cases = [_case(report, check) for check in report.checks]
+    trouble = plain(report.trouble or "")
     for number, problem in enumerate(report.problems, 1):
-        name = f"{plain(report.trouble)} {number}" if len(report.problems) > 1 else plain(report.trouble)
+        name = f"{trouble} {number}" if len(report.problems) > 1 else trouble
         case = ElementTree.Element("testcase", classname=_class(report, ""), name=name, time="0")
-        error = ElementTree.SubElement(case, "error", message=plain(problem), type=plain(report.trouble))
+        error = ElementTree.SubElement(case, "error", message=plain(problem), type=trouble)
         error.text = plain(problem, None)
         cases.append(case)
     counts = {
@@ -234,7 +238,7 @@ def workflow_commands(report: Report) -> Iterator[str]:
     """GitHub's workflow commands, a line each: `::error title=...::message`, and `::warning` and `::notice`."""
     for warning in report.warnings:
         yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
-    errors = [(report.trouble, problem) for problem in report.problems]
+    errors = [(report.trouble or "", problem) for problem in report.problems]
     yield from _commands("error", report, errors + [_of_check(check) for check in report.failures])
     kind = UNDECIDED_COMMAND[report.inconclusive]
     yield from _commands(kind, report, [_of_check(check) for check in report.undecided])
