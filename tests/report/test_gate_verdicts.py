@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
@@ -55,10 +56,25 @@ def test_a_margin_passes_fails_or_is_undecided() -> None:
     assert tasks["worse"].message.startswith("a real loss above the limit is shown (p = ")
 
 
+def test_the_first_line_says_how_many_documents_would_tell_and_each_check_is_one_short_line() -> None:
+    tasks = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
+    undecided = replace(report("pass", "undecided"), checks=(tasks["large"], tasks["small"]))
+    first, *lines = map(str, report_lines(undecided))
+    need = re.search(r"about ([0-9,]+) documents would tell", tasks["small"].message)
+    assert need is not None and first.endswith(f"1 of 2 have too few documents (largest need: about {need[1]})")
+    assert [line[:9] for line in lines] == ["UNDECIDED", "PASS     "] and "(limit 2); about" in lines[0]
+    assert lines[1].endswith("0.7500 -> 0.7500 (+0.00 points); Excluded at 95 %: losses above 0.61 points")
+    failed = replace(report("fail"), checks=(tasks["worse"], Check("accuracy", "left", "", "skip", "out")))
+    (line,) = [text for text in map(str, report_lines(failed)) if text.startswith("FAIL")]
+    assert line.endswith("3.50 points, limit 2") and "better" not in line
+    assert "\n".join(map(str, report_lines(failed, verbose=True))).count("SKIP") == 1
+    assert any("1 not judged" in text for text in map(str, report_lines(failed)))
+
+
 def test_no_sink_calls_an_excluded_loss_one_that_it_can_detect() -> None:
     """It read "can detect: excluded at 95 %: ..."."""
     gated = Report("pass", "own", "", "a", "b", checks=(checked({"margin": 2.0}, t=(2000, 20, 20))["t"],))
-    texts = ["\n".join(map(str, report_lines(gated))), markdown(gated), junit(gated)]
+    texts = ["\n".join(map(str, report_lines(gated, verbose=True))), markdown(gated), junit(gated)]
     assert all("Excluded at 95 %: losses above 0.61 points" in text and "an detect" not in text for text in texts)
 
 
@@ -132,8 +148,13 @@ def _counts(drawn: np.ndarray) -> tuple[int, int]:
     ("statuses", "text", "code"),
     [
         (("pass", "pass"), "PASS (2 of 2 checks)", 0),
-        (("pass", *["undecided"] * 4, "pass"), "INCONCLUSIVE (2 passed, 4 undecided)", 3),
-        (("undecided", "fail", "pass", "skip"), "FAIL (1 failed, 1 passed, 1 undecided)", 1),
+        (("pass", *["undecided"] * 4, "pass"), "INCONCLUSIVE: no check failed; 4 of 6 are undecided", 3),
+        (("undecided", "fail", "pass", "skip"), "FAIL: 1 of 3 checks failed (accuracy t1 acc); 1 undecided", 1),
+        (
+            ("fail",) * 4,
+            "FAIL: 4 of 4 checks failed (accuracy t0 acc; accuracy t1 acc; accuracy t2 acc; ... and 1 more)",
+            1,
+        ),
     ],
 )
 def test_the_headline_counts_and_the_exit_code_tells(statuses: tuple[str, ...], text: str, code: int) -> None:
@@ -179,7 +200,7 @@ def test_an_inconclusive_gate_exits_with_3(monkeypatch: pytest.MonkeyPatch, caps
     assert main(["gate", "a", "b", "--no-annotations"]) == 3
     out = capsys.readouterr().out
     assert "P(loss" not in out
-    assert "UNDECIDED accuracy t1 acc" in out and out.endswith("gate own: INCONCLUSIVE (1 passed, 1 undecided)\n")
+    assert "UNDECIDED accuracy t1 acc" in out and out.startswith("gate own: INCONCLUSIVE: no check failed; 1 of 2 are ")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_compare_says_everything_that_is_wrong() -> None:
 def test_gate_judges_or_raises(folder: Path, tmp_path: Path) -> None:
     judged = evalengine.gate(evalengine.load_run(folder), folder)
     assert judged.passed and judged.verdict == "pass" and judged.checks.status.tolist() == ["pass"]
-    assert repr(judged).endswith("gate bitwise: PASS (1 of 1 checks)")
+    assert repr(judged).startswith("gate bitwise: PASS (1 of 1 checks)")
     other = write_run(tmp_path / "b", [generated(doc, seed=doc == 2) for doc in range(6)])
     with pytest.raises(evalengine.ConfigError, match="gate: not comparable: "):
         evalengine.gate(folder, other)

@@ -33,6 +33,7 @@ def _words(
     json: Annotated[str | None, Option(metavar="FILE", help="JSON; - for standard output, which then holds nothing "
                                        "else")] = None,
     risk: Annotated[bool, Option("--risk", help="say P(loss > margin) of each check, too")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="say all that each check saw")] = False,
     annotations: Annotated[bool | None, Option(help="::error lines for GitHub")] = None,
 ) -> Namespace:  # fmt: skip
     """Judges RUN against BASELINE: may this change be merged?"""

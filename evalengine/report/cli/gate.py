@@ -16,13 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.plain_text import printable, warn
+from evalengine.plain_text import warn
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
 from evalengine.report.gate.policy_reader import available, load_policy
 from evalengine.report.gate.report import (
-    STYLES,
     Report,
-    headline,
     junit,
     markdown,
     plain,
@@ -95,15 +93,16 @@ def _deliver(report: Report, arguments: Namespace) -> None:
     """Prints the report first, so that a full disk does not lose it, then writes its files."""
     out = sys.stderr if arguments.json == "-" else sys.stdout
     console = Console(file=out, soft_wrap=True, highlight=False)
-    for line in report_lines(report, arguments.risk):
+    first, *lines = report_lines(report, arguments.risk, arguments.verbose)
+    for part in wrapped(first.plain, console):
+        console.print(Text(part, style=first.style))
+    for line in lines:
         console.print(line)
     for problem in report.problems:
         warn(plain(problem))
     if arguments.annotations:
         for command in workflow_commands(report):
             print(command, file=out)
-    for part in wrapped(printable(headline(report)), console):
-        console.print(Text(part, style=STYLES[report.verdict]))
     if arguments.junit:
         write(arguments.junit, junit(report))
     if arguments.summary:

@@ -71,7 +71,11 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
     status: Status = "fail" if failures else "undecided" if undecided else "pass"
     reason = {"fail": "; ".join(failures) + ": ", "undecided": f"{undecided}: ", "pass": passed}[status]
     risk = None if risk is None or math.isnan(risk) else risk
-    return Check("accuracy", evidence.task, evidence.name, status, f"{reason}{message}", (), detects, risk)
+    moved = evidence.change.split(", ")[0]
+    brief = f"{moved}; {'; '.join(failures) or undecided or passed.rstrip(': ') or detects}"
+    need = _need(evidence, margin, limits) if status == "undecided" and margin is not None else None
+    names = ("accuracy", evidence.task, evidence.name)
+    return Check(*names, status, f"{reason}{message}", (), detects, risk, brief, need)
 
 
 def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Check:
@@ -124,17 +128,26 @@ def _undecided_margin(evidence: Evidence, margin: float, limits: Limits) -> str:
     assert limits.alpha is not None
     shown = f"a real loss is shown (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
     worst = _at_most(evidence)
-    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, margin, limits.power)}"
+    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, margin, limits)}"
 
 
-def _cure(evidence: Evidence, margin: float, power: float) -> str:
+def _need(evidence: Evidence, margin: float, limits: Limits) -> int | None:
+    """How many documents bring the bound within the margin with the policy's probability, if there is no loss; None
+    where these would do, or none would."""
+    times = evidence.bound.times_the_documents(evidence.unit.metric(margin), limits.power)
+    return math.ceil(times * evidence.count) if 1 < times < math.inf else None
+
+
+def _cure(evidence: Evidence, margin: float, limits: Limits) -> str:
     """What would tell: more documents, as far as the set has them, or else another question."""
-    times = evidence.bound.times_the_documents(evidence.unit.metric(margin), power)
+    times = evidence.bound.times_the_documents(evidence.unit.metric(margin), limits.power)
     if times <= 1:
         lost = _in_unit(evidence.unit.shown(evidence.bound.loss), evidence)
         return f"{evidence.count} documents are enough where there is no loss, but these show one of {lost}"
-    count = math.ceil(times * evidence.count) if math.isfinite(times) else None
-    need = f"about {count:,} documents would tell with probability {power:g}, if there is no loss" if count else ""
+    count = _need(evidence, margin, limits)
+    need = (
+        f"about {count:,} documents would tell with probability {limits.power:g}, if there is no loss" if count else ""
+    )
     if not evidence.all_asked:
         return need or "no number of documents would tell"
     instead = "the set has no more than these: a wider margin, repeats or another task would tell"

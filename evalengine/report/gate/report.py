@@ -7,7 +7,6 @@ holds no line break, terminal sequence, workflow command or character that XML f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +54,8 @@ class Check:
     details: tuple[str, ...] = ()
     detects: str = ""  # the least change that this check would have seen, or the losses that it excludes
     risk: float | None = None  # P(loss > margin) (`LossBound.p_beyond`); None without a margin, or with one cluster
+    brief: str = ""  # the message in one short line; "" where it is one
+    need: int | None = None  # documents with which an undecided check would pass if there is no loss; None: not known
 
     @property
     def label(self) -> str:
@@ -102,26 +103,28 @@ class Report:
 
 
 def headline(report: Report) -> str:
-    """The report on one line: `gate accuracy: INCONCLUSIVE (2 passed, 4 undecided)`."""
-    return f"gate {plain(report.policy)}: {report.verdict.upper()} ({_counts(report)})"
+    """The verdict and its reason on one line: `gate accuracy: INCONCLUSIVE: no check failed; 4 of 6 are undecided`."""
+    said = f"gate {plain(report.policy)}: {report.verdict.upper()}"
+    judged = sum(check.status in DECIDED for check in report.checks)
+    undecided = report.undecided
+    if report.verdict == "error":
+        return f"{said} ({plain(report.trouble or '')})"
+    if report.verdict == "pass":
+        return f"{said} ({judged} of {judged} checks)"
+    if report.verdict == "fail":
+        failed = first_of([plain(check.label) for check in report.failures], 3)
+        left = f"; {len(undecided)} undecided" if undecided else ""
+        return f"{said}: {len(report.failures)} of {judged} checks failed ({'; '.join(failed)}){left}"
+    needs = [check.need for check in undecided if check.need is not None]
+    why = "are undecided"
+    if len(needs) == len(undecided):
+        why = f"have too few documents (largest need: about {max(needs):,})"
+    return f"{said}: no check failed; {len(undecided)} of {judged} {why}"
 
 
 def to_json(report: Report) -> str:
     """The report as JSON, ASCII only. Keys: the fields of `Report` and of `Check`, and `exit_code`."""
     return json_lines({**asdict(report), "exit_code": report.exit_code})
-
-
-def _counts(report: Report) -> str:
-    if report.verdict == "error":
-        return plain(report.trouble or "")
-    counts = Counter(check.status for check in report.checks)
-    words = {"fail": "failed", "pass": "passed", "undecided": "undecided"}
-    order = ("pass", "undecided") if report.verdict == "inconclusive" else ("fail", "pass", "undecided")
-    parts = [f"{counts[status]} {words[status]}" for status in order if counts[status]]  # type: ignore[index]
-    judged = sum(counts[status] for status in DECIDED)
-    if report.verdict == "pass":
-        return f"{judged} of {judged} checks"
-    return ", ".join(parts)
 
 
 CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "undecided": STYLES["inconclusive"]}
@@ -135,20 +138,28 @@ UNDECIDED_TAG = {"fail": "failure", "report": "skipped", "pass": "skipped"}
 UNDECIDED_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
 
 
-def report_lines(report: Report, risk: bool = False) -> Iterator[Text]:
-    """A line per check, its details below. No line begins with text from outside, which GitHub might obey.
+def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> Iterator[Text]:
+    """The headline, then a line per check, failed ones first. No line begins with text from outside, which GitHub might
+    obey.
 
-    risk: whether P(loss > margin) is said of the checks that have one.
+    risk: whether P(loss > margin) is said of the checks that have one. verbose: whether all that a check saw is said,
+    and of the parts of groups what became of them.
     """
-    for check in report.checks:
+    yield Text(headline(report), style=STYLES[report.verdict])
+    checks = sorted(report.checks, key=lambda check: ORDER.index(check.status))
+    skipped = sum(check.status == "skip" for check in checks)
+    for check in checks if verbose else [check for check in checks if check.status != "skip"]:
         status = Text(f"{check.status.upper():<10}", style=CHECK_STYLES.get(check.status, "dim"))
-        yield status + Text(f"{plain(check.label)}: {plain(check.message)}", style="default")
-        for detail in check.details:
+        message = check.message if verbose else check.brief or check.message
+        yield status + Text(f"{plain(check.label)}: {plain(message)}", style="default")
+        for detail in check.details if verbose or check.status == "fail" else ():
             yield Text(f"          - {plain(detail)}")
-        if check.detects:
+        if check.detects and (verbose or not check.brief):
             yield Text(f"          {plain(check.detects)}", style="dim")
         if risk and check.risk is not None:
             yield Text(f"          P(loss > margin) = {check.risk:.2g}", style="dim")
+    if skipped and not verbose:
+        yield Text(f"{skipped} not judged; --verbose lists them, and what each check saw", style="dim")
     for note in report.notes:
         yield Text(f"note: {plain(note)}")
     if report.verdict == "fail" and report.checks:

@@ -12,7 +12,7 @@ from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compared
 from evalengine.report.compare.report import report as comparison_lines
 from evalengine.report.gate.gate import gate as judge
-from evalengine.report.gate.report import Report, headline, report_lines
+from evalengine.report.gate.report import Report, report_lines
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.models import are_models
@@ -89,7 +89,6 @@ class Gated(Shown):
 
     def _lines(self) -> Iterator[Line]:
         yield from (line.plain for line in report_lines(self.report))
-        yield headline(self.report)
 
 
 def compare(a: Named, b: Named, *, level: str | None = None, allow: bool = False) -> Compared:
