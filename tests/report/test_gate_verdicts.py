@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.statistics_cases import flips
 from evalengine.__main__ import main
+from evalengine.errors import ConfigError
 from evalengine.report.cli import gate as gate_cli
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import (
@@ -69,6 +70,11 @@ def test_the_first_line_says_how_many_documents_would_tell_and_each_check_is_one
     assert line.endswith("3.50 points, limit 2") and "better" not in line
     assert "\n".join(map(str, report_lines(failed, verbose=True))).count("SKIP") == 1
     assert any("1 not judged" in text for text in map(str, report_lines(failed)))
+
+
+def test_a_margin_that_no_share_can_lose_is_refused() -> None:
+    with pytest.raises(ConfigError, match="margin=300: its scores are shares, which can lose no more than 100 points"):
+        checked({"margin": 300}, t=(100, 1, 1))
 
 
 def test_no_sink_calls_an_excluded_loss_one_that_it_can_detect() -> None:

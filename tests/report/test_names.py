@@ -60,6 +60,7 @@ def test_runs_of_an_experiment_are_numbered_as_in_its_report(results: Path) -> N
     sweep = next(results.glob("noise_floor-*"))
     second, first = (str(sweep / f"{n}-max_num_seqs_{n}" / "run") for n in (1, 2))  # the file lists them the other way
     assert stands_for(f"{sweep}:1") == stands_for("noise_floor:1") == first
+    assert named_runs(["noise_floor"]) == named_runs([str(sweep)]) == [first, second]
     assert named_runs(["noise_floor:2", "latest", str(sweep)]) == [second, str(results / "new"), first, second]
 
 

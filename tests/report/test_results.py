@@ -125,6 +125,8 @@ def test_gate_judges_or_raises(folder: Path, tmp_path: Path) -> None:
     assert judged.passed and judged.verdict == "pass" and judged.checks.status.tolist() == ["pass"]
     assert repr(judged).startswith("gate bitwise: PASS (1 of 1 checks)")
     other = write_run(tmp_path / "b", [generated(doc, seed=doc == 2) for doc in range(6)])
+    with pytest.raises(evalengine.ConfigError, match=r"the noise cannot be judged: --noise .* is the baseline itself"):
+        evalengine.gate(folder, folder, "accuracy", noise=folder)
     with pytest.raises(evalengine.ConfigError, match="gate: not comparable: "):
         evalengine.gate(folder, other)
     with pytest.raises(evalengine.ConfigError, match="there is no such baseline"):

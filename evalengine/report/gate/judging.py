@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 
+from evalengine.errors import ConfigError
 from evalengine.report.gate.evidence import POINTS, Evidence
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.report import Check, Status
@@ -45,6 +46,11 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
     allowed = limits.max_regression if evidence.unit is POINTS else limits.max_regression_percent
     loss = evidence.unit.shown(evidence.bound.loss)
     message = evidence.change
+    if margin is not None and evidence.bound.most == 1.0 and margin >= 100:
+        raise ConfigError(
+            f"accuracy: {evidence.task}: margin={margin:g}: its scores are shares, which can lose no more than 100 "
+            "points, so nothing could fail; set fewer points (2 is 0.75 to 0.73)"
+        )
     failures, undecided, passed, detects, risk = [], "", "", "No test (alpha: null)", None
     if p is not None:
         assert limits.alpha is not None

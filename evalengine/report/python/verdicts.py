@@ -109,15 +109,18 @@ def compare(a: Named, b: Named, *, level: str | None = None, allow: bool = False
     return Compared(comparison, comparison.within(level or LEVELS[0]))  # type: ignore[arg-type]  # checked above
 
 
-def gate(baseline: Named, run: Named, policy: str | Path = "bitwise", *, base: str | None = None) -> Gated:
+def gate(
+    baseline: Named, run: Named, policy: str | Path = "bitwise", *, base: str | None = None, noise: Named | None = None
+) -> Gated:
     """May this change be merged: is `run` as good as `baseline`, by a policy's name or file?
 
-    base: a git revision that the baseline file is taken from.
+    base: a git revision that the baseline file is taken from. noise: a run of the baseline's configuration in fast mode
+    under another schedule, whose flips are set beside the run's.
 
     Raises `ConfigError` with all reasons where the gate cannot judge: a bad policy, runs that cannot be read or are
     not comparable.
     """
-    report = judge(_place(baseline), _place(run), str(policy), base)
+    report = judge(_place(baseline), _place(run), str(policy), base, None if noise is None else _place(noise))
     if report.verdict == "error":
         raise ConfigError([f"gate: {report.trouble}: {problem}" for problem in report.problems])
     return Gated(report)

@@ -149,7 +149,7 @@ def stands_for(name: str | Path) -> str | Path:
             return newest_run(Path(text.removesuffix(f":{LATEST}")), text)
         if numbered := _NUMBERED.fullmatch(text):
             return _numbered(text, numbered[1], int(numbered[2]))
-    return name
+        return _newest_experiment(text) or name
 
 
 def named_runs(names: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import run_json
+from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, sheet_table, table, tiles, verdict
 from evalengine.report.html.plots import interval
@@ -81,8 +82,9 @@ def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterato
 def sentence(one: Sensitivity) -> str:
     """What the prompts do to a metric."""
     low, high = min(one.means), max(one.means)
+    verdict = "a real difference" if one.parts.p_value < ALPHA else f"undecided over {one.documents} documents"
     return (
-        f"{_name(one)}: {len(one.means)} prompts give {low:.4f} to {high:.4f} (no difference: p = "
+        f"{_name(one)}: {len(one.means)} prompts give {low:.4f} to {high:.4f} ({verdict}: p = "
         f"{one.parts.p_value:.2g}); the prompt alone moves a score by {one.by_prompt:.4f} (standard deviation), which "
         f"is {100 * one.of_a_score:.0f} % of the variance of one prompt's score over {one.documents} documents"
     )
