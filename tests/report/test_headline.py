@@ -34,16 +34,22 @@ def ones(count: int, wrong: int, first: int = 0) -> list[float]:
 
 
 def test_an_open_difference_says_how_many_documents_would_tell() -> None:
-    c = compared({"t": ones(200, 46)}, {"t": ones(200, 45)})
-    sentence = "B is 0.5 points better, could be -1.2 to +2.2: undecided; about 1,600 documents would tell"
+    c = compared({"t": ones(200, 46)}, {"t": ones(200, 42)})
+    sentence = "B is 2.0 points better, could be -0.4 to +4.3: undecided; "
+    sentence += "if it is that large, about 400 documents show it with probability 0.8"
     assert headline(c) == sentence
     assert next(iter(report(c))) == f"{sentence}."  # the first line
     assert comparison_page(c).render().index(sentence) < comparison_page(c).render().index("DIFFERENT")
 
 
 def test_a_set_without_more_documents_is_said() -> None:
-    c = compared({"t": ones(200, 46)}, {"t": ones(200, 45)}, limit=None)
-    assert headline(c).endswith("about 1,600 documents would tell, and the set has 200")
+    c = compared({"t": ones(200, 46)}, {"t": ones(200, 42)}, limit=None)
+    assert headline(c).endswith("documents show it with probability 0.8, and the set has 200")
+
+
+def test_a_change_within_chance_names_no_number() -> None:
+    c = compared({"t": ones(200, 46)}, {"t": ones(200, 45)})
+    assert headline(c) == "B is 0.5 points better, could be -1.2 to +2.2: undecided; 200 documents show no difference"
 
 
 def test_a_loss_beyond_chance_is_a_real_difference() -> None:
