@@ -96,7 +96,6 @@ def test_rope_divisors_that_fit_no_head_are_refused(tmp_path: Path, divisors: to
         ({"llama.feed_forward_length": 0}, "intermediate_size=0"),
         ({"llama.attention.head_count_kv": 3}, "num_key_value_heads=3|num_kv_heads=3"),
         ({"llama.attention.layer_norm_rms_epsilon": 2.0}, "rms_norm_eps=2.0"),
-        ({"tokenizer.ggml.eos_token_id": 263}, "eos_token_id=263"),
     ],
 )
 def test_what_would_change_the_numbers_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
@@ -141,16 +140,52 @@ def test_metadata_are_held_against_the_tensors(tmp_path: Path, metadata: dict[st
 
 def test_another_architectures_tensors_are_refused(tmp_path: Path) -> None:
     model = hf_model(Qwen3Config, True)  # Qwen3 has norms over q and k, and Llama has none.
-    renamed = {f"llama.{key}": value for key, value in (("block_count", 2), ("context_length", 512))}
-    path = write_gguf(tmp_path / "m.gguf", model, **renamed)
+    path = write_gguf(tmp_path / "m.gguf", model)
     path.write_bytes(path.read_bytes().replace(b"qwen3", b"llama"))
-    with pytest.raises(EvalEngineError):
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM with blk\.\*\.attn_q_norm\.weight, .* is not supported"):
         resolve(path)
     model = hf_model(LlamaConfig, True)  # Llama lacks the biases that Qwen2 has.
     path = write_gguf(tmp_path / "q.gguf", model)
     path.write_bytes(path.read_bytes().replace(b"llama", b"qwen2"))
-    with pytest.raises(EvalEngineError, match=r"missing: blk\.0\.attn_q\.bias"):
+    with pytest.raises(ConfigError, match=r"Qwen2ForCausalLM without blk\.\*\.attn_q\.bias, .* is not supported in"):
         resolve(path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "message"),
+    [
+        (
+            {"blk.1.ffn_down.bias": 64},
+            ConfigError,
+            r"LlamaForCausalLM with blk\.\*\.ffn_down\.bias is not",
+        ),
+        (
+            {"blk.0.attn_q.bias": 64},
+            ConfigError,
+            r"without blk\.\*\.attn_k\.bias, .* is not supported",
+        ),
+        (
+            {"token_embd_norm.weight": 64},
+            ConfigError,
+            r"LlamaForCausalLM with token_embd_norm\.weight is not",
+        ),
+        ({"blk.2.attn_q.weight": 64}, EvalEngineError, r"unexpected: blk\.2\.attn_q\.weight\. Download"),
+        ({"blk.0.attn_z.weight": 64}, EvalEngineError, r"unexpected: blk\.0\.attn_z\.weight\. Download"),
+        (
+            {"blk.0.attn_qkv.weight": 64},
+            EvalEngineError,
+            r"unexpected: blk\.0\.attn_.*wrong shape: blk\.0\.attn_qkv",
+        ),
+    ],
+)
+def test_tensors_that_llama_cpp_reads_are_not_damage(
+    tmp_path: Path, extra: dict[str, int], error: type[EvalEngineError], message: str
+) -> None:
+    tensors = {name: torch.ones(size) for name, size in extra.items()}
+    path = write_gguf(tmp_path / "m.gguf", hf_model(LlamaConfig, True), extra=tensors)
+    with pytest.raises(error, match=message) as raised:
+        resolve(path)
+    assert raised.type is error
 
 
 @pytest.mark.parametrize(
@@ -237,7 +272,8 @@ def test_the_prefix_token_is_that_of_the_models_folder(
         ({"tokens": [*TOKENS[:-1], "he"]}, "1 of its tokens occur twice: 'he'"),
         ({"token_type": [3, 4]}, "token_type is .*expected a list of 263 integers from 0 to 6"),
         ({"token_type": [9] * 263}, "token_type is .*expected a list of 263 integers from 0 to 6"),
-        ({"bos_token_id": 263}, "bos_token_id=263|bos_token_id is UINT32 263"),
+        ({"bos_token_id": 1.5}, "bos_token_id is FLOAT32 1.5, expected an integer"),
+        ({"bos_token_id": 263, "add_bos_token": True}, "adds a BOS token .* and has none"),
         ({"add_bos_token": True}, "adds a BOS token .* and has none"),
         ({"add_eos_token": True}, "add_eos_token=true is not supported"),
         ({"add_bos_token": 1}, "add_bos_token is UINT32 1, expected true or false"),
@@ -249,10 +285,18 @@ def test_a_vocabulary_that_cannot_be_meant_is_refused(tmp_path: Path, metadata: 
         spec_of(tmp_path, **{f"{SETTINGS}.{key}": value for key, value in metadata.items()})
 
 
-def test_a_padding_id_of_minus_one_is_none(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", hf_model(LlamaConfig, True), **{f"{SETTINGS}.padding_token_id": 2**32 - 1})
-    tokenizer = resolve(path).tokenizer
-    assert tokenizer is not None and tokenizer.pad_token is None
+@pytest.mark.parametrize(("token_id", "warned"), [(2**32 - 1, False), (263, True), (2**32 - 2, True)])
+def test_an_id_outside_the_vocabulary_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, token_id: int, warned: bool
+) -> None:
+    ids = {f"{SETTINGS}.{role}_token_id": token_id for role in ("bos", "eos", "padding")}
+    checkpoint = resolve(write_gguf(tmp_path / "m.gguf", hf_model(LlamaConfig, True), **ids))
+    tokenizer, spec = checkpoint.tokenizer, checkpoint.spec
+    assert tokenizer is not None
+    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == (None, None, None)
+    assert (spec.bos_token_id, spec.eos_token_ids) == (None, ())
+    lines = [f"{role}_token_id={token_id} is outside the vocabulary of 263 tokens" for role in ("bos", "eos")]
+    assert [line in caplog.text for line in lines] == [warned, warned]
 
 
 def test_a_factor_changes_the_logits(tmp_path: Path) -> None:

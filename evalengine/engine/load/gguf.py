@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from evalengine.engine.load.gguf_fields import GGUFFields
-from evalengine.engine.load.gguf_header import read_header
+from evalengine.engine.load.gguf_fields import NO_TOKEN, GGUFFields
+from evalengine.engine.load.gguf_header import GGUFHeader, read_header
 from evalengine.engine.load.gguf_names import (
     EMBEDDING,
     HEAD,
@@ -31,7 +32,10 @@ from evalengine.engine.load.gguf_names import (
     ROPE_TENSORS,
     GGUFNames,
     half_split,
+    is_known,
     listing,
+    parts_of,
+    roles,
     without_ones,
 )
 from evalengine.engine.load.gguf_support import ignored, unsupported
@@ -41,10 +45,12 @@ from evalengine.models.hf_config import spec_from_json
 from evalengine.models.registry import Family, family_of_gguf
 from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
 from evalengine.models.spec_checks import LARGEST, spec_problems
+from evalengine.util.plain_files import CHUNK
 
 logger = logging.getLogger(__name__)
 
 HALVES = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
+FEED_FORWARD_BIASES = {f"blk.0.ffn_{part}.bias" for part in ("gate", "up", "down")}
 QUANTIZATION_VERSION = 2  # the layout of quantised blocks; it is older than the first GGUF file
 
 
@@ -53,18 +59,10 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            if not path.is_file():  # reading a pipe might never end
-                raise EvalEngineError(f"{path}: not a regular file; set model.path to another file")
-            with path.open("rb") as stream:
-                self._data = mmap(stream.fileno(), 0, access=ACCESS_READ)
-            header = read_header(self._data)
-        except OSError as error:
-            raise EvalEngineError(f"{path}: cannot be read ({error.strerror or error})") from error
-        except ValueError as error:  # raised for the header, or by mmap for an empty file
-            raise self._damaged(error) from error
+        data, header = _opened(path)
         self.fields = GGUFFields(path, header.metadata)
         self._tensors = header.tensors
+        self._data = dict.fromkeys(header.tensors, data)  # the content of the file that each tensor is in
         if self.fields.integer("split.count", 1) > 1:
             raise ConfigError(f"{path}: split GGUF files are not supported; merge them first (gguf-split --merge)")
 
@@ -84,19 +82,18 @@ class GGUFFile:
         """The model's description from the metadata, checked against the tensors.
 
         `bos_token_id` and `eos_token_ids` are as transformers reads a GGUF file: the end of generation is
-        `eos_token_id` alone; only a file without one ends at `eot_token_id`. Raises `ConfigError` listing everything
-        that is not supported, `EvalEngineError` for metadata and tensors that contradict each other.
+        `eos_token_id` alone; only a file without one ends at `eot_token_id`. An id outside the vocabulary is none.
+        Raises `ConfigError` listing everything that is not supported, `EvalEngineError` for metadata and tensors that
+        contradict each other.
         """
         family = self._family
         ids = self.fields.under("tokenizer.ggml")
         if EMBEDDING not in self._tensors:
             raise EvalEngineError(f"{self.path}: no tensor {EMBEDDING}; it is not a language model's GGUF file")
-        eos, eot = ids.integer("eos_token_id", None), ids.integer("eot_token_id", None)
-        config = self._config(family) | {
-            "bos_token_id": ids.integer("bos_token_id", None),
-            "eos_token_id": eot if eos is None else eos,
-        }
-        metadata = Metadata(self._model, self._tensors, self._factors)
+        size = self._tensors[EMBEDDING].shape[0]
+        bos, eos, eot = (ids.token_id(f"{role}_token_id", size) for role in ("bos", "eos", "eot"))
+        config = self._config(family) | {"bos_token_id": bos, "eos_token_id": eot if eos is None else eos}
+        metadata = Metadata(self._model, self._names(), self._factors)
         problems: list[str] = []
         try:
             if config["num_hidden_layers"] <= LARGEST["num_layers"]:  # a list of more layers is not even made
@@ -114,14 +111,11 @@ class GGUFFile:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Pairs (the family's name for it, float32 tensor) in name order; one dequantised tensor at a time. The names
         and rows are those of a folder, before tensors that hold several of the decoder's are split."""
-        names, head_counts = GGUFNames(self._family), {}
-        if self._form.permuted:
-            heads = self._model.integer("attention.head_count", least=1)
-            head_counts = {"attn_q": heads, "attn_k": self._model.integer("attention.head_count_kv", heads, least=1)}
-        for name in sorted(self._tensors):
-            if name in ROPE_TENSORS:
-                continue
-            tensor = self._dequantised(name)
+        names = GGUFNames(self._family)
+        heads = self._model.integer("attention.head_count", least=1)
+        head_counts = {"attn_q": heads, "attn_k": self._kv_heads(heads)} if self._form.permuted else {}
+        stored = (self._parts(name, heads) for name in sorted(self._tensors) if name not in ROPE_TENSORS)
+        for name, tensor in chain.from_iterable(stored):
             role = name.split(".")[-2] if name.count(".") > 1 else name
             if role in head_counts:
                 tensor = half_split(tensor, head_counts[role])
@@ -132,6 +126,19 @@ class GGUFFile:
             elif self._form.norms_plus_one and name.endswith("_norm.weight"):
                 tensor -= 1
             yield names.own(name), tensor
+
+    def _parts(self, name: str, heads: int) -> Iterable[tuple[str, Tensor]]:
+        """The tensors in a stored one: q, k and v of a fused one, where the family's folders have them apart."""
+        tensor, names = self._dequantised(name), parts_of(name)
+        if len(names) == 1 or self._family.weights.qkv is not None:
+            return [(name, tensor)]
+        kv_heads = self._kv_heads(heads)
+        rows = len(tensor) // (heads + 2 * kv_heads)
+        return zip(names, tensor.split([count * rows for count in (heads, kv_heads, kv_heads)]), strict=True)
+
+    def _names(self) -> set[str]:
+        """The tensors' names, with those of q, k and v of a fused one."""
+        return {part for name in self._tensors for part in parts_of(name)}
 
     @cached_property
     def _family(self) -> Family:
@@ -163,7 +170,8 @@ class GGUFFile:
             "max_position_embeddings": context,
             "tie_word_embeddings": HEAD not in self._tensors,
             # The tensors say whether there are biases, and the family's description whether there may be.
-            "attention_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & self._tensors.keys()),
+            "attention_bias": "blk.0.attn_q.bias" in self._names(),
+            **({"mlp_bias": self._tensors.keys() >= FEED_FORWARD_BIASES} if "mlp_bias" in family.reads else {}),
             "dtype": dtype_name(self._dtype()),
             "rope_parameters": self._rope(family, head_dim, context),
         }
@@ -174,7 +182,7 @@ class GGUFFile:
 
     def _dequantised(self, name: str) -> Tensor:
         info = self._tensors[name]
-        stored = np.frombuffer(self._data, np.uint8, info.size, info.start).reshape(info.stored_shape)
+        stored = np.frombuffer(self._data[name], np.uint8, info.size, info.start).reshape(info.stored_shape)
         try:
             return torch.tensor(dequantize(stored, info.kind), dtype=torch.float32)
         except NotImplementedError as error:
@@ -232,7 +240,7 @@ class GGUFFile:
             return spec
         pairs = spec.rope.turned(spec.head_dim) // 2
         if (shape := self._tensors[ROPE_FACTORS].shape) != (pairs,):
-            raise self._damaged(f"{ROPE_FACTORS} is {list(shape)}, and heads of {spec.head_dim} need [{pairs}]")
+            raise _damaged(self.path, f"{ROPE_FACTORS} is {list(shape)}, and heads of {spec.head_dim} need [{pairs}]")
         common = config["rope_parameters"].get("factor", 1.0)
         divisors = (torch.tensor(factors) * common).tolist()
         spec = replace(spec, rope=RopeSpec(theta=spec.rope.theta, type="factors", freq_factors=tuple(divisors)))
@@ -245,18 +253,32 @@ class GGUFFile:
         return self._dequantised(name).flatten().tolist() if name in self._tensors else None
 
     def _check_tensors(self, spec: ModelSpec) -> None:
-        """Raises EvalEngineError unless the tensors are those that the spec names; asked before a model is made."""
-        expected = GGUFNames(self._family).shapes(spec)
+        """Raises an error unless the tensors are those that the spec names, before a model is made: `ConfigError` for
+        tensors that llama.cpp reads and the family does not, else `EvalEngineError`."""
         shapes = {name: info.shape for name, info in self._tensors.items() if name not in ROPE_TENSORS}
+        expected = GGUFNames(self._family).shapes(spec, shapes)
+        missing = [name for name in expected if name not in shapes]
+        unexpected = [name for name in shapes if name not in expected]
         problems = {
-            "missing": [name for name in expected if name not in shapes],
-            "unexpected": [name for name in shapes if name not in expected],
+            "missing": missing,
+            "unexpected": unexpected,
             "wrong shape": [
                 f"{name} is {list(shape)}, expected {list(expected[name])}"
                 for name, shape in shapes.items()
                 if without_ones(shape) != without_ones(expected.get(name, shape))
             ],
         }
+        # llama.cpp reads a model without its biases.
+        variant = all(name.endswith(".bias") for name in missing) and all(
+            is_known(name, spec.num_layers) for name in unexpected
+        )
+        if variant and (missing or unexpected) and not problems["wrong shape"]:
+            parts = {"with": unexpected, "without": missing}
+            differing = " and ".join(f"{word} {roles(names)}" for word, names in parts.items() if names)
+            raise ConfigError(
+                f"{self.path}: {spec.architecture} {differing} is not supported in GGUF files; set model.path to the "
+                "folder that it was converted from, or to another file"
+            )
         faults = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]
         tokens = self.fields.count("tokenizer.ggml.tokens")
         if tokens not in (None, spec.vocab_size):
@@ -277,13 +299,39 @@ class GGUFFile:
         if len(counts) > 1 and HALVES.keys() & counts.keys():
             types = ", ".join(f"{count} {kind.name}" for kind, count in counts.most_common())
             logger.warning("%s: its matrices are %s; together they are taken for float32", self.path, types)
+        for role in ("bos", "eos"):
+            number = self.fields.integer(f"tokenizer.ggml.{role}_token_id", None, least=-1)
+            if number is not None and spec.vocab_size <= number < NO_TOKEN:
+                outside = f"{role}_token_id={number} is outside the vocabulary of {spec.vocab_size} tokens"
+                logger.warning("%s: %s, so the model has none", self.path, outside)
         if eot not in (None, *spec.eos_token_ids):
             logger.warning("%s: eot_token_id=%d does not end generation, only %s", self.path, eot, spec.eos_token_ids)
         if keys := ignored(self.fields, self.architecture, read):
             logger.warning("%s: nothing reads these metadata keys: %s", self.path, listing(keys))
 
-    def _damaged(self, problem: object) -> EvalEngineError:
-        return EvalEngineError(
-            f"{self.path}: not a whole GGUF file ({problem}); "
-            "download or copy it again, or set model.path to another file"
+
+def _opened(path: Path) -> tuple[mmap, GGUFHeader]:
+    """One file's content and header. Raises EvalEngineError for a damaged file."""
+    try:
+        if not path.is_file():  # reading a pipe might never end
+            raise EvalEngineError(f"{path}: not a regular file; set model.path to another file")
+        with path.open("rb") as stream:
+            data = mmap(stream.fileno(), 0, access=ACCESS_READ)
+        header = read_header(data)
+    except OSError as error:
+        raise EvalEngineError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:  # raised for the header, or by mmap for an empty file
+        raise _damaged(path, error) from error
+    # Other bytes may be a tensor that a damaged header lost; without a head, a model is silently read as a tied one.
+    if any(data[at : at + CHUNK].strip(b"\0") for at in range(header.end, len(data), CHUNK)):
+        raise EvalEngineError(
+            f"{path}: {len(data) - header.end} bytes follow its last tensor, not all of them zeros; download or copy "
+            f"it again, or, if they were appended on purpose, copy the file without them (head -c {header.end})"
         )
+    return data, header
+
+
+def _damaged(path: Path, problem: object) -> EvalEngineError:
+    return EvalEngineError(
+        f"{path}: not a whole GGUF file ({problem}); download or copy it again, or set model.path to another file"
+    )

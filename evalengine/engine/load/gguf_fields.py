@@ -16,6 +16,7 @@ from evalengine.errors import EvalEngineError
 CURE = "download or copy it again, or set model.path to another file"
 FLOATS = (GGUFValueType.FLOAT32, GGUFValueType.FLOAT64)
 NOT_INTEGERS = (*FLOATS, GGUFValueType.STRING, GGUFValueType.BOOL)
+NO_TOKEN = (1 << 32) - 1  # -1, in the type that token ids have
 LARGEST = (1 << 63) - 1  # the largest signed integer of 64 bits
 REQUIRED: Any = object()  # the default of a key that must be there
 
@@ -57,6 +58,11 @@ class GGUFFields:
         if not isinstance(value, int) or not least <= value <= largest:
             self._wrong(key, f"an integer from {least} to {largest}")
         return value
+
+    def token_id(self, key: str, vocab_size: int) -> int | None:
+        """A token's id; None without one, as for -1 and, in llama.cpp, for an id outside the vocabulary."""
+        number = self.integer(key, None, least=-1)
+        return number if number is not None and 0 <= number < vocab_size else None
 
     def number(self, key: str, default: Default = REQUIRED) -> float | Default:
         """A finite number. A float32 is read as its shortest decimal, which is what the model's own config has."""

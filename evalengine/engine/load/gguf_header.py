@@ -74,6 +74,7 @@ class GGUFHeader:
 
     metadata: dict[str, StoredValue]
     tensors: dict[str, TensorInfo]
+    end: int  # byte offset behind the last tensor and its padding, which the file may lack
 
 
 def read_header(data: mmap | bytes) -> GGUFHeader:
@@ -94,7 +95,7 @@ def read_header(data: mmap | bytes) -> GGUFHeader:
             raise ValueError(f"metadata key {key} occurs twice")
         metadata[key] = _value(cursor, key)
     described = [_described(cursor) for _ in range(tensor_count)]
-    return GGUFHeader(metadata, _laid_out(described, cursor.at, _alignment(metadata), len(data)))
+    return GGUFHeader(metadata, *_laid_out(described, cursor.at, _alignment(metadata), len(data)))
 
 
 class _Cursor:
@@ -196,8 +197,8 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationT
 
 def _laid_out(
     described: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]], header_end: int, alignment: int, end: int
-) -> dict[str, TensorInfo]:
-    """The tensors by name; each must begin where the one before ends, and the last one must end with the file."""
+) -> tuple[dict[str, TensorInfo], int]:
+    """The tensors by name, each of which must begin where the one before ends, and where the last one ends."""
     data_start = _padded(header_end, alignment)
     tensors: dict[str, TensorInfo] = {}
     at = 0
@@ -212,9 +213,7 @@ def _laid_out(
             raise ValueError(f"tensor {name} ends at byte {data_start + at + size}, the file has {end}")
         tensors[name] = TensorInfo(name, shape, kind, data_start + at, size)
         at = _padded(at + size, alignment)
-    if end > data_start + at:
-        raise ValueError(f"{end - data_start - at} bytes follow its last tensor")
-    return tensors
+    return tensors, data_start + at
 
 
 def _padded(offset: int, alignment: int) -> int:

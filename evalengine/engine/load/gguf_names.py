@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from gguf.constants import TENSOR_NAMES
 from torch import Tensor
 
 from evalengine.errors import listed
@@ -50,6 +51,8 @@ _LAYER_NAMES = {
 }
 _BARE = {"attn_sinks": "weight", "exp_probs_b": "bias"}  # roles whose own names have no kind -> the kind in a file
 _QKV = {f"self_attn.{x}_proj" for x in "qkv"}
+_FUSED_QKV = re.compile(r"(blk\.\d+\.attn_)qkv(\.(?:weight|bias))")  # the converter's --fuse-qkv writes these
+_KINDS = ("weight", "bias", "scale", "input_scale")
 _GATE_UP = {"mlp.gate_proj", "mlp.up_proj"}
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the RoPE frequencies, in which Llama 3 scaling is worked out
@@ -80,8 +83,9 @@ class GGUFNames:
         role, _, kind = name.rpartition(".")
         return f"{self._top[role]}.{kind}" if role in self._top else name
 
-    def shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """GGUF name -> shape, a row's length last, of every tensor of a model."""
+    def shapes(self, spec: ModelSpec, stored: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """GGUF name -> shape, a row's length last, of every tensor of a model. stored: a file's names, among which
+        one of q, k and v together replaces the three; a layer's weights and biases need not be alike in that."""
         top_of = {own: role for role, own in self._top.items()}
         kinds = spec.of_each_kind
         shapes: dict[str, tuple[int, ...]] = {}
@@ -95,6 +99,9 @@ class GGUFNames:
         for layer in range(spec.num_layers):
             of_layer = parts[kinds.blocks.index(spec.block(layer))]
             shapes |= {f"blk.{layer}.{name}": _together(name, several) for name, several in of_layer.items()}
+        for name in stored:
+            if several := [shapes.pop(part) for part in parts_of(name) if part != name and part in shapes]:
+                shapes[name] = _together(name, several)
         return shapes
 
     def _stored(self, part: str, kind: str) -> str:
@@ -116,6 +123,25 @@ def _together(name: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     if "_exps." in name:
         return (len(shapes), *shapes[0])
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def parts_of(name: str) -> list[str]:
+    """The names of q, k and v of a tensor that holds the three, weights or biases; another name alone."""
+    match = _FUSED_QKV.fullmatch(name)
+    return [name] if match is None else [f"{match[1]}{part}{match[2]}" for part in "qkv"]
+
+
+def is_known(name: str, num_layers: int) -> bool:
+    """Whether llama.cpp has such a tensor in some architecture, and the layer is one of the model's."""
+    role, _, kind = name.rpartition(".")
+    layer = re.match(r"blk\.(\d+)\.", name)
+    pattern = re.sub(r"\.\d+(?=\.|$)", ".{bid}", role)
+    return kind in _KINDS and pattern in TENSOR_NAMES.values() and (layer is None or int(layer[1]) < num_layers)
+
+
+def roles(names: Sequence[str]) -> str:
+    """`listing` with one name for the same tensor of all layers."""
+    return listing([*dict.fromkeys(re.sub(r"^blk\.\d+\.", "blk.*.", name) for name in names)])
 
 
 def half_split(tensor: Tensor, heads: int) -> Tensor:

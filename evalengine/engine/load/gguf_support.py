@@ -40,6 +40,8 @@ READ = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_log_multiplier",
+    # Granite 4's files have these without a recurrent layer; those of a layer would be tensors that no family reads.
+    *(f"ssm.{key}" for key in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")),
 }
 # Keys that change the numbers -> their values that change nothing. llama.cpp takes a scale of 0 for "not set".
 NEUTRAL: dict[str, tuple[Any, ...]] = {

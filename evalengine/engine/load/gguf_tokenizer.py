@@ -67,16 +67,14 @@ def gguf_tokenizer(fields: GGUFFields, setting: str) -> PreTrainedTokenizerFast:
         problems.append("it has no merges (tokenizer.ggml.merges), which byte-level BPE needs")
     elif odd := [merge for merge in merges if len(merge.split(" ")) != 2]:
         problems.append(f"its merge {shown(repr(odd[0]))} is not two tokens")
-    bos_id, eos_id = (fields.integer(f"ggml.{role}_token_id", None, largest=len(tokens) - 1) for role in ("bos", "eos"))
+    bos_id, eos_id, pad_id = (fields.token_id(f"ggml.{x}_token_id", len(tokens)) for x in ("bos", "eos", "padding"))
     add_bos = fields.boolean("ggml.add_bos_token", kind.add_bos)
     if add_bos and bos_id is None:
         problems.append("it adds a BOS token (tokenizer.ggml.add_bos_token) and has none (tokenizer.ggml.bos_token_id)")
     if problems:
         raise ConfigError([f"{setting}: {problem}; {CURE}" for problem in problems])
-    # Files in use have a padding id of -1; llama.cpp, too, takes an id outside the vocabulary for no padding token.
-    pad_id = fields.integer("ggml.padding_token_id", None, least=-1)
     ids = {"bos": bos_id if add_bos or not kind.bos_only_if_added else None, "eos": eos_id, "pad": pad_id}
-    names = {f"{role}_token": tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)}
+    names = {f"{role}_token": tokens[i] for role, i in ids.items() if i is not None}
     types = fields.integers("ggml.token_type", [], length=len(tokens), largest=LAST_TYPE)
     template = fields.string("chat_template", None)
     try:

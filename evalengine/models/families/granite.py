@@ -57,12 +57,15 @@ def _gguf(metadata: Metadata, config: Config) -> None:
         raise ConfigError("rope.scaling.finetuned=false: no layer would have positions, which is not supported")
     _factors(metadata, config)
     config["attention_multiplier"] = metadata.number("attention.scale") or config["head_dim"] ** -0.5
-    config["mlp_bias"] = metadata.biased("ffn_up")
+
+
+def _gguf_dense(metadata: Metadata, config: Config) -> None:
+    _gguf(metadata, config)  # a Granite 4 without experts has the shared expert's feed-forward alone
+    config["intermediate_size"] = metadata.integer("expert_shared_feed_forward_length") or config["intermediate_size"]
 
 
 def _gguf_moe(metadata: Metadata, config: Config) -> None:
     _gguf(metadata, config)
-    del config["mlp_bias"]
     named(expert_count="num_local_experts", expert_used_count="num_experts_per_tok")(metadata, config)
 
 
@@ -71,7 +74,7 @@ GRANITE = Family(
     "granite",
     _dense,
     _READS | {"mlp_bias"},
-    gguf=GGUFForm("granite", _gguf, permuted=True),
+    gguf=GGUFForm("granite", _gguf_dense, permuted=True),
 )
 GRANITE_MOE = Family(
     "GraniteMoeForCausalLM",

@@ -16,7 +16,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
 
 
 def _gguf(metadata: Metadata, config: Config) -> None:
-    config |= {"attention_out_bias": metadata.biased("attn_output"), "mlp_bias": metadata.biased("ffn_up")}
+    config["attention_out_bias"] = metadata.biased("attn_output")
 
 
 SEED_OSS = Family(

@@ -8,7 +8,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.models.describe import WINDOW, describe, windows
 from evalengine.models.file_values import shown
-from evalengine.models.gguf_form import Config, GGUFForm, Metadata
+from evalengine.models.gguf_form import GGUFForm
 from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
@@ -25,8 +25,5 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     return describe(family, config, blocks=blocks)
 
 
-def _gguf(metadata: Metadata, config: Config) -> None:
-    config["mlp_bias"] = metadata.biased("ffn_up")  # which layers turn is no metadata: as by default, all but each 4th
-
-
-SMOLLM3 = Family("SmolLM3ForCausalLM", "smollm3", _spec, _READS, gguf=GGUFForm("smollm3", _gguf, permuted=True))
+# Which layers turn is not in a GGUF file's metadata: as by default, all but each fourth.
+SMOLLM3 = Family("SmolLM3ForCausalLM", "smollm3", _spec, _READS, gguf=GGUFForm("smollm3", permuted=True))
