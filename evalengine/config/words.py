@@ -24,6 +24,7 @@ from evalengine.config.shipped import GROUPS, ONE_OF
 from evalengine.config.synonyms import DTYPES, SYNONYMS
 from evalengine.config.texts import is_text
 from evalengine.errors import ConfigError
+from evalengine.util.plain_files import is_later_part
 
 LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
 LAUNCHERS = ("submitit_slurm", "submitit_local")
@@ -256,8 +257,8 @@ GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the 
 
 
 def with_folders(parsed: Sequence[Override]) -> list[str]:
-    """The overrides' texts, with a glob of models replaced by the folders and .gguf files that it matches,
-    sorted with numbers by value (checkpoint-900 before checkpoint-1000).
+    """The overrides' texts, with a glob of models replaced by the folders and .gguf files (of a split model: the first
+    part) that it matches, sorted with numbers by value (checkpoint-900 before checkpoint-1000).
 
     Raises `ConfigError` for a pattern that matches nothing.
     """
@@ -272,7 +273,8 @@ def _listed(override: Override) -> str:
     pattern = override.value()
     assert isinstance(pattern, Glob)
     found = {Path(path): path for include in pattern.include for path in glob.glob(include)}
-    matches = [path for place, path in found.items() if place.is_dir() or place.suffix == ".gguf"]
+    ggufs = {place for place in found if place.suffix == ".gguf" and not is_later_part(place)}
+    matches = [path for place, path in found.items() if place.is_dir() or place in ggufs]
     models = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
     if not models:
         raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")

@@ -17,8 +17,7 @@ import torch
 
 from evalengine.config.schema import Config
 from evalengine.engine.llm import LLM
-from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
-from evalengine.engine.load.shards import weight_files
+from evalengine.engine.load.loader import files_of, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import ComputationRecorder, in_order
@@ -72,10 +71,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
 
 def weight_files_of(side: Side) -> list[Path]:
     """The weights that a side is run again with; none for dummy weights, which lie in no file."""
-    checkpoint = resolve_checkpoint(_configuration(side).model)
-    if checkpoint.format == "safetensors":
-        return weight_files(checkpoint.path)
-    return [checkpoint.path] if checkpoint.format == "gguf" else []
+    return files_of(resolve_checkpoint(_configuration(side).model))
 
 
 def _configuration(side: Side) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,23 @@ def _expanded_size(root: Any) -> int:
         return sizes[id(node)]
 
     return size(root, 0)
+
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """The files of a GGUF model: `file`, and the further parts of a split model if that is the first by its name."""
+    match = _PART.fullmatch(file.name)
+    if match is None or int(match[2]) != 1:
+        return [file]
+    count = int(match[3])
+    return [file, *(file.with_name(f"{match[1]}-{i:05}-of-{count:05}{match[4]}") for i in range(2, count + 1))]
+
+
+def is_later_part(file: Path) -> bool:
+    """Whether a file is, by its name, a part of a split GGUF model, and not the first."""
+    return (match := _PART.fullmatch(file.name)) is not None and int(match[2]) > 1
 
 
 def fingerprint(files: list[Path]) -> str:

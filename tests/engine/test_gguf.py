@@ -213,7 +213,7 @@ def test_llama3_factors_and_linear_scaling(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "the tensors do not fit MixtralForCausalLM"),
         ({"llama.expert_used_count": 8}, "expert_used_count=8 is not supported"),
         ({"llama.attention.sliding_window": 64, "llama.rope.dimension_count": 8}, "sliding window(.|\n)*|whole head"),
-        ({"split.count": 2}, "split GGUF files"),
+        ({"split.count": 2}, r"split.count is 2, .*rename it .* in -00001-of-00002\.gguf"),
         ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer tekken is not one of .*llama-bpe.*model.tokenizer"),
         ({"tokenizer.ggml.pre": None}, "pre-tokenizer None is not one of"),
         ({"tokenizer.ggml.model": "llama"}, "tokenizer model is llama.*set model.tokenizer"),

@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import lzma
+import pickle
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from evalengine.config.words import with_folders
 from evalengine.engine.load.gguf import GGUFFile
-from evalengine.engine.load.loader import Checkpoint, file_stamp, load_model
+from evalengine.engine.load.loader import Checkpoint, _weights_of, file_stamp, files_of, load_model, weights_fingerprint
+from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
+from evalengine.report.compare.weight_tensors import _sets
 from tests.engine.test_gguf_families import CASES as FAMILIES
 from tests.parity.families import LONG, MAMBA, configuration
 from tests.parity.paged import PagedRunner
@@ -75,6 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "granite4": ("granitemoehybrid", GRANITE_4, []),
     "llama-fused": ("llama", {"attention_bias": True}, ["--fuse-qkv"]),
     "starcoder2-fused": ("starcoder2", {"use_bias": True}, ["--fuse-qkv"]),
+    "split": ("llama", {}, ["--split-max-tensors", "8"]),
 }
 
 
@@ -123,3 +130,54 @@ def logits(path: Path) -> Tensor:
 def test_a_converted_file_has_the_logits_of_its_source(name: str, tmp_path: Path) -> None:
     expected = source(name)(torch.tensor([IDS])).logits[0].detach()
     torch.testing.assert_close(logits(unpacked(name, tmp_path)), expected, rtol=0, atol=1e-4)
+
+
+def test_a_split_model_is_read_from_its_first_part(tmp_path: Path) -> None:
+    first = unpacked("split", tmp_path)
+    parts = [first, *(first.with_name(f"split-0000{i}-of-00003.gguf") for i in (2, 3))]
+    assert _weights_of(tmp_path, "auto") == (first, "gguf") and list(_sets(first)) == [parts]
+    globbed = OverridesParser.create().parse_overrides([f"model.path=glob('{tmp_path}/*')"])
+    assert with_folders(globbed) == [f"model.path={first}"]
+    file = GGUFFile(first)
+    checkpoint = Checkpoint(first, "gguf", file.spec(), None, "", None, file, file_stamp(first, "gguf"))
+    assert files_of(checkpoint) == parts
+    assert {name for name, _ in file.tensors()} == {name for name, _ in pickle.loads(pickle.dumps(file)).tensors()}
+    with pytest.raises(ConfigError, match=r"part 2 of 3 of a split model; set model.path to .*-00001-of-00003.gguf"):
+        GGUFFile(parts[1])
+    parts[2].touch()
+    with pytest.raises(EvalEngineError, match="have changed since"):
+        weights_fingerprint(checkpoint)
+
+
+def replaced(old: bytes, new: bytes, first: int = 2) -> Callable[..., object]:
+    """A change of bytes in the parts from number `first` on, counted from 0."""
+
+    def change(*parts: Path) -> None:
+        for part in parts[first:]:
+            assert old in part.read_bytes()
+            part.write_bytes(part.read_bytes().replace(old, new))
+
+    return change
+
+
+TOTAL = (b"tensors.count\5\0\0\0\x15", b"tensors.count\5\0\0\0\x63")  # 21 tensors, 99
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b, c: c.unlink(), r"00003-of-00003.gguf: part 3 of 3 is missing; download"),
+        (lambda a, b, c: c.write_bytes(b.read_bytes()), r"\(split.no=1, expected 2\); download or copy all"),
+        (lambda a, b, c: c.write_bytes(c.read_bytes()[:-40]), r"00003-of-00003.gguf: not a whole GGUF"),
+        (replaced(b"blk.1.attn_k", b"blk.0.attn_k"), r"\(tensors of parts before it: blk.0.attn_k.weight\)"),
+        (replaced(*TOTAL), r"not part 3 .*\(split.tensors.count=99, expected 21\)"),
+        (replaced(*TOTAL, first=0), r"its 3 parts have 21 tensors, expected 99 \(split.tensors.count\)"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_named(
+    change: Callable[..., object], message: str, tmp_path: Path
+) -> None:
+    first = unpacked("split", tmp_path)
+    change(first, *(first.with_name(f"split-0000{i}-of-00003.gguf") for i in (2, 3)))
+    with pytest.raises(EvalEngineError, match=message):
+        GGUFFile(first)

@@ -45,7 +45,7 @@ from evalengine.models.hf_config import spec_from_json
 from evalengine.models.registry import Family, family_of_gguf
 from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
 from evalengine.models.spec_checks import LARGEST, spec_problems
-from evalengine.util.plain_files import CHUNK
+from evalengine.util.plain_files import CHUNK, gguf_parts
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +63,50 @@ class GGUFFile:
         self.fields = GGUFFields(path, header.metadata)
         self._tensors = header.tensors
         self._data = dict.fromkeys(header.tensors, data)  # the content of the file that each tensor is in
-        if self.fields.integer("split.count", 1) > 1:
-            raise ConfigError(f"{path}: split GGUF files are not supported; merge them first (gguf-split --merge)")
+        self._add_parts()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the file itself."""
         return GGUFFile, (self.path,)
+
+    def _add_parts(self) -> None:
+        """Adds the tensors of a split model's other parts, which are found by the first one's name, as in llama.cpp."""
+        keys = ("split.no", "split.count", "split.tensors.count")
+        number, count = self.fields.integer(keys[0], 0), max(self.fields.integer(keys[1], 1), 1)
+        if number:
+            raise ConfigError(
+                f"{self.path}: part {number + 1} of {count} of a split model; set model.path to the first part, whose "
+                f"name ends in -00001-of-{count:05}.gguf"
+            )
+        first, *others = gguf_parts(self.path)
+        if len(others) != count - 1:
+            raise ConfigError(
+                f"{self.path}: split.count is {count}, which the file's name contradicts; rename it so that its name "
+                f"ends in -00001-of-{count:05}.gguf"
+            )
+        for number, path in enumerate(others, 1):
+            if not path.exists():
+                raise EvalEngineError(
+                    f"{path}: part {number + 1} of {count} is missing; download or copy it next to {first.name}"
+                )
+            data, header = _opened(path)
+            fields = GGUFFields(path, header.metadata)
+            expected = [number, count, self.fields.integer(keys[2])]
+            found, twice = [fields.integer(key, None) for key in keys], header.tensors.keys() & self._tensors.keys()
+            differing = [f"{k}={x}, expected {y}" for k, x, y in zip(keys, found, expected, strict=True) if x != y]
+            if differing or twice:
+                problem = "; ".join(differing) or f"tensors of parts before it: {listing(sorted(twice))}"
+                raise EvalEngineError(
+                    f"{path}: not part {number + 1} of the model of {first.name} ({problem}); download or copy all "
+                    "parts of one model again"
+                )
+            self._tensors |= header.tensors
+            self._data |= dict.fromkeys(header.tensors, data)
+        if others and len(self._tensors) != (total := self.fields.integer(keys[2])):
+            raise EvalEngineError(
+                f"{self.path}: its {count} parts have {len(self._tensors)} tensors, expected {total} "
+                f"({keys[2]}); download or copy all parts of one model again"
+            )
 
     @cached_property
     def architecture(self) -> str:

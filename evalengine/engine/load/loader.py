@@ -37,7 +37,7 @@ from evalengine.models.file_values import plain
 from evalengine.models.registry import get_family
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
-from evalengine.util.plain_files import fingerprint
+from evalengine.util.plain_files import fingerprint, gguf_parts, is_later_part
 
 Format = Literal["safetensors", "gguf", "dummy"]
 Stamp = tuple[tuple[str, int, int, int, int], ...]  # name, device, inode, bytes and time of change of each weight file
@@ -204,17 +204,21 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
         return hashlib.sha256(f"dummy {checkpoint.spec}{checkpoint.spec.module or ''}".encode()).hexdigest()
     if "weights" not in checkpoint.hashes:
         _check_unchanged(checkpoint)
-        found = fingerprint(_files(checkpoint.path, checkpoint.format))
+        found = fingerprint(files_of(checkpoint))
         _check_unchanged(checkpoint)
         checkpoint.hashes["weights"] = found
     return checkpoint.hashes["weights"]
 
 
+def files_of(checkpoint: Checkpoint) -> list[Path]:
+    """The files with the weights; none for dummy weights."""
+    return _files(checkpoint.path, checkpoint.format)
+
+
 def _files(path: Path, kind: Format) -> list[Path]:
-    """The files that hold the weights; none for dummy ones."""
     if kind == "dummy":
         return []
-    return [path] if kind == "gguf" else weight_files(path)
+    return gguf_parts(path) if kind == "gguf" else weight_files(path)
 
 
 def file_stamp(path: Path, kind: Format) -> Stamp:
@@ -236,10 +240,12 @@ def _check_unchanged(checkpoint: Checkpoint) -> None:
 
 
 def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
-    """The folder or file to read, and its format; a folder whose only weights are one .gguf stands for that file."""
+    """The folder or file to read, and its format; a folder whose only weights are one .gguf stands for that file, and
+    of a split one for its first part."""
     if load_format == "dummy":
         return path, "dummy"
     ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else [path] if path.suffix.lower() == ".gguf" else []
+    ggufs = [file for file in ggufs if not is_later_part(file)] or ggufs
     if load_format == "gguf" or (load_format == "auto" and ggufs and not any(path.glob("*.safetensors"))):
         if len(ggufs) != 1:
             raise ConfigError(f"model.path={path}: {len(ggufs)} .gguf files here; set model.path to one of them")

@@ -16,7 +16,7 @@ from evalengine.errors import first_of, listed
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.identities import short
 from evalengine.report.read.run import Run
-from evalengine.util.plain_files import fingerprint, parse_json, read_json
+from evalengine.util.plain_files import fingerprint, gguf_parts, parse_json, read_json
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
 MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit
@@ -109,7 +109,7 @@ def _weights_of(run: Run, at_most: int) -> list[Path]:
 def _sets(place: Path) -> Iterator[list[Path]]:
     """Every set of files that a loader may take as the weights of this place; the hash tells which one it took."""
     if place.is_file():
-        yield [place]
+        yield gguf_parts(place)
     if not place.is_dir():
         return
     if (single := place / "model.safetensors").is_file():
