@@ -46,7 +46,7 @@ ROPE_READ: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {"factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"}
-        | {"original_max_position_embeddings", "max_position_embeddings", "llama_4_scaling_beta"}
+        | {"original_max_position_embeddings", "max_position_embeddings"}
     ),
     "longrope": frozenset(
         {"short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"}

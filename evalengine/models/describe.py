@@ -71,7 +71,7 @@ def describe(
         head_dim=head_dim(config),
         rms_norm_eps=getattr(config, eps),
         rope=rope_of(config) if rope is None else rope,
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=longest_context(config),
         tie_word_embeddings=config.tie_word_embeddings,
         attention_bias=of_qkv,
         attention_output_bias=of_output,
@@ -225,11 +225,33 @@ def _yarn(config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     factor, mscale, of_all = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if factor is None:
         factor = scale_of(mscale) / scale_of(of_all) if mscale and of_all else scale_of(1.0)
-    context = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
     return {
         "attention_factor": float(factor),
         "beta_fast": float(parameters.get("beta_fast") or 32),
         "beta_slow": float(parameters.get("beta_slow") or 1),
-        "truncate": bool(parameters.get("truncate", True)),
-        "original_max_position_embeddings": context,
+        "truncate": bool(config.rope_parameters.get("truncate", True)),
     }
+
+
+def longest_context(config: Any) -> Any:
+    """The model's limit in tokens: `max_position_embeddings`, or with YaRN the original length times the factor.
+
+    Model cards add YaRN to a config.json whose `max_position_embeddings` stays as it was. vLLM has the same rule.
+    """
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        if isinstance(part, Mapping) and part.get("rope_type") == "yarn":
+            factor, original = part.get("factor"), part.get("original_max_position_embeddings")
+            if is_number(factor, 1, 1e6) and is_integer(original, 1):  # others are named by `spec_problems`
+                return int(original * factor)
+    return config.max_position_embeddings
+
+
+def context_note(spec: ModelSpec, named: Any) -> str | None:
+    """A warning if the model's limit is not the `max_position_embeddings` that its file names."""
+    if named in (None, spec.max_position_embeddings):
+        return None
+    return (
+        f"the longest context is {spec.max_position_embeddings} tokens, YaRN's factor times the original length; "
+        f"the file has max_position_embeddings={shown(named)} (engine.max_model_len sets a shorter one)"
+    )

@@ -38,6 +38,7 @@ _OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id",
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 _NUMBERS = {"rope_theta", "rope_local_base_freq", "rms_norm_eps"}  # of config.json itself
 _ROPE_OPTIONAL = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}  # numbers or null
+_RENAMED = {("su", "longrope"), ("mrope", "default")}  # RoPE's `type` and `rope_type` of files that have both
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -190,6 +191,9 @@ def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
             parts = {name: rope, **{f"{name}.{key}": part for key, part in rope.items() if isinstance(part, dict)}}
             for place, part in parts.items():
                 yield from (f"{place}.{problem}" for problem in _not_numbers(part))
+                older, kind = part.get("type"), part.get("rope_type")
+                if None not in (older, kind) and older != kind and (older, kind) not in _RENAMED:
+                    yield f"{place}: type={shown(older)} contradicts rope_type={shown(kind)}; remove the wrong one"
             if len(parts) > 1 and "rope_by_layer" not in family.reads:
                 yield f"{name}={shown(rope)}: layers with a RoPE of their own are not supported"
     yield from _not_numbers({name: raw[name] for name in raw.keys() & _NUMBERS})
@@ -283,6 +287,8 @@ def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[s
     if _thetas(parameters) and "rope_by_layer" in reads and "rope_theta" not in parameters:
         for part in parameters.values():
             yield from _rope_problems(part, reads)
+            if not part.get("truncate", True):
+                yield "rope_parameters: truncate=false of a kind of layers; transformers ignores it there"
         return
     kind = parameters.get("rope_type", "default") if _thetas(parameters) else None
     if not isinstance(kind, str) or kind not in ROPE_READ:
@@ -290,7 +296,7 @@ def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[s
         return
     if "partial_rotary_factor" not in reads and parameters.get("partial_rotary_factor", 1.0) != 1.0:
         yield "partial_rotary_factor: only the whole head may be rotated"
-    for name in sorted(parameters.keys() - ROPE_READ[kind] - ROPE_WITHOUT_EFFECT):
+    for name in sorted(parameters.keys() - ROPE_READ[kind] - ROPE_WITHOUT_EFFECT - reads):
         if parameters[name] not in (None, False, 1):
             yield f"rope_parameters.{name}={shown(parameters[name])}: RoPE of type {kind} has none; check rope_type"
 
@@ -307,7 +313,7 @@ def _rope_gaps(parameters: Any, reads: Set[str]) -> Iterator[str]:
 
 
 def _rope_types(reads: Set[str]) -> list[str]:
-    return [kind for kind in ROPE_READ if kind in ("default", "linear", "llama3") or kind in reads]
+    return [kind for kind in ROPE_READ if kind in ("default", "linear", "llama3", "yarn") or kind in reads]
 
 
 def _other_rope(parameters: Any, reads: Set[str]) -> str:

@@ -200,6 +200,9 @@ def test_llama3_factors_and_linear_scaling(tmp_path: Path) -> None:
     actual = logits(load(resolve(path)), first_position=400)
     reference = model(torch.tensor([PROMPT]), position_ids=torch.arange(400, 407)[None]).logits[0].detach()
     torch.testing.assert_close(actual, reference, rtol=0, atol=2e-4 * float(reference.max() - reference.min()))
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    with pytest.raises(ConfigError, match=r"rope_freqs.weight: not supported together with rope.scaling.type=yarn"):
+        resolve(write_gguf(tmp_path / "y.gguf", model, extra={"rope_freqs.weight": factors}, **yarn))
     linear = write_gguf(
         tmp_path / "l.gguf", model, **{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     )
@@ -209,7 +212,7 @@ def test_llama3_factors_and_linear_scaling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "RoPE scaling yarn is not supported"),
+        ({"llama.rope.scaling.type": "dynamic"}, "RoPE scaling dynamic is not supported"),
         ({"llama.expert_count": 8}, "the tensors do not fit MixtralForCausalLM"),
         ({"llama.expert_used_count": 8}, "expert_used_count=8 is not supported"),
         ({"llama.attention.sliding_window": 64, "llama.rope.dimension_count": 8}, "sliding window(.|\n)*|whole head"),

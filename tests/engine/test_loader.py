@@ -117,12 +117,12 @@ def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, An
     (problem,) = caught.value.problems
     assert problem.startswith(f"model.path={folder}: {unknown} not supported; supported: ")
     assert "LlamaForCausalLM (llama)" in problem
-    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    rope = {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 4.0}
     edit_config(folder, **PACKED, mlp_bias=True, rope_parameters=rope)
     with pytest.raises(ConfigError) as caught:
         load(folder)
     unknown_model, *other_problems = caught.value.problems
-    words = ["yarn", "quantization_config", "hidden_act='gelu'", "mlp_bias"]
+    words = ["dynamic", "quantization_config", "hidden_act='gelu'", "mlp_bias"]
     if "model_type" in changes:  # A Qwen3's layers may see a window.
         words.append("sliding window")
     assert unknown_model == problem and len(other_problems) == len(words)

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from pathlib import Path
 
 import pytest
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError
-from tests.parity.families import CASES, VOCAB, case, random_model
+from tests.parity.families import CASES, VOCAB
 from tests.parity.random_models import ModelFolders, without_tokenizer
 
-ALL = {**{name: case(name) for name in CASES}, "llama": ("llama", {})}
-QUICK = {model_type: name for name, (model_type, _) in reversed(ALL.items())}.values()  # the first case of each family
+QUICK = {model_type: name for name, (model_type, _) in reversed(CASES.items())}.values()  # the first case of each family
 LEVELS = {"exact": True, "fast": False}  # level -> batch_invariant
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
-    def make(name: str, folder: Path) -> None:
-        random_model(*ALL[name], folder)
-
-    return ModelFolders(make, tmp_path_factory)
-
-
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_a_family_loads_and_answers(name: str, folders: ModelFolders) -> None:
     checkpoint, prompt = without_tokenizer(folders(name)), list(range(3, 17))
     requests = [

@@ -39,6 +39,8 @@ LONG = {
 MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 MINISTRAL_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
+# Every prompt is beyond the original length; the longest is that of SIZES.
+NEAR = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 32.0, "original_max_position_embeddings": 16}
 OF_QWEN = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 FACTORS = {
     "embedding_multiplier": 12.0,
@@ -143,8 +145,9 @@ BY_LAYER = {"full_attention": {**YARN, "factor": 8.0}, "sliding_attention": PLAI
 
 # name -> (model_type, what its configuration has beside SIZES)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"rope_parameters": {**NEAR, "truncate": False, "beta_fast": 2.0, "beta_slow": 0.25}}),
     "mistral": ("mistral", {"sliding_window": None}),
-    "mistral-window": ("mistral", {"sliding_window": WINDOW}),
+    "mistral-window": ("mistral", {"sliding_window": WINDOW, "rope_parameters": {**NEAR, "attention_factor": 1.25}}),
     "ministral3": ("ministral3", {"rope_parameters": MINISTRAL}),
     "gemma2": ("gemma2", {"sliding_window": WINDOW, **CAPS}),
     "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}),
@@ -153,7 +156,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": ("phi3", {"hidden_size": 192, "rope_parameters": LONG, "original_max_position_embeddings": 128}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": WINDOW, "rope_parameters": BY_LAYER}),
-    "smollm3": ("smollm3", {}),
+    "smollm3": ("smollm3", {"rope_parameters": {**NEAR, "beta_fast": 2, "beta_slow": 1}}),
     "granite": ("granite", FACTORS),
     "exaone4": ("exaone4", {"sliding_window": WINDOW}),
     "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
@@ -164,8 +167,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
     "pythia": ("gpt_neox", PYTHIA),
     "pythia-in-turn": ("gpt_neox", {**PYTHIA, "use_parallel_residual": False, "hidden_act": "gelu_pytorch_tanh"}),
-    "qwen2-window": ("qwen2", OF_QWEN),
-    "qwen3-window": ("qwen3", OF_QWEN),
+    "qwen2-window": ("qwen2", {**OF_QWEN, "rope_parameters": NEAR}),
+    "qwen3-window": ("qwen3", {**OF_QWEN, "rope_parameters": {**NEAR, "mscale": 1.0, "mscale_all_dim": 0.5}}),
     "seed-oss": ("seed_oss", {}),
     "cwm": ("cwm", {"sliding_window": WINDOW}),
     "helium": ("helium", {"head_dim": 16}),
@@ -201,7 +204,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h": ("nemotron_h", NEMOTRON),
     "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID),
     "granite-4-dense": ("granitemoehybrid", {**MAMBA, "layer_types": ["attention"] * 4}),
-    "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1], "rope_parameters": NEAR}),
 }  # fmt: skip
 
 

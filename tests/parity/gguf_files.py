@@ -84,6 +84,8 @@ def _metadata(config: Any, arch: str) -> dict[str, Any]:
             "rope.scaling.factor": float(rope["factor"]),
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
+        written = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+        metadata |= {f"rope.scaling.yarn_{key}": float(rope[name]) for name, key in written.items() if name in rope}
     head_dim = values.get("head_dim") or config.hidden_size // config.num_attention_heads
     if not arch.startswith("gemma"):
         metadata["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))

@@ -1,8 +1,15 @@
-"""Beyond the original length: LongRoPE's factors are a matter of a request, and Ministral 3 scales its queries."""
+"""Beyond the original length: LongRoPE's factors belong to a request, Ministral 3 scales its queries, YaRN lengthens.
+
+Logits with YaRN are compared in `test_families` (the cases with `NEAR`).
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evalengine import LLM, SamplingParams
+from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.models.hf_config import from_hf
+from evalengine.models.rope import NO_ROPE
 from tests.engine.test_schedule_invariance import differing
-from tests.parity.families import VOCAB, YARN, make
+from tests.parity.families import CASES, NEAR, VOCAB, YARN, case, configuration, make
 from tests.parity.random_models import without_tokenizer
 
 SHORT = 128  # tokens: the original length of the case phi3-long
@@ -149,3 +159,56 @@ def test_schedules_give_scaled_queries_the_same_bytes(ministral: tuple[PreTraine
     expected = alone(checkpoint, batch)
     with LLM(checkpoint, **{**SETTINGS, "max_num_batched_tokens": 37}) as llm:
         assert not differing({o.request_id: o for o in llm.run(batch)}, expected)
+
+
+@pytest.mark.parametrize("name", {model_type: name for name, (model_type, _) in CASES.items()}.values())
+def test_yarn_has_transformers_frequencies_in_every_family(name: str) -> None:
+    """And its factor of cosines and sines. Phi-3's class takes the name for LongRoPE."""
+    model_type, more = case(name)
+    yarn = {**NEAR, "beta_fast": 2, "beta_slow": 0.25, "mscale": 1.0, "mscale_all_dim": 0.5}
+    before = getattr(configuration(model_type, more), "rope_parameters", None) or {}
+    if "partial_rotary_factor" in before:
+        yarn["partial_rotary_factor"] = before["partial_rotary_factor"]
+    rope = dict.fromkeys(("full_attention", "sliding_attention"), yarn) if "full_attention" in before else yarn
+    try:
+        config = configuration(model_type, {**more, "rope_parameters": rope})
+    except Exception:
+        assert model_type == "phi3"
+        return
+    spec = from_hf(config)
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    classes = [c for n, c in vars(module).items() if n.endswith("RotaryEmbedding") and "Vision" not in n]
+    if not classes or getattr(config, "position_embedding_type", "rope") != "rope":
+        assert spec.rope == NO_ROPE
+        return
+    table = classes[0](config)
+    theirs = next(b for n, b in table.named_buffers() if "original" not in n)
+    assert torch.allclose(spec.rope.inv_freq(spec.head_dim)[: len(theirs)], theirs, rtol=1e-6)
+    scales = [v for n, v in vars(table).items() if n.endswith("attention_scaling")]
+    assert scales and set(scales) == {spec.rope.attention_factor}
+    assert spec.max_position_embeddings == 512
+
+
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+@pytest.mark.parametrize(
+    ("named", "rope", "longest"),
+    [
+        (40960, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (131072, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (262144, {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32768}, 81920),
+        (32768, {"type": "yarn", "factor": 4.0}, 131072),
+        (40960, {"type": "linear", "factor": 4.0}, 40960),
+    ],
+)
+def test_yarn_decides_the_longest_context(
+    named: int, rope: dict[str, Any], longest: int, implementation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in vLLM; transformers has no limit. A warning says so where config.json names another one."""
+    raw = configuration("qwen3", {"max_position_embeddings": named}).to_dict()
+    raw |= {"rope_parameters": None, "rope_scaling": rope, "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with caplog.at_level(logging.WARNING, "evalengine"):
+        spec = folder_spec(tmp_path, "here", with_weights=False, implementation=implementation)
+    assert spec.max_position_embeddings == longest
+    said = f"longest context is {longest} tokens", f"max_position_embeddings={named}"
+    assert sum(all(part in message for part in said) for message in caplog.messages) == (named != longest)

@@ -27,9 +27,7 @@ from tests.parity.random_models import without_tokenizer
 
 # What no native family computes yet -> a part of the message.
 REJECTED = {
-    "Qwen3-8B, YaRN as its card says": "'rope_type': 'yarn'.*: supported are default, linear and llama3 scaling",
-    "Qwen2.5-7B-Instruct, YaRN as its card says": "'rope_type': 'yarn'.*: supported are default, linear and llama3",
-    "Nanbeige/Llama with dynamic": "'rope_type': 'dynamic'.*: supported are default, linear and llama3 scaling",
+    "Nanbeige/Llama with dynamic": "'rope_type': 'dynamic'.*: supported are default, linear, llama3 and yarn scaling",
     "Nemotron-3-Nano-30B-A3B": "layers of moe are not supported",
     "Qwen2.5-VL-3B (text part)": "model type qwen2_5_vl is not supported",
     "Qwen3-VL-2B (text part)": "model type qwen3_vl is not supported",
@@ -90,8 +88,6 @@ def test_what_no_family_computes_is_named(name: str) -> None:
 
 
 BY_THE_MODULE = {  # what transformers' own module computes where the native family does not
-    "rope of another type": ("Qwen3-8B, YaRN as its card says", {}),
-    "and of its older spelling": ("Qwen2.5-7B-Instruct, YaRN as its card says", {}),
     "another activation": ("Llama-3.2-1B", {"hidden_act": "gelu"}),
     "an activation of no family": ("starcoder2-3b", {"hidden_act": "gelu_new"}),
     "norms with a weight for each head": ("c4ai-command-r-v01", {"use_qk_norm": True}),
@@ -119,7 +115,7 @@ def test_transformers_module_runs_what_the_family_does_not_compute(
     [
         ("Nanbeige/Llama with dynamic", {}, "RoPE of type dynamic depends on the longest row"),
         ("Nemotron-3-Nano-30B-A3B", {}, "layers of linear_attention, moe are not supported"),
-        ("Qwen3-8B, YaRN as its card says", {"quantization_config": {"quant_method": "fp8"}}, "packed weights are not"),
+        ("Llama-3.2-1B", {"hidden_act": "gelu", "quantization_config": {"quant_method": "fp8"}}, "packed weights are"),
         ("Llama-3.2-1B", {"hidden_act": "no_such_activation"}, "transformers cannot make it"),
     ],
 )
@@ -140,12 +136,23 @@ def test_where_the_module_cannot_run_it_either_both_reasons_are_given(
     [
         ("Llama-3.2-1B", {"logit_scale": 0.5}, "logit_scale=0.5"),  # transformers would compute another model
         ("Llama-3.2-1B", {"hidden_act": "gelu", "logit_scale": 0.5}, "logit_scale=0.5"),
-        ("Qwen3-8B, YaRN as its card says", {"attention_multiplier": 0.5}, "attention_multiplier=0.5"),
-        ("Qwen3-8B, YaRN as its card says", {"is_causal": False}, "is_causal=False"),
+        ("Llama-3.2-1B", {"hidden_act": "gelu", "attention_multiplier": 0.5}, "attention_multiplier=0.5"),
+        ("Llama-3.2-1B", {"hidden_act": "gelu", "is_causal": False}, "is_causal=False"),
         ("Mistral-7B-v0.1", {"layer_types": ["full_attention"] * 32}, "layer_types: layers of full_attention"),
         ("Mistral-7B-v0.1", {"layer_types": ["linear_attention"] * 32, "hidden_act": "gelu"}, "of linear_attention"),
         ("gpt-oss-20b", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("Llama-3.2-1B", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mrope": 2}}, "rope_parameters.mrope=2"),
+        (
+            "Qwen3-8B, YaRN as its card says",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}},
+            "rope_parameters.llama_4_scaling_beta=0.1",
+        ),
+        (
+            "Olmo-3-7B",
+            {"rope_parameters": {kind: {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "truncate": False}
+                                 for kind in ("full_attention", "sliding_attention")}, "rope_scaling": None},
+            "truncate=false of a kind of layers",
+        ),
     ],
 )
 def test_a_field_that_transformers_ignores_is_no_case_for_its_module(

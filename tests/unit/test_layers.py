@@ -275,14 +275,14 @@ def test_unusable_levels_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_config_errors_are_listed_together() -> None:
-    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    rope = {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 4.0}
     config = Qwen2Config(hidden_act="gelu", rope_parameters=rope)
     config.quantization_config = {"quant_method": "gptq"}
     with pytest.raises(ConfigError) as caught:
         from_hf(config)
     text = str(caught.value)
     assert len(caught.value.problems) == 3
-    assert all(word in text for word in ("hidden_act='gelu'", "yarn", "quantization_config"))
+    assert all(word in text for word in ("hidden_act='gelu'", "dynamic", "quantization_config"))
 
 
 def test_inactive_sliding_window_is_accepted() -> None:

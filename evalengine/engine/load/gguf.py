@@ -40,6 +40,7 @@ from evalengine.engine.load.gguf_names import (
 )
 from evalengine.engine.load.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.models.describe import context_note
 from evalengine.models.gguf_form import GGUFForm, Metadata
 from evalengine.models.hf_config import spec_from_json
 from evalengine.models.registry import Family, family_of_gguf
@@ -267,7 +268,10 @@ class GGUFFile:
                 "original_max_position_embeddings": fields.integer("rope.scaling.original_context_length", context),
                 "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
                 "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
+                "attention_factor": fields.number("rope.scaling.yarn_attn_factor", None),
             }
+            if scale := fields.number("rope.scaling.yarn_log_multiplier", 0.0):
+                rope |= {"mscale": 1.0, "mscale_all_dim": scale}  # no metadata: llama.cpp takes 1 for `mscale`
         elif kind == "linear" and factor not in (0.0, 1.0):
             rope |= {"rope_type": "linear", "factor": factor}
         return rope
@@ -279,6 +283,8 @@ class GGUFFile:
         pairs = spec.rope.turned(spec.head_dim) // 2
         if (shape := self._tensors[ROPE_FACTORS].shape) != (pairs,):
             raise _damaged(self.path, f"{ROPE_FACTORS} is {list(shape)}, and heads of {spec.head_dim} need [{pairs}]")
+        if spec.rope.type == "yarn":
+            raise ConfigError(f"{ROPE_FACTORS}: not supported together with rope.scaling.type=yarn")
         common = config["rope_parameters"].get("factor", 1.0)
         divisors = (torch.tensor(factors) * common).tolist()
         spec = replace(spec, rope=RopeSpec(theta=spec.rope.theta, type="factors", freq_factors=tuple(divisors)))
@@ -342,6 +348,8 @@ class GGUFFile:
             if number is not None and spec.vocab_size <= number < NO_TOKEN:
                 outside = f"{role}_token_id={number} is outside the vocabulary of {spec.vocab_size} tokens"
                 logger.warning("%s: %s, so the model has none", self.path, outside)
+        if note := context_note(spec, self._model.integer("context_length")):
+            logger.warning("%s: %s", self.path, note)
         if eot not in (None, *spec.eos_token_ids):
             logger.warning("%s: eot_token_id=%d does not end generation, only %s", self.path, eot, spec.eos_token_ids)
         if keys := ignored(self.fields, self.architecture, read):

@@ -110,7 +110,7 @@ def unsupported(
     head_dim, rope = config["head_dim"], config["rope_parameters"]
     if (kind := fields.string("general.type", "model")) != "model":
         yield f"general.type={shown(kind)}: only files of models are supported"
-    known = ["none", "linear", *(kind for kind in ("yarn", "longrope") if kind in family.reads)]
+    known = ["none", "linear", "yarn", *({"longrope"} & family.reads)]
     if (scaling := model.string("rope.scaling.type", "linear")) not in known:
         yield f"RoPE scaling {shown(scaling)} is not supported; supported: {', '.join(known)}, llama3"
     turned = head_dim if "partial_rotary_factor" not in rope else int(head_dim * rope["partial_rotary_factor"])
@@ -124,7 +124,11 @@ def unsupported(
     scale = model.number("attention.scale", 0.0)
     if scale and abs(scale * head_dim**0.5 - 1) > 1e-6 and "attention.scale" not in read:
         yield f"attention.scale={scale}: only the inverse root of the head's size is supported"
-    for key, allowed in NEUTRAL.items():
+    neutral = dict(NEUTRAL)
+    if scaling == "yarn":
+        neutral["rope.scaling.yarn_ext_factor"] = (1, -1)  # the whole ramp, which is also the default
+        del neutral["rope.scaling.yarn_attn_factor"]  # read
+    for key, allowed in neutral.items():
         value = None if key in read else model.any(key)
         if any(item not in allowed for item in (value if isinstance(value, list) else [value]) if item is not None):
             yield f"{WHAT[key]} ({key})" if key in WHAT else f"{key}={shown(value)} is not supported"

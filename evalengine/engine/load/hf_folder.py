@@ -14,7 +14,7 @@ from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
 from evalengine.engine.load.packed import packing_of, with_packed
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError, listed
-from evalengine.models.describe import token_ids
+from evalengine.models.describe import context_note, token_ids
 from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_config import spec_from_json, unread_fields
 from evalengine.models.packing import DUMMY_MXFP4, method_of, quantization_of
@@ -53,6 +53,9 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
     except ConfigError as error:
         raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
     _warn(unread_fields(raw), setting, spec)
+    text = raw.get("text_config")
+    if note := context_note(spec, (text if isinstance(text, dict) else raw).get("max_position_embeddings")):
+        logger.warning("%s: %s", setting, note)
     source, generation = generation_config(path)
     spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
     if with_weights:

@@ -22,7 +22,7 @@ _V3 = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_fr
 _V2 = {"scoring_func": ("softmax",), "norm_topk_prob": (False,), "moe_layer_freq": (1,)}
 _READS = frozenset(
     {
-        *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim", "yarn"),
+        *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim"),
         *("rope_interleave", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_group", "topk_group"),
         *("routed_scaling_factor", "moe_intermediate_size", "n_shared_experts", "norm_topk_prob"),
     }

@@ -53,7 +53,7 @@ GPT_OSS = Family(
     "gpt_oss",
     _spec,
     WINDOW
-    | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "yarn", "mxfp4"},
+    | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "mxfp4"},
     WeightNames(
         parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
     ),

@@ -29,13 +29,9 @@ def _ministral3(family: Family, config: Any) -> ModelSpec:
 
 
 def _temperature(metadata: Metadata, config: Config) -> None:
-    """A file has one number for both of YaRN's `mscale`s: where they are unlike, no Ministral 3 is."""
     config["sliding_window"] = metadata.integer("attention.sliding_window") or None
-    rope = config["rope_parameters"]
-    if scale := metadata.number("rope.scaling.yarn_log_multiplier"):
-        rope |= {"mscale": scale, "mscale_all_dim": scale}
     if beta := metadata.number("attention.temperature_scale"):
-        rope["llama_4_scaling_beta"] = beta
+        config["rope_parameters"]["llama_4_scaling_beta"] = beta
 
 
 MISTRAL = Family(
@@ -55,7 +51,7 @@ MINISTRAL3 = Family(
     "Ministral3ForCausalLM",
     "ministral3",
     _ministral3,
-    frozenset({"sliding_window", "yarn"}),
+    frozenset({"sliding_window", "llama_4_scaling_beta"}),
     gguf=GGUFForm("mistral3", _temperature, permuted=True),
 )
 MISTRAL3 = Family("Mistral3ForConditionalGeneration", "mistral3", weights=OF_TEXT_PART, wraps="mistral")

@@ -38,8 +38,6 @@ def _olmo3(family: Family, config: Any) -> ModelSpec:
 
 
 def _gguf3(metadata: Metadata, config: Config) -> None:
-    if (factor := metadata.number("rope.scaling.yarn_attn_factor")) is not None:
-        config["rope_parameters"]["attention_factor"] = factor
     add_windows(metadata, config, period=4)
     add_windowed_rope(metadata, config)
 
@@ -49,7 +47,7 @@ OLMO3 = Family(
     "Olmo3ForCausalLM",
     "olmo3",
     _olmo3,
-    WINDOW | {"yarn", "rope_by_layer"},
+    WINDOW | {"rope_by_layer"},
     _NAMES,
     GGUFForm("olmo2", _gguf3, when="attention.sliding_window"),
 )

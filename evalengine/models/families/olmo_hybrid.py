@@ -13,7 +13,7 @@ from evalengine.models.weight_names import WeightNames
 
 _READS = frozenset(
     {
-        *("layer_types", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "no_rope", "yarn"),
+        *("layer_types", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "no_rope"),
         *("linear_value_head_dim", "linear_conv_kernel_dim", "linear_allow_neg_eigval"),
     }
 )

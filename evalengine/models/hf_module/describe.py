@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from evalengine.errors import ConfigError
-from evalengine.models.describe import token_ids
+from evalengine.models.describe import longest_context, token_ids
 from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.hf_module import source
 from evalengine.models.hf_module.attention import AttentionRecorder, LayerAttention, attach
@@ -36,7 +36,7 @@ def spec_of_module(raw: Mapping[str, Any]) -> ModelSpec:
     text = source.text_of(raw)
     config = source.configuration(text)
     model = source.class_of(config)
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = longest_context(config) if hasattr(config, "max_position_embeddings") else None
     if not is_integer(longest, 2, LARGEST["max_position_embeddings"]):
         raise ConfigError(f"{model.__name__}: max_position_embeddings={shown(longest)}: must be a number of tokens")
     assert isinstance(longest, int)
