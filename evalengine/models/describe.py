@@ -19,11 +19,11 @@ from evalengine.models.registry import Family, NotNative
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import PLAIN, Block, ModelSpec
 
+# transformers' names; those of one function differ in how its code rounds.
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_accurate"), "gelu_tanh"),
     "relu2": "relu2",
 }
 WINDOW = frozenset({"sliding_window", "layer_types"})  # what a family reads that computes windows

@@ -250,7 +250,7 @@ def _gaps(config: Any, family: Family | None) -> Iterator[str]:
     """Yield a message for each setting that transformers computes for these models and the native family does not."""
     reads = family.reads if family else frozenset()
     yield from _rope_gaps(getattr(config, "rope_parameters", None), reads)
-    if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) != "silu":
+    if "hidden_act" not in reads and (activation := getattr(config, "hidden_act", "silu")) not in ("silu", "swish"):
         yield f"hidden_act={shown(activation)}: only silu is supported"
 
 
@@ -287,7 +287,7 @@ def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[s
     if _thetas(parameters) and "rope_by_layer" in reads and "rope_theta" not in parameters:
         for part in parameters.values():
             yield from _rope_problems(part, reads)
-            if not part.get("truncate", True):
+            if isinstance(part, Mapping) and not part.get("truncate", True):
                 yield "rope_parameters: truncate=false of a kind of layers; transformers ignores it there"
         return
     kind = parameters.get("rope_type", "default") if _thetas(parameters) else None

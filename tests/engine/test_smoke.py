@@ -13,7 +13,9 @@ from evalengine.errors import ConfigError
 from tests.parity.families import CASES, VOCAB
 from tests.parity.random_models import ModelFolders, without_tokenizer
 
-QUICK = {model_type: name for name, (model_type, _) in reversed(CASES.items())}.values()  # the first case of each family
+QUICK = {
+    model_type: name for name, (model_type, _) in reversed(CASES.items())
+}.values()  # the first case of each family
 LEVELS = {"exact": True, "fast": False}  # level -> batch_invariant
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -201,7 +201,12 @@ def test_yarn_has_transformers_frequencies_in_every_family(name: str) -> None:
     ],
 )
 def test_yarn_decides_the_longest_context(
-    named: int, rope: dict[str, Any], longest: int, implementation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    named: int,
+    rope: dict[str, Any],
+    longest: int,
+    implementation: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As in vLLM; transformers has no limit. A warning says so where config.json names another one."""
     raw = configuration("qwen3", {"max_position_embeddings": named}).to_dict()

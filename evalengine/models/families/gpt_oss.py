@@ -52,11 +52,10 @@ GPT_OSS = Family(
     "GptOssForCausalLM",
     "gpt_oss",
     _spec,
-    WINDOW
-    | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "mxfp4"},
+    WINDOW | {*_SWIGLU, "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "mxfp4"},
     WeightNames(
         parts={"mlp.router": "mlp.gate", "self_attn.sinks": "self_attn.attention.sinks"}, experts_transposed=True
     ),
     GGUFForm("gpt-oss", _gguf, names={"post_attention_norm": "post_attention_layernorm"}),
-    implied={"hidden_act": ("silu",)},  # the clamped SwiGLU, by the name that files have for it
+    implied={"hidden_act": ("silu", "swish")},  # the clamped SwiGLU, by the name that files have for it
 )

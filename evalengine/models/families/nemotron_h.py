@@ -41,7 +41,7 @@ def _spec(family: Family, config: Any) -> ModelSpec:
     kinds = config.layers_block_type
     if others := sorted({str(kind) for kind in kinds} - _KINDS.keys()):
         raise NotNative(f"layers_block_type: layers of {', '.join(others)} are not supported (experts among them)")
-    if config.mamba_hidden_act != "silu":
+    if config.mamba_hidden_act not in ("silu", "swish"):
         raise ConfigError(f"mamba_hidden_act={shown(config.mamba_hidden_act)}: only silu is supported")
     if config.sliding_window is not None or config.tie_word_embeddings:
         raise ConfigError("sliding_window, tie_word_embeddings: must be null and false for this model")
