@@ -1,11 +1,12 @@
-"""SiLU, GELU and a squared ReLU, alone and times the up projection, rounded where transformers' eager code rounds.
+"""SiLU, GELU and a squared ReLU, alone and times the up projection, rounded where transformers' code rounds; xIELU.
 
     T tokens, I intermediate size.
 
 Rounding points (`native`): the activation in fp32, rounded to the model dtype, then times up, rounded. silu is
 x / (1 + exp(-x)) with CUDA's own expf and an IEEE division, as torch's CUDA kernel has it: the bytes are torch's.
 gelu_tanh is the same with exp(-2 u), 2 u = fma(x x x, 0.044715, x) 2 sqrt(2 / pi), equal to x (1 + tanh u) / 2; gelu is
-x 0.5 (1 + erf(x sqrt(1/2))) with CUDA's own erff, torch's formula; relu2 is max(x, 0)^2.
+x 0.5 (1 + erf(x sqrt(1/2))) with CUDA's own erff, torch's formula; relu2 is max(x, 0)^2. xIELU is computed in fp32 and
+rounded once (transformers' eager code rounds each of its operations).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
+from evalengine.kernels.row_variants import Xielu
 
 _launches: dict[tuple, Replay] = {}
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
@@ -92,6 +94,23 @@ def _activation_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, ACT: tl.constexpr
     tl.store(out_ptr + index, activate(x, out_ptr.dtype.element_ty, ACT), mask)
 
 
+@triton.jit
+def _xielu_kernel(x_ptr, out_ptr, n, alpha_p, alpha_n, beta, eps, BLOCK: tl.constexpr):
+    device_math.after_previous_kernel()
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    x = tl.load(x_ptr + index, mask, other=0.0).to(tl.float32)
+    low = tl.minimum(x, eps)
+    series = tl.full((BLOCK,), 1.0, tl.float32)
+    for i in tl.static_range(10):  # 1 + low / 3 (1 + low / 4 (... (1 + low / 12)))
+        series = tl.fma(low * (1.0 / (12 - i)), series, 1.0)
+    # e^low - 1 - low: near 0, where the sum cancels, by its series
+    curve = tl.where(low > -1.0, low * low * 0.5 * series, device_math.exp(low) - 1.0 - low)
+    line = beta * x
+    value = tl.where(x > 0, tl.fma(alpha_p * x, x, line), tl.fma(curve + (low - x), alpha_n, line))
+    tl.store(out_ptr + index, value.to(out_ptr.dtype.element_ty), mask)
+
+
 def gated(gate_up: Tensor, act: str = "silu") -> Tensor:
     """[T, 2 I] (any row stride) -> [T, I], contiguous: act(first half) * second half; act: one of `ACTIVATIONS`."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -127,6 +146,16 @@ def activation(x: Tensor, act: str) -> Tensor:
     if x.numel():
         grid = (-(-x.numel() // BLOCK), 1, 1)
         launch(_activation_kernel, grid, (x, out, x.numel()), (BLOCK, act), WARPS, num_stages=1)
+    return out
+
+
+def xielu(x: Tensor, numbers: Xielu) -> Tensor:
+    """Any shape and strides -> xIELU of x, contiguous, in the dtype of x."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        grid = (-(-x.numel() // BLOCK), 1, 1)
+        launch(_xielu_kernel, grid, (x, out, x.numel(), *numbers), (BLOCK,), WARPS, num_stages=1)
     return out
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evalengine.kernels import exact, exact_aten_rows, exact_mixture
 from evalengine.kernels import exact_math as em
+from evalengine.kernels.row_variants import Xielu
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -98,3 +99,33 @@ def activation(x: Tensor, kind: str, *, gated: bool) -> Tensor:
         return exact_mixture.clamped_swiglu(x)
     function = _ACTIVATIONS[kind]
     return exact.gated(function, x) if gated else exact.elementwise(function, x)
+
+
+def xielu(x: Tensor, numbers: Xielu) -> Tensor:
+    """Any shape -> float32 alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x."""
+
+    def wide_xielu(v: Tensor) -> Tensor:
+        low = v.clamp(max=numbers.eps)
+        curve = _exp_less_line(low).add_(low.sub_(v))
+        return torch.where(v > 0, v * v * numbers.alpha_p, curve.mul_(numbers.alpha_n)).add_(v.mul_(numbers.beta))
+
+    return exact.elementwise(wide_xielu, x)
+
+
+def _exp_less_line(x: Tensor) -> Tensor:
+    """e^x - 1 - x for x <= 1, float64, relative error below 1e-13: by its series, and below -1 by (e^(x / 64))^64.
+
+    `exact_math.exp` is too coarse: beta x cancels most of this where xIELU is near 0.
+    """
+
+    def series(t: Tensor) -> Tensor:
+        total = torch.ones_like(t)
+        for k in range(20, 2, -1):
+            total.mul_(t).mul_(1.0 / k).add_(1.0)
+        return total.mul_(t).mul_(t).mul_(0.5)
+
+    root = x.clamp(min=-64.0).mul_(1.0 / 64)
+    power = series(root).add_(root).add_(1.0)
+    for _ in range(6):
+        power.square_()
+    return torch.where(x > -1.0, series(x), power.sub_(1.0).sub_(x))

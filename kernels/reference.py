@@ -103,6 +103,13 @@ def activation(x: Tensor, act: str) -> Tensor:
     return wide * {"silu": wide, "gelu_tanh": 2 * u}[act].sigmoid()
 
 
+def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+    """Any shape: alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x."""
+    wide = x.double()
+    curve = torch.where(wide > 0, alpha_p * wide * wide, alpha_n * (wide.clamp(max=eps).expm1() - wide))
+    return curve + beta * wide
+
+
 def gated(gate_up: Tensor, act: str) -> Tensor:
     """[T, 2 I] -> [T, I]: act(first half) * second half."""
     gate, up = gate_up.double().chunk(2, -1)

@@ -14,6 +14,16 @@ class NormVariant(NamedTuple):
     bias: bool = False  # whether a layer norm has one
 
 
+class Xielu(NamedTuple):
+    """The numbers of a layer's xIELU, float32: alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) +
+    beta x."""
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+
 class RowVariants(NamedTuple):
     """A model's norms that are not Llama's, each once, and whether its tables of RoPE are float32."""
 

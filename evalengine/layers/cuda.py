@@ -86,6 +86,7 @@ class CudaOps(Ops):
         return rope.rope(x, cos, sin)
 
     silu_and_mul = staticmethod(activation.silu_and_mul)
+    xielu = staticmethod(activation.xielu)
 
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         if kind == "clamped_swiglu":

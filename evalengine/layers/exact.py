@@ -73,6 +73,7 @@ class ExactOps(Ops):
     rope = staticmethod(exact.apply_rope)
     silu_and_mul = staticmethod(exact.silu_and_mul)
     activation = staticmethod(exact_rows.activation)
+    xielu = staticmethod(exact_rows.xielu)
 
     def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
         store_kv(k, v, *kv, slot_mapping)

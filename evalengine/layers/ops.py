@@ -23,6 +23,7 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
+from evalengine.kernels.row_variants import Xielu
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers import plain_recurrent
 from evalengine.layers.metadata import AttentionMetadata
@@ -173,6 +174,13 @@ class Ops(ABC):
     @abstractmethod
     def activation(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
         """[T, 2 I] -> [T, I] if gated, kind(first half) * second half; else [T, I] -> [T, I], kind(x)."""
+
+    def xielu(self, x: Tensor, numbers: Xielu) -> Tensor:
+        """Any shape -> xIELU of x, in float32 (exact: float64), rounded once."""
+        wide = x.float()
+        curve = torch.expm1(wide.clamp(max=numbers.eps)) - wide
+        out = torch.where(wide > 0, numbers.alpha_p * wide * wide, numbers.alpha_n * curve) + numbers.beta * wide
+        return out.to(x.dtype)
 
     @abstractmethod
     def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:

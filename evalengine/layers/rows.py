@@ -6,12 +6,14 @@ its tables for the model, applied to q and k in every layer.
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from evalengine.kernels.row_variants import Xielu
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
 from evalengine.layers.variants import Activation, Norm
@@ -104,6 +106,40 @@ class ActivationLayer(Layer):
         if self.kind != "silu" or not self.gated:
             return self.ops.activation(x, self.kind, gated=self.gated)
         return self.ops.gather_silu_and_mul(x) if self.ops.fuses_gathers else self.ops.silu_and_mul(x)
+
+
+class XieluLayer(Layer):
+    """[T, i] -> [T, i]: xIELU (arXiv:2411.13010). A layer has four numbers, which every rank loads.
+
+    The learned ones pass a softplus: alpha_p = softplus(w[0]), alpha_n = beta + softplus(w[1]). It is computed once,
+    from 40 decimal digits, since logarithms differ between machines.
+    """
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self.weight = self.new_parameter(len(Xielu._fields))
+
+    def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
+        return {f"act_fn.{field}": (1,) if field.startswith("alpha") else () for field in Xielu._fields}
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        param[Xielu._fields.index(shard.removeprefix("act_fn."))].copy_(loaded_weight.reshape(()))
+
+    def finalize(self) -> None:
+        p, n, beta, eps = self.weight.tolist()
+        numbers = torch.tensor([_softplus(p), beta + _softplus(n), beta, eps], dtype=torch.float32)
+        self.numbers = Xielu(*numbers.tolist())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.xielu(x, self.numbers)
+
+
+def _softplus(x: float) -> float:
+    """ln(1 + e^x), rounded from 40 decimal digits; x itself beyond 100, where the two are equal."""
+    if not x < 100:
+        return x
+    with decimal.localcontext(decimal.Context(prec=40)):
+        return float((1 + decimal.Decimal(x).exp()).ln())
 
 
 class Table(NamedTuple):

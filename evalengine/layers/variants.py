@@ -11,8 +11,9 @@ from typing import Literal
 from evalengine.kernels.row_variants import NormVariant
 
 # gelu_tanh is transformers' gelu_pytorch_tanh, gelu the one by erf; relu2 is max(x, 0)^2; clamped_swiglu is gpt-oss's,
-# always gated: (up + 1) * gate * sigmoid(1.702 gate), gate at most 7, up within -7 and 7.
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu"]
+# always gated: (up + 1) * gate * sigmoid(1.702 gate), gate at most 7, up within -7 and 7. xielu has learned numbers
+# (`Ops.xielu`) and is never gated.
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu", "xielu"]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from evalengine.layers.rows import (
     ScaleRows,
     Softcap,
     Table,
+    XieluLayer,
     scales,
 )
 from evalengine.models.causal_lm import CausalLM
@@ -130,7 +131,8 @@ class DecoderMLP(nn.Module):
         super().__init__()
         sizes = dict.fromkeys(("gate_proj", "up_proj") if block.gated else ("up_proj",), spec.intermediate_size)
         self.gate_up_proj = MergedLinear(ops, spec.hidden_size, sizes, bias=block.mlp_bias)
-        self.activation = ActivationLayer(ops, block.activation, gated=block.gated)
+        xielu = block.activation == "xielu"
+        self.activation = XieluLayer(ops) if xielu else ActivationLayer(ops, block.activation, gated=block.gated)
         self.down_proj = OutputLinear(ops, spec.intermediate_size, spec.hidden_size, bias=block.mlp_bias, whole=whole)
         factors, width = block.multipliers or Multipliers(), self.gate_up_proj.local_rows("up_proj")
         scaled = [(width, factors.gate), (width, 1.0)]

@@ -18,6 +18,7 @@ from torch import Tensor
 from evalengine.kernels import exact, exact_attention, exact_mixture, exact_rows
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.row_variants import Xielu
 
 # The first 16 hex digits of each kernel's SHA-256, for contract version 3. Only a change of arithmetic, which raises
 # the contract's version, may replace them.
@@ -34,6 +35,7 @@ GOLDEN = {
     "silu_and_mul": "5e1479b5fa0fa758",
     "gelu": "7d0e864bffeba538",
     "gelu_tanh": "966a7289371215d9",
+    "xielu": "88dd2c55e6b97139",
     "scale": "a6ddbd3b59075ab4",
     "softcap": "721844353e9507c2",
     "fp8_rows": "7e1ef8dd001ba5a3",
@@ -93,6 +95,7 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
         for kind in ("gelu", "gelu_tanh"):
             results[kind].append(exact_rows.activation(x, kind, gated=False))
             results[kind].append(exact_rows.activation(torch.cat((x, x.flip(1)), -1), kind, gated=True))
+        results["xielu"].append(exact_rows.xielu(x, Xielu(0.75, 0.8125, 0.5, -(2.0**-20))))
         results["scale"].append(exact_rows.scale(x, 0.22))
         results["softcap"].append(exact_rows.softcap(x * 8, 30.0))
         results["fp8_rows"] += [exact_rows.fp8_rows(x, *rule) for rule in ((None,), (128,), (None, 0.0078125))]

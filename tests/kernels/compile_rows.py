@@ -27,6 +27,7 @@ KINDS = {
     "reciprocal": "fp32",
     "slot_ptr": "*i64",
     "weights_ptr": "*fp32",
+    **dict.fromkeys(("alpha_p", "alpha_n", "beta"), "fp32"),
     **dict.fromkeys(("beta_scale", "dt_least", "dt_most"), "fp32"),
     **dict.fromkeys(("a_log_ptr", "dt_bias_ptr", "d_ptr"), "*fp32"),
     **dict.fromkeys(("cu_seqlens", "seqlens", "state_slots"), "*i32"),
@@ -81,6 +82,7 @@ def elements() -> Iterator[dict[str, Any]]:
         for act in activation.ACTIVATIONS:
             yield _counted(activation._gated_kernel, dtype, {"WIDTH": 1536, "BLOCK": 1024, "ACT": act})
             yield _counted(activation._activation_kernel, dtype, {"BLOCK": 1024, "ACT": act})
+        yield _counted(activation._xielu_kernel, dtype, {"BLOCK": 1024})
     yield _counted(softcap._softcap_kernel, "fp32", {"BLOCK": 1024})
 
 

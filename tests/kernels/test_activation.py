@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels import activation, reference
+from evalengine.kernels.row_variants import Xielu
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 CUDA = torch.cuda.is_available()
@@ -18,6 +19,10 @@ GELUS = ["gelu", "gelu_tanh"]
 NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
 TINY = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # the least positive numbers
 SHAPES = [(0, 64), (5, 0), (1, 1), (7, 3), (2, 1023), (3, 1025), (2, 1536)]
+
+
+# At their first values, rounded to bfloat16; as trained; with an eps above 0, which no checkpoint has.
+XIELUS = [Xielu(0.8, 0.8, 0.5, -9.98377799987793e-07), Xielu(1.9375, 2.71875, 0.5, -1e-6), Xielu(0.1, 0.6, 0.5, 0.01)]
 
 
 def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -125,6 +130,28 @@ def test_a_squared_relu_is_torchs(dtype: torch.dtype) -> None:
     expected = F.relu(x).square()
     assert_bitwise_equal(activation.activation(x, "relu2"), expected)
     assert_bitwise_equal(activation.gated(torch.stack([x, x.flip(0)]).view(1, -1), "relu2")[0], expected * x.flip(0))
+
+
+@IGNORE_INTERPRETER
+@pytest.mark.parametrize("numbers", XIELUS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_xielu_against_float64_and_alone(dtype: torch.dtype, numbers: Xielu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a rounding of float64 far from 0, near it and beyond eps; an element has its bytes at any place."""
+    x = torch.cat([randn(1500, dtype=torch.float32), randn(1500, dtype=torch.float32) * 1e-5]).to(dtype).view(40, 75)
+    out = activation.xielu(x, numbers)
+    truth = reference.xielu(x, *numbers)
+    line = numbers.beta * x.double()  # of the other sign than the rest of a negative x's, which it cancels
+    terms = (truth - line).abs() + line.abs()
+    bound = torch.finfo(dtype).eps / 2 * 1.01 * truth.abs() + 6 * 2.0**-24 * terms + TINY[dtype]
+    assert out.dtype == dtype and ((out.double() - truth).abs() <= bound).all()
+    assert count_differing(out, x) > 2_000, "it is not the identity"
+    odd = torch.tensor([0.0, -0.0, *NOT_FINITE], dtype=dtype, device=DEVICE)
+    assert torch.equal(activation.xielu(odd, numbers).double().isfinite(), reference.xielu(odd, *numbers).isfinite())
+    assert_bitwise_equal(activation.xielu(x.t(), numbers), out.t())
+    assert_bitwise_equal(activation.xielu(x[3:4, 5:9], numbers), out[3:4, 5:9])
+    monkeypatch.setattr(activation, "BLOCK", 16)
+    monkeypatch.setattr(activation, "WARPS", 1)
+    assert_bitwise_equal(activation.xielu(x, numbers), out)
 
 
 @pytest.mark.parametrize("act", GELUS)

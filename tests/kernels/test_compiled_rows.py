@@ -13,11 +13,12 @@ def test_norms_and_rope_compile_without_a_contraction() -> None:
 
 
 def test_activations_and_the_softcap_compile_without_tanh_approx() -> None:
-    """The softcap and the tanh form of GELU have no branch (erff has one an element), and the fma that they state."""
+    """The softcap, xIELU and GELU's tanh form have the fma that they state and no branch (erff has one an element)."""
     cases = compiled_elsewhere("elements", "compile_rows")
-    assert len(cases) == 17 and not any(case["tanh"] for case in cases)
-    branchless = [case for case in cases if case["kernel"] == "_softcap_kernel" or case.get("ACT") == "gelu_tanh"]
-    assert len(branchless) == 5 and all(case["fma"] and not case["branches"] for case in branchless)
+    assert len(cases) == 19 and not any(case["tanh"] for case in cases)
+    names = ("_softcap_kernel", "_xielu_kernel")
+    branchless = [case for case in cases if case["kernel"] in names or case.get("ACT") == "gelu_tanh"]
+    assert len(branchless) == 7 and all(case["fma"] and not case["branches"] for case in branchless)
 
 
 def test_activations_in_fp8_compile_without_a_contraction() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact, exact_math, exact_rows, reference
+from evalengine.kernels.row_variants import Xielu
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.random_tensors import randn
 
@@ -23,12 +24,14 @@ def vector(x: Tensor, seed: int) -> Tensor:
     return randn(x.shape[-1], seed=seed)
 
 
+XIELU = Xielu(0.75, 0.8125, 0.5, -9.98377799987793e-07)
 ROW_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "rms_norm with an offset": lambda x: exact.rms_norm(x, vector(x, 9), 1e-6, 1.0),
     "layer_norm": lambda x: exact_rows.layer_norm(x, vector(x, 9), vector(x, 8), 1e-6),
     "layer_norm without a bias": lambda x: exact_rows.layer_norm(x, vector(x, 9), None, 1e-6),
     "scale": lambda x: exact_rows.scale(x, 0.22),
     "softcap": lambda x: exact_rows.softcap(x, 3.0),
+    "xielu": lambda x: exact_rows.xielu(x, XIELU),
     **{
         f"{kind}{', gated' if gated else ''}": lambda x, kind=kind, gated=gated: exact_rows.activation(
             torch.cat((x, x.flip(1)), -1) if gated else x, kind, gated=gated
@@ -43,6 +46,7 @@ TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer_norm without a bias": lambda x: reference.layer_norm(x, vector(x, 9), None, 1e-6),
     "scale": lambda x: x.double() * 0.22,
     "softcap": lambda x: reference.softcap(x, 3.0),
+    "xielu": lambda x: reference.xielu(x, *XIELU),
     **{
         f"{kind}{', gated' if gated else ''}": lambda x, kind=kind, gated=gated: (
             reference.activation(x, kind) * (x.flip(1).double() if gated else 1)
@@ -136,10 +140,15 @@ def test_activations_against_mpmath() -> None:
     def gelu_tanh(v: mpmath.mpf) -> mpmath.mpf:
         return v / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3)))
 
+    def xielu(v: mpmath.mpf) -> mpmath.mpf:
+        alpha_p, alpha_n, beta, eps = map(mpmath.mpf, XIELU)
+        return (alpha_p * v**2 if v > 0 else alpha_n * (mpmath.expm1(min(v, eps)) - v)) + beta * v
+
     for actual, truth in (
         (exact_rows.activation(x, "gelu", gated=False), lambda v: v * mpmath.erfc(-v * root) / 2),
         (exact_rows.activation(x, "gelu_tanh", gated=False), gelu_tanh),
         (exact.elementwise(exact_math.tanh, x), mpmath.tanh),
+        (exact_rows.xielu(x, XIELU), xielu),
     ):
         worst = 0.0
         for value, result in zip(x.tolist(), actual.tolist(), strict=True):

@@ -156,6 +156,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": ("phi3", {"hidden_size": 192, "rope_parameters": LONG, "original_max_position_embeddings": 128}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": WINDOW, "rope_parameters": BY_LAYER}),
+    "apertus": ("apertus", {"head_dim": None, "attention_bias": True}),
     "smollm3": ("smollm3", {"rope_parameters": {**NEAR, "beta_fast": 2, "beta_slow": 1}}),
     "granite": ("granite", FACTORS),
     "exaone4": ("exaone4", {"sliding_window": WINDOW}),

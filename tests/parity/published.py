@@ -1,8 +1,8 @@
 """config.json as models are published with it, and the same configurations in tiny sizes.
 
-`published_configs.json` has the fields of the config.json of 73 published checkpoints, older spellings included (facts,
+`published_configs.json` has the fields of the config.json of 74 published checkpoints, older spellings included (facts,
 no code). A review of this project collected the first 68: lists of LongRoPE's factors are placeholders, some of the
-smaller sizes are those of a sibling, and a few entries are variants that a model card describes (YaRN). The last five
+smaller sizes are those of a sibling, and a few entries are variants that a model card describes (YaRN). The last six
 are from copies in public repositories; those of LFM2-8B-A1B and Devstral have only some of the fields.
 """
 

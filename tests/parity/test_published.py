@@ -52,6 +52,7 @@ ALTERED = {  # fields of published files with other values than those that a cla
     "Llama-3.2-1B": {"hidden_act": "swish"},
     "Qwen3-8B": {"hidden_act": "swish"},
     "starcoder2-3b": {"hidden_act": "gelu_new"},
+    "Apertus-8B-Instruct-2509": {"hidden_act": "relu2"},
 }
 COHERE2 = {  # of c4ai-command-r7b-12-2024, in tiny sizes
     "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "bos_token_id": 5, "eos_token_id": 7, "head_dim":
@@ -221,6 +222,8 @@ def test_every_older_spelling_that_a_class_takes_is_read(model_type: str) -> Non
         ("GLM-4.7-Flash", {"first_k_dense_replace": 2}, "first_k_dense_replace=2: .*; set mlp_layer_types"),
         ("GLM-4.7-Flash", {"first_k_dense_replace": "x"}, "first_k_dense_replace='x'"),
         ("GLM-4.7-Flash", {"scoring_func": "softmax"}, "scoring_func='softmax': only 'sigmoid' is supported"),
+        ("Apertus-8B-Instruct-2509", {"qk_norm": False}, "qk_norm=False: only True is supported"),
+        ("Apertus-8B-Instruct-2509", {"post_norm": True}, "post_norm=True: only False is supported"),
         ("gpt-oss-20b", {"experts_per_token": 2}, "experts_per_token=2 contradicts num_experts_per_tok=4"),
         ("gpt-oss-20b", {"initial_context_length": 8192}, "initial_context_length=8192: the model has 4096"),
         ("gemma-3-1b-it", {"rope_local_base_freq": "x"}, "rope_local_base_freq='x': must be a number"),
