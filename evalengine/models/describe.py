@@ -241,8 +241,9 @@ def longest_context(config: Any) -> Any:
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
         if isinstance(part, Mapping) and part.get("rope_type") == "yarn":
-            factor, original = part.get("factor"), part.get("original_max_position_embeddings")
-            if is_number(factor, 1, 1e6) and is_integer(original, 1):  # others are named by `spec_problems`
+            factor: Any = part.get("factor")
+            original: Any = part.get("original_max_position_embeddings")
+            if is_number(factor, 1, 1e6) and is_integer(original, 1, 1 << 24):  # `spec_problems` names others
                 return int(original * factor)
     return config.max_position_embeddings
 

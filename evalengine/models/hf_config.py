@@ -38,7 +38,8 @@ _OF_BOTH_PARTS = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id",
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 _NUMBERS = {"rope_theta", "rope_local_base_freq", "rms_norm_eps"}  # of config.json itself
 _ROPE_OPTIONAL = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}  # numbers or null
-_RENAMED = {("su", "longrope"), ("mrope", "default")}  # RoPE's `type` and `rope_type` of files that have both
+# RoPE's `type` and `rope_type` where transformers saves both for one RoPE.
+_RENAMED = {("su", "longrope"), ("yarn", "longrope"), ("mrope", "default")}
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
     "num_layers": "num_hidden_layers",

@@ -21,7 +21,7 @@ TINY = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**
 SHAPES = [(0, 64), (5, 0), (1, 1), (7, 3), (2, 1023), (3, 1025), (2, 1536)]
 
 
-# At their first values, rounded to bfloat16; as trained; with an eps above 0, which no checkpoint has.
+# The initial values, rounded to bfloat16; larger ones; an eps above 0.
 XIELUS = [Xielu(0.8, 0.8, 0.5, -9.98377799987793e-07), Xielu(1.9375, 2.71875, 0.5, -1e-6), Xielu(0.1, 0.6, 0.5, 0.01)]
 
 

@@ -1,7 +1,7 @@
 """Cohere's Command R and R7B: attention and feed-forward take the same layer norm's output and are added together.
 
-Layers turn pairs side by side; of R7B only those that see a window do, the others have no positions. Command R+, which
-norms each head of q and k by weights of its own, is refused.
+Layers turn pairs side by side; of R7B only those that see a window do, the others have no positions. Command R+ norms
+each head of q and k by separate weights, which only transformers' module computes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """StableLM 2: a Llama with layer norms and RoPE on a quarter of a head.
 
-The 12B model, which norms each head of q and k by weights of its own, is refused.
+The 12B model norms each head of q and k by separate weights, which only transformers' module computes.
 """
 
 from __future__ import annotations
