@@ -7,13 +7,15 @@ how.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from evalengine.errors import listed
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
+from evalengine.models.file_values import plain
 from evalengine.models.spec import Block, ModelSpec
 
 OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
@@ -36,32 +38,28 @@ class WeightNames:
     """How a family's tensors are called.
 
     prefixes: beginnings of names, each with what the decoder's names have there. parts: a layer's parts, each with the
-    decoder's name for it. skipped: beginnings of names of tensors that no text needs (images, sound, layers that guess
-    further tokens); buffers: ends of names of a layer's tensors that are computed, not learned. qkv, gate_up: the
+    decoder's name for it. buffers: ends of names of a layer's tensors that are computed, not learned. qkv, gate_up: the
     decoder's names, after `parts`, of tensors that hold several of its own in one; qkv_by_head: such a tensor has q, k
     and v of each head side by side, not all of q before k. expert_parts: an expert's parts, each with our name for it.
     experts_transposed: tensors of all experts have their inputs before their outputs, and gate and up column by column
-    in turn, not one after the other. layers_beyond: layers after the model's last one guess further tokens, and are
-    skipped. bare: the last words of a layer's names that do not end in .weight or .bias. gated_q: q_proj has, head by
-    head, the rows of q and then those of the output's gate.
+    in turn, not one after the other. bare: the last words of a layer's names that do not end in .weight or .bias.
+    gated_q: q_proj has, head by head, the rows of q and then those of the output's gate.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     qkv: str | None = None
     qkv_by_head: bool = False
     gate_up: str | None = None
     expert_parts: Mapping[str, str] = field(default_factory=dict)
     experts_transposed: bool = False
-    layers_beyond: bool = False
     bare: tuple[str, ...] = ()
     gated_q: bool = False
 
-    def renamed(self, name: str, num_layers: int) -> str | None:
-        """The decoder's name of a checkpoint's tensor; None for one that is skipped."""
-        if name.startswith(self.skipped) or name.endswith(self.buffers):
+    def renamed(self, name: str) -> str | None:
+        """The decoder's name of a checkpoint's tensor; None for one that is computed."""
+        if name.endswith(self.buffers):
             return None
         for prefix, ours in self.prefixes.items():
             if name.startswith(prefix):
@@ -71,8 +69,6 @@ class WeightNames:
             name += ".weight"
         if not (match := OF_A_LAYER.fullmatch(name)):
             return name
-        if self.layers_beyond and int(match[1]) >= num_layers:
-            return None
         part = self.parts.get(match[2], match[2])
         if expert := OF_AN_EXPERT.fullmatch(part):
             part = f"mlp.experts.{expert[1]}.{self.expert_parts.get(expert[2], expert[2])}"
@@ -149,9 +145,40 @@ OF_TEXT_PART = WeightNames(
         "model.language_model.": "model.",
         "language_model.model.": "model.",
         "language_model.lm_head.": "lm_head.",
-    },
-    skipped=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
+    }
 )
+
+
+def foreign_module(name: str, modules: Set[str]) -> str | None:
+    """Return the module of a tensor that is none of the model's, if the model does not have that module, else None.
+
+    Tensors of such a module are skipped: a vision tower, a layer beyond the last, a block that guesses further tokens.
+    modules: paths of the model's modules, also of those that contain others. What may change the model's numbers is
+    never foreign: a tensor inside a layer, of an embedding, a norm or the head, and a single weight or bias outside of
+    any block, which may be an op between layers (`model.embed_norm.weight`).
+    """
+    *path, kind = name.split(".")
+    for depth, part in enumerate(path):
+        module, parent = ".".join(path[: depth + 1]), ".".join(path[:depth])
+        if module not in modules:
+            contains = not parent or any(other.startswith(f"{parent}.") for other in modules)
+            is_op = depth == len(path) - 1 and kind in ("weight", "bias") and not part.isdecimal()
+            return module if contains and not is_op else None
+        if part.isdecimal():
+            return None
+    return None
+
+
+def decoder_modules(num_layers: int) -> frozenset[str]:
+    """The decoder's modules down to its layers, for `foreign_module`."""
+    outer = ("model", "model.embed_tokens", "model.layers", "model.norm", "lm_head")
+    return frozenset({*outer, *(f"model.layers.{i}" for i in range(num_layers))})
+
+
+def skipped_tensors(modules: Mapping[str, int]) -> str:
+    """The words of a warning. modules: those that are skipped, with their numbers of tensors."""
+    groups = [f"{plain(module)}.* ({count})" for module, count in modules.items()]
+    return f"skipped tensors of modules that the model does not have: {listed(groups, 8)}"
 
 
 def _by_key_head(rule: GatedDelta, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

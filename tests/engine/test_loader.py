@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.shards import MAX_NAMES
 from evalengine.engine.load.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
@@ -86,14 +87,48 @@ def test_everything_that_does_not_fit_is_listed_at_once(folder: Path) -> None:
     del tensors["model.norm.weight"], tensors["model.layers.1.self_attn.k_proj.weight"]
     tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(24, 15)
     tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(16, 24, dtype=torch.int8)
-    tensors["model.layers.7.extra"] = torch.zeros(1)
+    tensors["model.layers.1.extra"] = torch.zeros(1)
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(EvalEngineError) as caught:
         load(folder)
     text = str(caught.value)
     assert "missing: model.layers.1.self_attn.k_proj.weight, model.norm.weight;" in text
-    assert "unexpected: model.layers.7.extra;" in text
+    assert "unexpected: model.layers.1.extra;" in text
     assert "up_proj.weight is float32 [24, 15], expected [24, 16]" in text and "down_proj.weight is I8" in text
+
+
+FOREIGN = {  # a tensor of a module that the model does not have -> the module
+    "model.layers.2.eh_proj.weight": "model.layers.2",
+    "mtp.layers.0.self_attn.q_proj.weight": "mtp",
+    "mtp.norm.weight": "mtp",
+    "visual.blocks.0.attn.qkv.bias": "visual",
+    "model.vision_tower.encoder.layers.0.norm1.weight": "model.vision_tower",
+    "multi_modal_projector.mm_input_projection_weight": "multi_modal_projector",
+}
+OWN = (
+    *("model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.sinks", "model.layers.1.mlp.norm.0.weight"),
+    *("model.layers.0.self_attn.k_proj.weight_scale", "model.layers.1.mtp.fc.weight", "model.norm.bias"),
+    *("model.embed_norm.weight", "lm_head.bias", "lm_head.lora_A.weight", "model.scale", "score.weight"),
+)
+
+
+def test_tensors_of_modules_that_the_model_lacks_are_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = logits(load(folder))
+    tensors = load_file(folder / WEIGHTS)
+    save_file({**tensors, **{name: torch.ones(2) for name in FOREIGN}}, folder / WEIGHTS)
+    assert torch.equal(logits(load(folder)), expected)
+    (warning,) = caplog.messages
+    counts = {module: [*FOREIGN.values()].count(module) for module in FOREIGN.values()}
+    assert "skipped tensors of modules that the model does not have" in warning
+    assert all(f"{module}.* ({count})" in warning for module, count in counts.items())
+
+
+def test_tensors_that_may_be_of_the_model_are_not_skipped(folder: Path) -> None:
+    save_file({**load_file(folder / WEIGHTS), **{name: torch.ones(2) for name in OWN}}, folder / WEIGHTS)
+    with pytest.raises(EvalEngineError, match="unexpected: ") as caught:
+        load(folder)
+    assert all(name in str(caught.value) for name in sorted(OWN)[:MAX_NAMES])
+    assert f"and {len(OWN) - MAX_NAMES} more" in str(caught.value)
 
 
 PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, "use_sliding_window": True}

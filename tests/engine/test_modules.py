@@ -132,6 +132,7 @@ def _copy(folder: Path, to: Path, change: Any) -> Checkpoint:
     [
         (lambda t: t.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
         (lambda t: t.update(extra=torch.zeros(2)), "unexpected: extra"),
+        (lambda t: t.update({"model.layers.1.q_norm.weight": torch.zeros(2)}), r"unexpected: model\.layers\.1\.q_norm"),
         (lambda t: t.update({"model.norm.weight": torch.zeros(5)}), r"wrong shape: model\.norm\.weight is \[5\]"),
         (lambda t: t.pop(next(n for n in t if "experts.1.w1" in n)), "transformers cannot load these tensors"),
     ],
@@ -140,6 +141,15 @@ def test_tensors_that_do_not_fit_are_named(folder: Path, tmp_path: Path, change:
     checkpoint = _copy(folder, tmp_path, change)
     with pytest.raises(EvalEngineError, match=words):
         load_model(checkpoint, create_ops("fast", torch.float32, CPU), 64)
+
+
+@pytest.mark.parametrize("name", ["mixtral"])
+def test_tensors_of_further_modules_are_skipped(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("mtp.fc.weight", "model.layers.9.norm.weight", "model.layers.9.e.weight")
+    extra = {name: torch.ones(2) for name in names}
+    checkpoint = _copy(folder, tmp_path, lambda tensors: tensors.update(extra))
+    load_model(checkpoint, create_ops("fast", torch.float32, CPU), 64)
+    assert "model.layers.9.* (2), mtp.* (1)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["olmo"])

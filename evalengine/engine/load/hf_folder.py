@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from evalengine.models.packing import DUMMY_MXFP4, method_of, quantization_of
 from evalengine.models.registry import NotNative, find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
+from evalengine.models.weight_names import decoder_modules, foreign_module, skipped_tensors
 from evalengine.util.plain_files import read_json
 
 logger = logging.getLogger(__name__)
@@ -61,7 +63,9 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
     if with_weights:
         stored = stored_tensors(path)
         if spec.module is None:
-            stored = _renamed(with_packed(stored, quantization_of(raw)), spec)
+            stored, skipped = _renamed(with_packed(stored, quantization_of(raw)), spec)
+            if skipped:
+                logger.warning("%s: %s", setting, skipped_tensors(skipped))
         spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
         spec = dataclasses.replace(spec, packing=packing_of(stored))
     elif spec.module is None and method_of(quantization_of(raw) or {}) == "mxfp4":
@@ -129,27 +133,33 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
     the head becomes the embedding.
     """
     packed = with_packed(stored_tensors(path), quantization_of(_config(path / CONFIG)))
-    stored = _renamed(packed, spec)
+    stored, _ = _renamed(packed, spec)
     if spec.tie_word_embeddings and HEAD in stored:
         head = stored.pop(HEAD)
         stored.setdefault(EMBEDDING, head)
     return stored
 
 
-def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, StoredTensor]:
-    """The tensors by the decoder's names for them, without those that it has no use for. Raises EvalEngineError for two
-    of one name."""
-    names = get_family(spec.architecture).weights
+def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> tuple[dict[str, StoredTensor], Counter[str]]:
+    """(The tensors by the decoder's names for them, the modules whose tensors are skipped, by `foreign_module`).
+
+    Raises EvalEngineError for two of one name.
+    """
+    names, modules = get_family(spec.architecture).weights, decoder_modules(spec.num_layers)
     renamed: dict[str, StoredTensor] = {}
+    skipped: Counter[str] = Counter()
     for name, tensor in stored.items():
-        ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name, spec.num_layers)
+        ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name)
+        if ours is not None and (module := foreign_module(ours, modules)) is not None:
+            skipped[module] += 1
+            continue
         if ours in renamed:
             raise EvalEngineError(
                 f"{tensor.file}: {plain(name)} and {plain(renamed[ours].name)} are one tensor's names"
             )
         if ours is not None:
             renamed[ours] = tensor
-    return renamed
+    return renamed, skipped
 
 
 def refuse_pipes(path: Path) -> None:

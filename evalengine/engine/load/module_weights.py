@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -17,6 +19,9 @@ from evalengine.models.hf_module import source
 from evalengine.models.hf_module.model import TransformersForCausalLM
 from evalengine.models.hf_module.trial import can_capture, check_module
 from evalengine.models.spec import ModelSpec
+from evalengine.models.weight_names import foreign_module, skipped_tensors
+
+logger = logging.getLogger(__name__)
 
 
 def load_module(path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool) -> TransformersForCausalLM:
@@ -59,9 +64,13 @@ def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], o
             )
     except (RuntimeError, ValueError, KeyError) as error:
         raise EvalEngineError(f"{path}: transformers cannot load these tensors ({one_line(error)}). {cure}") from error
+    modules = {name for name, _ in module.named_modules()}
+    foreign = {name: foreign_module(name, modules) for name in sorted(found["unexpected_keys"])}
+    if skipped := Counter(of_module for of_module in foreign.values() if of_module is not None):
+        logger.warning("%s: %s", path, skipped_tensors(skipped))
     kinds = {
         "missing": sorted(found["missing_keys"]),
-        "unexpected": sorted(plain(name) for name in found["unexpected_keys"]),
+        "unexpected": [plain(name) for name, of_module in foreign.items() if of_module is None],
         "wrong shape": sorted(
             f"{name} is {list(has)}, expected {list(needs)}" for name, has, needs in found["mismatched_keys"]
         ),

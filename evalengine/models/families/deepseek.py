@@ -112,7 +112,7 @@ def _glm_lite(family: Family, config: Any) -> ModelSpec:
     return _spec(family, config, blocks, interleaved=bool(config.rope_interleave))
 
 
-_NAMES = WeightNames(parts=SHARED_EXPERTS, layers_beyond=True)
+_NAMES = WeightNames(parts=SHARED_EXPERTS)
 DEEPSEEK_V2 = Family(
     "DeepseekV2ForCausalLM",
     "deepseek_v2",

@@ -70,7 +70,6 @@ ERNIE45_MOE = Family(
             "mlp.moe_statics.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
             "mlp.gate.moe_statics.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
         },
-        skipped=("model.mtp", "mtp"),
     ),
     implied={**_IMPLIED, "use_rmsnorm": (True,), "moe_gate": ("topk",), "moe_use_aux_free": (True,)},
 )

@@ -58,5 +58,5 @@ GLM4_MOE = Family(
             *("n_shared_experts", "first_k_dense_replace"),
         }
     ),
-    WeightNames(parts=SHARED_EXPERTS, layers_beyond=True),
+    WeightNames(parts=SHARED_EXPERTS),
 )

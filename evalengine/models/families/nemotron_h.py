@@ -91,7 +91,6 @@ NEMOTRON_H = Family(
             "mixer.up_proj": "mlp.up_proj",
             "mixer.down_proj": "mlp.down_proj",
         },
-        skipped=("mtp.",),
         bare=(".A_log", ".dt_bias", ".D"),
     ),
 )

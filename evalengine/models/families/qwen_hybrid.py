@@ -27,7 +27,6 @@ _NAMES = WeightNames(
         **{f"linear_attn.{part}": f"mixer.{part}" for part in ("A_log", "dt_bias", "norm", "out_proj")},
         "linear_attn.conv1d": "mixer.conv",
     },
-    skipped=("mtp.",),
     bare=(".A_log", ".dt_bias"),
     gated_q=True,
 )
@@ -66,7 +65,7 @@ def _mixture(config: Any, *, normed: bool) -> Mixture:
 
 QWEN3_5 = Family("Qwen3_5ForCausalLM", "qwen3_5_text", _spec, _READS, _NAMES, implied=_IMPLIED)
 QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _moe, _READS | _MIXTURE, _NAMES, implied=_IMPLIED)
-_OF_IMAGES = replace(_NAMES, prefixes=OF_TEXT_PART.prefixes, skipped=("mtp.", "model.visual.", "visual."))
+_OF_IMAGES = replace(_NAMES, prefixes=OF_TEXT_PART.prefixes)
 QWEN3_5_IMAGES = Family("Qwen3_5ForConditionalGeneration", "qwen3_5", weights=_OF_IMAGES, wraps="qwen3_5_text")
 QWEN3_5_MOE_IMAGES = Family(
     "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", weights=_OF_IMAGES, wraps="qwen3_5_moe_text"
