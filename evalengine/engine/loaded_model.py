@@ -226,7 +226,7 @@ def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
         return ModelConfig(
             path=model.source,
             revision=model.revision,
-            load_format=model.format,
+            load_format="auto" if model.format == "pytorch" else model.format,
             implementation=model.spec.implementation,  # type: ignore[arg-type]  # native or transformers
         )
     if not isinstance(model, ModelConfig):

@@ -194,9 +194,12 @@ def differing_weights(explanation: Explanation, sides: Sequence[Side | None]) ->
         return [f"their hashes are {short(hashes[0])} in A and {short(hashes[1])} in B; the tensors are not in a file"]
     from evalengine.explain.rerun import weight_files_of
 
-    files = [weight_files_of(side) for side in runs]
-    if not all(files):
-        return [f"{'A' if not files[0] else 'B'}'s are made up (dummy), and lie in no file"]
+    files = []
+    for label, side in zip("AB", runs, strict=True):
+        try:
+            files.append(weight_files_of(side))
+        except ValueError as error:
+            return [f"{label}'s {error}"]
     try:
         return in_words(weights_difference(*files))
     except (OSError, ValueError) as error:

@@ -9,7 +9,9 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import resolve_checkpoint
@@ -148,6 +150,27 @@ def test_hub_id_is_downloaded_with_its_revision(folder: Path, monkeypatch: pytes
     assert (checkpoint.source, checkpoint.revision, checkpoint.path) == ("some/model", "tiny", folder)
     resolve_checkpoint(ModelConfig(name="t", path="some/model", load_format="dummy"))
     assert calls == [("some/model", "abc", True), ("some/model", None, False)], "dummy weights download no weights"
+
+
+def test_a_repository_without_safetensors_is_downloaded_with_its_pytorch_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+
+    def snapshot(repo_id: str, **options: Any) -> str:
+        for file in folder.iterdir():
+            if any(file.match(pattern) for pattern in options["allow_patterns"]):
+                (tmp_path / repo_id).mkdir(parents=True, exist_ok=True)
+                (tmp_path / repo_id / file.name).write_bytes(file.read_bytes())
+        return str(tmp_path / repo_id)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    both = resolve_checkpoint(ModelConfig(name="t", path="some/both"))
+    assert both.format == "safetensors" and not (both.path / "pytorch_model.bin").exists()
+    (folder / WEIGHTS).unlink()
+    assert resolve_checkpoint(ModelConfig(name="t", path="some/old")).format == "pytorch"
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors, only PyTorch files; use auto"):
+        resolve_checkpoint(ModelConfig(name="t", path="some/old", load_format="safetensors"))
 
 
 def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

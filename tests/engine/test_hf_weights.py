@@ -15,11 +15,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from evalengine.config.schema import ModelConfig
-from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import create_ops
 from tests.engine.hf_folders import IDS, edit, engine_logits, tiny_llama
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PYTORCH = "pytorch_model.bin"
 
 
 @pytest.fixture
@@ -191,3 +193,84 @@ def test_packed_weights_do_not_fit(folder: Path) -> None:
     save_file(tensors, folder / SINGLE)
     with pytest.raises(EvalEngineError, match=r"model.norm.weight is F8_E4M3 \[16\], expected"):
         engine_logits(folder)
+
+
+def as_pytorch(folder: Path, **options: Any) -> dict[str, Tensor]:
+    """Saves the folder's weights as one PyTorch file instead, with options of `torch.save`; returns them."""
+    tensors = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    torch.save(tensors, folder / PYTORCH, **options)
+    return tensors
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pytorch_file_has_the_logits_of_safetensors(folder: Path, zipped: bool) -> None:
+    expected, model = engine_logits(folder), ModelConfig(name="t", path=str(folder))
+    before = weights_fingerprint(resolve_checkpoint(model))
+    tensors = as_pytorch(folder, _use_new_zipfile_serialization=zipped)
+    assert torch.equal(engine_logits(folder), expected)
+    checkpoint = resolve_checkpoint(model)
+    assert checkpoint.format == "pytorch" and weights_fingerprint(checkpoint) != before
+    tensors["model.norm.weight"] += 1
+    torch.save(tensors, folder / PYTORCH)
+    with pytest.raises(EvalEngineError, match="have changed since the model was found"):
+        load_model(checkpoint, create_ops("exact", torch.float32, torch.device("cpu")), 64)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / SINGLE)
+    assert resolve_checkpoint(model).format == "safetensors", "which is read first, as in transformers"
+
+
+def test_sharded_pytorch_files_and_shared_tensors_load(folder: Path) -> None:
+    edit(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / SINGLE)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / SINGLE)
+    expected = engine_logits(folder)
+    (folder / SINGLE).unlink()
+    strided = {name: tensor.t().contiguous().t() for name, tensor in tensors.items() if tensor.ndim == 2}
+    strided["lm_head.weight"] = strided["model.embed_tokens.weight"]
+    places = {}
+    for i in range(2):
+        file = f"pytorch_model-0000{i + 1}-of-00002.bin"
+        part = [name for name in tensors if ("embed" in name or "lm_head" in name) == bool(i)]
+        torch.save({name: torch.nn.Parameter(strided.get(name, tensors[name])) for name in part}, folder / file)
+        places |= dict.fromkeys(part, file)
+    (folder / f"{PYTORCH}.index.json").write_text(json.dumps({"weight_map": places}))
+    assert torch.equal(engine_logits(folder), expected)
+    (folder / f"{PYTORCH}.index.json").write_text(json.dumps({"weight_map": {**places, "x": "../x.bin"}}))
+    with pytest.raises(EvalEngineError, match=r"not the plain name of a \.bin file"):
+        engine_logits(folder)
+
+
+class _Hostile:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"a": _Hostile()}, "Python objects other than tensors, which are not loaded.*convert the checkpoint"),
+        ({"state_dict": {"a": torch.ones(1)}}, "state_dict is dict, not a tensor"),
+        ([torch.ones(1)], "has a list, not tensors by their names"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "a is not a dense tensor"),
+        (None, "damaged or truncated PyTorch file"),
+        (b"PK\x03\x04 garbage", "damaged"),
+        (b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u.", "damaged"),
+        (b"", "damaged or truncated PyTorch file"),
+    ],
+)
+def test_a_pytorch_file_of_anything_else_is_refused_and_runs_no_code(
+    folder: Path, content: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    as_pytorch(folder)
+    if content is None:
+        whole = (folder / PYTORCH).read_bytes()
+        (folder / PYTORCH).write_bytes(whole[: len(whole) // 2])
+    elif isinstance(content, bytes):
+        (folder / PYTORCH).write_bytes(content)
+    else:
+        torch.save(content, folder / PYTORCH)
+    with pytest.raises(EvalEngineError, match=words):
+        engine_logits(folder)
+    assert not (folder / "ran").exists()

@@ -170,6 +170,7 @@ def test_why_weights_cannot_be_read_is_said(tmp_path: Path) -> None:
 
     assert why(source="some/hub-id").endswith("B's weights are not at some/hub-id on this machine")
     assert why(source=None).endswith("B's weights are not named in its manifest")
+    assert "B's weights are in PyTorch files, which are not compared by tensor" in why(format="pytorch")
     assert why(format="dummy").endswith("B's weights are made up (dummy), and lie in no file")
     assert "GB, which `explain` reads" in " ".join(differing_weights(a, b, at_most=10))
     assert differing_weights(a, replace(b, identity={})) == [] == differing_weights(a, a)

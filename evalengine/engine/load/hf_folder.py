@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
+from evalengine.engine.load.locate import CONFIG_FILES, PYTORCH_FILES, WEIGHT_FILES
 from evalengine.engine.load.packed import packing_of, with_packed
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError, listed
@@ -165,7 +165,11 @@ def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> tuple[dict[str
 def refuse_pipes(path: Path) -> None:
     """Raises `EvalEngineError` for a named pipe, a device or a socket among a model's or tokenizer's files: a reader
     would wait for ever."""
-    files = [path] if not path.is_dir() else [f for pattern in CONFIG_FILES + WEIGHT_FILES for f in path.glob(pattern)]
+    files = (
+        [path]
+        if not path.is_dir()
+        else [f for pattern in CONFIG_FILES + WEIGHT_FILES + PYTORCH_FILES for f in path.glob(pattern)]
+    )
     for file in files:
         if file.exists() and not file.is_file() and not file.is_dir():
             raise EvalEngineError(f"{file}: not a regular file; remove it, or copy the folder again")

@@ -39,7 +39,7 @@ from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
 from evalengine.util.plain_files import fingerprint, gguf_parts, is_later_part
 
-Format = Literal["safetensors", "gguf", "dummy"]
+Format = Literal["safetensors", "pytorch", "gguf", "dummy"]
 Stamp = tuple[tuple[str, int, int, int, int], ...]  # name, device, inode, bytes and time of change of each weight file
 
 
@@ -119,7 +119,7 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
         if tokenizer is None:
             tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
     else:
-        spec = folder_spec(path, setting, with_weights=kind == "safetensors", implementation=model.implementation)
+        spec = folder_spec(path, setting, with_weights=kind != "dummy", implementation=model.implementation)
         processors = read_processors(path, model.generation_config, spec.vocab_size, setting)
         spec = dataclasses.replace(spec, processors=processors)
         if tokenizer is None and (kind != "dummy" or (path / "tokenizer.json").exists()):
@@ -133,8 +133,9 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
     """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
 
     Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor, and `ConfigError` for a model
-    that is larger than the free memory; for safetensors, both before anything is allocated. Raises `EvalEngineError` if
-    the files have changed since the checkpoint was found: a run would name other weights than those that compute it.
+    that is larger than the free memory; unless it is a GGUF file, both before anything is allocated. Raises
+    `EvalEngineError` if the files have changed since the checkpoint was found: a run would name other weights than
+    those that compute it.
     """
     if checkpoint.spec.module is not None:
         return _module(checkpoint, ops, max_model_len)
@@ -142,7 +143,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
     stored = None
     quantized: dict[str, StoredTensor] = {}  # weights whose inputs are quantised, by the decoder's names
     kept = Kept({}, {})
-    if checkpoint.format == "safetensors":
+    if checkpoint.format in ("safetensors", "pytorch"):
         stored = model_tensors(checkpoint.path, checkpoint.spec)
         needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
         fit = _Fit(_targets(needed))
@@ -252,8 +253,10 @@ def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
         return ggufs[0], "gguf"
     if not path.is_dir():
         raise ConfigError(f"model.path={path}: must be a folder with config.json and *.safetensors, or a .gguf file")
-    weight_files(path)
-    return path, "safetensors"
+    kind: Format = "pytorch" if weight_files(path)[0].suffix == ".bin" else "safetensors"
+    if load_format not in ("auto", kind):
+        raise ConfigError(f"model.load_format={load_format}: {path} has no *.safetensors, only PyTorch files; use auto")
+    return path, kind
 
 
 def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:

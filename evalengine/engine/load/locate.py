@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FILES = ("*.json", "*.jinja", "tokenizer*", "*.txt")  # files of the configuration and the tokenizer
 WEIGHT_FILES = ("*.safetensors",)
+PYTORCH_FILES = ("pytorch_model*.bin",)  # where there are no files of the other kind
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -100,7 +101,11 @@ def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Locat
 
     try:
         with offline_if_unreachable():
-            folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns), etag_timeout=5))
+            for wanted in (patterns, (*patterns, *PYTORCH_FILES)):
+                found = snapshot_download(repo_id, revision=revision, allow_patterns=list(wanted), etag_timeout=5)
+                folder = Path(found)
+                if not {*WEIGHT_FILES} <= {*patterns} or any(folder.glob(WEIGHT_FILES[0])):
+                    break
     except LocalEntryNotFoundError as error:
         raise Absent(f"{repo_id} (no such folder; the Hub is unreachable and its cache does not hold it)") from error
     except (HfHubHTTPError, HFValidationError) as error:

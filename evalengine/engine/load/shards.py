@@ -1,4 +1,5 @@
-"""Reads the safetensors of a checkpoint's folder: which files count, which tensors they hold, and the tensors.
+"""Reads the weights of a checkpoint's folder, safetensors or PyTorch files: which files count, which tensors they hold,
+and the tensors.
 
 Headers are read first, so that a name in two files, a tensor that the index gives to another file and a shape that
 does not fit are known before anything is allocated.
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +34,19 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PYTORCH = "pytorch_model.bin"  # read where there are no safetensors
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_STORED_DTYPES = {  # safetensors' names for torch's types
+    **{dtype: name for name, dtype in DTYPES.items()},
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}
 COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
 MAX_NAMES = 8  # the most names of tensors or files that a message lists
 CURE = "download or copy the folder again"
@@ -60,7 +75,7 @@ class StoredTensor:
 
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a checkpoint folder, sorted by name: `model.safetensors`, else those that the index names
-    (transformers' order), else every *.safetensors.
+    (transformers' order), else every *.safetensors, else `pytorch_model.bin` or those that its index names.
 
     Raises `ConfigError` if there are none, `EvalEngineError` for a damaged index or a file that is not there.
     """
@@ -82,11 +97,12 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             problems.append(f"{plain(tensor.name)} stands in {first} and in {tensor.file.name}")
         elif index is not None and index.get(tensor.name) != tensor.file.name:
             entry = f"gives it to {index[tensor.name]}" if tensor.name in index else "does not name it"
-            problems.append(f"{plain(tensor.name)} stands in {tensor.file.name}, and {INDEX} {entry}")
+            problems.append(f"{plain(tensor.name)} stands in {tensor.file.name}, and {_index_name(files)} {entry}")
         else:
             tensors[tensor.name] = tensor
     lacking = [] if index is None else [name for name in index if name not in tensors]
-    problems += [f"{plain(name)} is not in {index[name]}, where {INDEX} has it" for name in lacking if index]
+    where = f"where {_index_name(files)} has it"
+    problems += [f"{plain(name)} is not in {index[name]}, {where}" for name in lacking if index]
     if problems:
         raise EvalEngineError(f"{folder}: {listed(problems, MAX_NAMES, '; ')}; {CURE}")
     return tensors
@@ -148,30 +164,34 @@ def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
             f"model.path={folder}: {of_ranks[0]} is part of a checkpoint spread over ranks, which is not supported; "
             "save it whole"
         )
-    single, index_file = folder / SINGLE, folder / INDEX
-    if single.exists():
+    for single in (folder / SINGLE, folder / PYTORCH):
+        index_file = single.with_name(f"{single.name}.index.json")
+        if single.exists():
+            if index_file.exists():
+                logger.info("%s: %s is read, %s is not (as in transformers)", folder, single.name, index_file.name)
+            return [single], None
         if index_file.exists():
-            logger.info("%s: %s is read, %s beside it is not (as in transformers)", folder, SINGLE, INDEX)
-        files, index = [single], None
-    elif index_file.exists():
-        index = _index(index_file)
-        files = [folder / name for name in sorted(set(index.values()))]
-        if absent := [file.name for file in files if not file.exists()]:
-            raise EvalEngineError(
-                f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
-            )
-    else:
-        files, index = sorted(folder.glob("*.safetensors")), None
-    if not files:
-        raise ConfigError(
-            f"model.path={folder}: no *.safetensors file (other weight formats are not read); "
-            "convert the checkpoint to safetensors, or use model.load_format=dummy for random weights"
-        )
-    return files, index
+            index = _index(index_file, single.suffix)
+            files = [folder / name for name in sorted(set(index.values()))]
+            if absent := [file.name for file in files if not file.exists()]:
+                raise EvalEngineError(
+                    f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
+                )
+            return files, index
+        if single.name == SINGLE and (files := sorted(folder.glob("*.safetensors"))):
+            return files, None
+    raise ConfigError(
+        f"model.path={folder}: no *.safetensors file and no {PYTORCH} (other weight formats are not read); "
+        "convert the checkpoint to safetensors, or use model.load_format=dummy for random weights"
+    )
 
 
-def _index(file: Path) -> dict[str, str]:
-    """The index: tensor name -> file name. Raises EvalEngineError for anything else."""
+def _index_name(files: list[Path]) -> str:
+    return f"{PYTORCH}.index.json" if files[0].suffix == ".bin" else INDEX
+
+
+def _index(file: Path, suffix: str) -> dict[str, str]:
+    """The index: tensor name -> file name, which ends in `suffix`. Raises EvalEngineError for anything else."""
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
@@ -184,18 +204,18 @@ def _index(file: Path) -> dict[str, str]:
             f"{file}: not an index of shards (no weight_map from tensors to files); download or copy it again"
         )
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not _is_plain_file_name(name):
+        if not isinstance(name, str) or not _is_plain_file_name(name, suffix):
             raise EvalEngineError(
                 f"{file}: weight_map gives {plain(tensor)} to {shown(name)}, which is not the plain name of a "
-                ".safetensors file in this folder; download or copy it again"
+                f"{suffix} file in this folder; download or copy it again"
             )
     return weight_map
 
 
-def _is_plain_file_name(name: str) -> bool:
+def _is_plain_file_name(name: str, suffix: str) -> bool:
     """Whether it is a file's name without a path, which would lead the reader out of the folder. No index has other
     characters than these."""
-    return re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name, re.ASCII) is not None
+    return re.fullmatch(r"[\w.+-]{1,200}" + re.escape(suffix), name, re.ASCII) is not None
 
 
 def _header(file: Path) -> list[StoredTensor]:
@@ -208,6 +228,8 @@ def _header(file: Path) -> list[StoredTensor]:
             StoredTensor(name, file, part.get_dtype(), tuple(part.get_shape()))
             for name, part in zip(names, parts, strict=True)
         ]
+    if file.suffix == ".bin":
+        return stored
     with file.open("rb") as stream:
         text = stream.read(int.from_bytes(stream.read(8), "little"))
     entries = Counter(name for name, _ in json.loads(text, object_pairs_hook=list))
@@ -218,9 +240,12 @@ def _header(file: Path) -> list[StoredTensor]:
 
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
-    """An open safetensors file. Raises `EvalEngineError` for a damaged file, also while tensors are read from it."""
+    """An open weight file. Raises `EvalEngineError` for a damaged file, also while tensors are read from it."""
     if not file.is_file():  # opening a pipe would wait for ever
         raise EvalEngineError(f"{file}: not a regular file; download or copy it again")
+    if file.suffix == ".bin":
+        yield _PyTorchFile(file)
+        return
     try:
         with safe_open(str(file), framework="pt") as tensors:
             yield tensors
@@ -229,3 +254,56 @@ def _open(file: Path) -> Iterator[Any]:
             f"{file}: damaged or truncated safetensors file ({one_line(error)}); download or copy it again, "
             "or set model.path to another checkpoint"
         ) from error
+
+
+class _PyTorchFile:
+    """The tensors of a file that `torch.save` wrote, with the interface of an open safetensors file.
+
+    Only tensors are unpickled (`weights_only`): no code of the file runs. They are mapped into memory, not read, unless
+    the file is in the format of before torch 1.6.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Raises `EvalEngineError` for a damaged file, and for one with anything but tensors by their names."""
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        except pickle.UnpicklingError as error:
+            raise EvalEngineError(
+                f"{file}: damaged, or it has Python objects other than tensors, which are not loaded "
+                f"({one_line(error)}); convert the checkpoint to safetensors where you trust it"
+            ) from error
+        except Exception as error:  # what a damaged pickle raises is not limited to one type
+            raise EvalEngineError(f"{file}: damaged or truncated PyTorch file ({one_line(error)}); {CURE}") from error
+        if not isinstance(content, dict):
+            raise EvalEngineError(f"{file}: has a {type(content).__name__}, not tensors by their names; {CURE}")
+        for name, tensor in content.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise EvalEngineError(
+                    f"{file}: {plain(str(name))} is {type(tensor).__name__}, not a tensor; save the model's state_dict"
+                )
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+                raise EvalEngineError(f"{file}: {plain(name)} is not a dense tensor; save it as one")
+        self._tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in content.items()}
+
+    def keys(self) -> list[str]:
+        return [*self._tensors]
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> _PyTorchTensor:
+        return _PyTorchTensor(self._tensors[name])
+
+
+@dataclass(frozen=True)
+class _PyTorchTensor:
+    tensor: Tensor
+
+    def get_dtype(self) -> str:
+        return _STORED_DTYPES.get(self.tensor.dtype, str(self.tensor.dtype))
+
+    def get_shape(self) -> list[int]:
+        return [*self.tensor.shape]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self.tensor[rows]

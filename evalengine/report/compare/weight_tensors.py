@@ -23,6 +23,10 @@ MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit
 AT_ONCE = 1 << 22  # elements of a tensor that are held as float64 at one time
 RUN_BYTES = 2_000_000_000  # most of a run's weights that `compare` reads, twice: two such take half a minute
 INDEX = "model.safetensors.index.json"
+UNREAD = {  # a format whose tensors are not compared -> why, after "A's weights"
+    "dummy": "are made up (dummy), and lie in no file",
+    "pytorch": "are in PyTorch files, which are not compared by tensor; convert them to safetensors",
+}
 SHOWN = 5  # the most tensors that are named, the largest change first
 
 
@@ -92,8 +96,8 @@ def _weights_of(run: Run, at_most: int) -> list[Path]:
     source = model.source
     if source is None:
         raise ValueError("are not named in its manifest")
-    if model.format == "dummy":
-        raise ValueError("are made up (dummy), and lie in no file")
+    if model.format in UNREAD:
+        raise ValueError(UNREAD[model.format])
     place = Path(str(files("evalengine"))) / "assets" / source[6:] if source.startswith("asset:") else Path(source)
     sets = list(_sets(place.expanduser()))
     if not sets:
