@@ -206,9 +206,10 @@ class RayEngines:
 
 def _absolute(model: ModelConfig) -> ModelConfig:
     """The model with absolute paths where they exist here, since a replica works in another folder."""
-    tokenizer = None if model.tokenizer is None else _absolute_path(model.tokenizer)
+    tokenizer, adapter = (path and _absolute_path(path) for path in (model.tokenizer, model.adapter))
     alternatives = [_absolute_path(path) for path in model.alternatives]
-    return replace(model, path=_absolute_path(model.path), tokenizer=tokenizer, alternatives=alternatives)
+    path = _absolute_path(model.path)
+    return replace(model, path=path, tokenizer=tokenizer, adapter=adapter, alternatives=alternatives)
 
 
 def _absolute_path(path: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evalengine.config.kinds import MAX_MODEL_NAME
 from evalengine.config.schema import Config, DatasetConfig, ModelConfig
 
 T = TypeVar("T")
@@ -23,14 +24,17 @@ def completed(config: Config, keys: Set[str]) -> Config:
 
 
 def complete_model(model: ModelConfig, keys: Set[str]) -> ModelConfig:
-    """A path given by the user is the only one tried, and its last part names a model without a name."""
-    if "model.path" not in keys:
-        return model
-    alternatives = model.alternatives if "model.alternatives" in keys else []
-    revision = model.revision if "model.revision" in keys else None
-    named = {"model", "model.name"} & keys  # otherwise the name is the default model's
-    name = model.name if named else name_of_path(model.path)
-    return replace(model, alternatives=alternatives, revision=revision, name=name)
+    """A path given by the user is the only one tried, and its last part names a model without a name; an adapter's last
+    part follows."""
+    if "model.path" in keys:
+        alternatives = model.alternatives if "model.alternatives" in keys else []
+        revision = model.revision if "model.revision" in keys else None
+        named = {"model", "model.name"} & keys  # otherwise the name is the default model's
+        name = model.name if named else name_of_path(model.path)
+        model = replace(model, alternatives=alternatives, revision=revision, name=name)
+    if model.adapter and "model.adapter" in keys and "model.name" not in keys:
+        model = replace(model, name=f"{model.name}+{name_of_path(model.adapter)}"[:MAX_MODEL_NAME])
+    return model
 
 
 def name_of_path(path: str) -> str:

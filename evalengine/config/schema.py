@@ -40,6 +40,8 @@ class ModelConfig:
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
     load_format: kinds.LoadFormat = "auto"  # dummy: seeded random weights of a config
     implementation: kinds.Implementation = "auto"  # auto: native where there is a family, else transformers
+    adapter: str | None = None  # a LoRA adapter, merged at load: a directory or Hub id
+    adapter_revision: str | None = None  # Hub revision (a commit) of the adapter
     generation_config: kinds.Processors = "auto"  # auto: apply the logits processors of generation_config.json
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
     api: str | None = None  # the address of an endpoint that answers in its place, as https://HOST/v1; asked for `name`

@@ -9,6 +9,7 @@ LM_EVAL = {  # lm-eval's name, of an option or of an entry of --model_args or --
     **dict.fromkeys(("batch_size", "max_batch_size"), "engine.max_num_seqs"),
     **dict.fromkeys(("pretrained", "path"), "model.path"),
     **{name: f"model.{name}" for name in ("revision", "tokenizer", "think_end_token", "generation_config")},
+    "peft": "model.adapter",
     **dict.fromkeys(("max_length", "max_model_len"), "engine.max_model_len"),
     **{name: f"engine.{name}" for name in ("dtype", "device", "gpu_memory_utilization", "tensor_parallel_size")},
     **{name: name for name in ("limit", "seed", "enable_thinking", "chat_template_args", "system_instruction")},
@@ -30,6 +31,7 @@ SYNONYMS = {  # a setting's last name, elsewhere -> ours
     **dict.fromkeys(("chat_template", "chat"), "apply_chat_template"),
     **dict.fromkeys(("base_url", "api_base"), "model.api"),
     "model_name": "model.path",
+    **dict.fromkeys(("lora", "lora_path", "adapter_path", "peft_path"), "model.adapter"),
 }
 DTYPES = {  # other names of engine.dtype's values
     **dict.fromkeys(("float", "fp32"), "float32"),

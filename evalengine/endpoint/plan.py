@@ -80,7 +80,7 @@ def endpoint_plan(config: Config) -> EndpointPlan:
 def _problems(config: Config) -> list[str]:
     named = {"cache.path": config.cache.path, "logprobs": config.logprobs, "sequential.step": config.sequential.step,
              "enable_thinking": config.enable_thinking, "chat_template_args": config.chat_template_args,
-             "log_to": config.log_to}  # fmt: skip
+             "log_to": config.log_to, "model.adapter": config.model.adapter}  # fmt: skip
     problems = [f"{name}: of no use with model.api; leave it out" for name, value in named.items() if value is not None]
     return [*problems, *address_problems("model.api", config.model.api or "")]
 

@@ -228,6 +228,8 @@ def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
             revision=model.revision,
             load_format="auto" if model.format == "pytorch" else model.format,
             implementation=model.spec.implementation,  # type: ignore[arg-type]  # native or transformers
+            adapter=None if model.adapter is None else model.adapter.source,
+            adapter_revision=None if model.adapter is None else model.adapter.revision,
         )
     if not isinstance(model, ModelConfig):
         raise ConfigError(no_model(model, "a path, a Hub id, a name of conf/model/, a ModelConfig or a Checkpoint"))

@@ -29,7 +29,7 @@ from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.same_run import config_again, plan_again
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
-from evalengine.report.compare.weight_tensors import UNREAD
+from evalengine.report.compare.weight_tensors import ADAPTED, UNREAD
 from evalengine.report.read.run import Run
 
 # Settings that the run resolved by itself, from the machine's memory for instance, and that must be the same again.
@@ -73,6 +73,8 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
 def weight_files_of(side: Side) -> list[Path]:
     """The weights that a side is run again with. Raises ValueError (after "A's weights") if they cannot be compared."""
     checkpoint = resolve_checkpoint(_configuration(side).model)
+    if checkpoint.adapter is not None:
+        raise ValueError(ADAPTED)
     if checkpoint.format in UNREAD:
         raise ValueError(UNREAD[checkpoint.format])
     return files_of(checkpoint)

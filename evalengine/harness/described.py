@@ -30,6 +30,10 @@ def run_context(
     command: Sequence[str] | None = None,
 ) -> RunContext:
     """What the manifest says of a run besides what it came to."""
+    merged: dict[str, Any] = {}
+    if (adapter := llm.checkpoint.adapter) is not None:
+        sha256 = llm.checkpoint.hashes.get("adapter")  # known, since the identity holds the hash of the weights
+        merged = {"source": adapter.source, "revision": adapter.revision, "sha256": sha256}
     model = Model(
         name=config.model.name,
         source=llm.checkpoint.source,
@@ -41,6 +45,7 @@ def run_context(
         eos_token_ids=list(llm.spec.eos_token_ids),
         prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
         processors=llm.spec.processors.in_force(),
+        adapter=merged,
     )
     tokenizer = {**identity["tokenizer"], "vocab_size": llm.spec.vocab_size}
     run_id, device = content_sha256(identity)[:8], str(llm.settings.device)
@@ -92,6 +97,7 @@ def model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> M
 
 def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
     """How the run was asked for, as lm-eval's results say it."""
+    peft = {} if config.model.adapter is None else {"peft": config.model.adapter}
     return Invocation(
         limit=config.limit,
         seed=config.seed,
@@ -103,5 +109,5 @@ def invocation(config: Config, started: float, timings: RunTimings) -> Invocatio
         git_hash=code_version().commit,
         system_instruction=config.system_instruction,
         fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,
-        model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant},
+        model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant, **peft},
     )

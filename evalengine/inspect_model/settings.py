@@ -12,7 +12,10 @@ from evalengine.config.shipped import available
 from evalengine.config.words import quoted
 from evalengine.errors import ConfigError
 
-OF_THE_MODEL = ("revision", "tokenizer", "load_format", "implementation", "generation_config", "think_end_token")
+OF_THE_MODEL = (
+    *("revision", "tokenizer", "load_format", "implementation", "adapter", "adapter_revision", "generation_config"),
+    "think_end_token",
+)
 OF_A_RUN = ("batch_invariant", "numerics", "enable_thinking", "chat_template_args", "chat_template_date")
 OF_THE_ENGINE = tuple(item.name for item in fields(EngineConfig))
 RECORD = "record"  # a folder for the run that the answers are kept as

@@ -15,7 +15,7 @@ from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelCon
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))
 _SAME = ("revision", "tokenizer", "load_format", "generation_config", "implementation")  # as in `ModelConfig`
-MODEL = {"pretrained": "path", **{name: name for name in _SAME}}
+MODEL = {"pretrained": "path", "peft": "adapter", **{name: name for name in _SAME}}
 RUN = ("batch_invariant", "numerics", "seed", "chat_template_date", "output_dir")
 OWN = ("add_bos_token", "enable_thinking", "think_end_token", "max_gen_toks")
 CACHE = {"cache": "path", "cache.audit": "audit"}

@@ -48,8 +48,10 @@ def check(arguments: Namespace) -> int:
     if not Path(stands_for(arguments.source)).exists():
         raise ConfigError(f"check: {arguments.source}: no such file or folder; give a receipt, as `prove` writes one, "
                           "or a run's folder")  # fmt: skip
-    if arguments.model or arguments.digest or arguments.tokenizer:
-        raise ConfigError("check: --model, --tokenizer and --digest are for a receipt; of a run, --with model.path=...")
+    if arguments.model or arguments.digest or arguments.tokenizer or arguments.adapter:
+        raise ConfigError(
+            "check: --model, --tokenizer, --adapter and --digest are for a receipt; of a run, --with model.path=..."
+        )
     return _check_run(arguments)
 
 
@@ -66,7 +68,9 @@ def _check_receipt(arguments: Namespace) -> int:
     from evalengine.config.schema import ModelConfig
     from evalengine.receipts.compute import parted
 
-    model = ModelConfig(name=arguments.model, path=arguments.model, tokenizer=arguments.tokenizer)
+    model = ModelConfig(
+        name=arguments.model, path=arguments.model, tokenizer=arguments.tokenizer, adapter=arguments.adapter
+    )
     if difference := parted(receipt, model, arguments.device, arguments.source):
         return _differs(f"{name}: {difference}")
     record = receipt.record

@@ -60,7 +60,7 @@ def _other_model(receipt: Receipt, checkpoint: Checkpoint, whose: str) -> Iterat
     if (weights := weights_fingerprint(checkpoint)) != recorded["weights"]:
         yield (
             f"{checkpoint.source}: another model than that of {whose}: its weights are {weights[:12]}..., the "
-            f"receipt's {recorded['weights'][:12]}...; name the receipt's by --model"
+            f"receipt's {recorded['weights'][:12]}...; name the receipt's by --model, and its LoRA adapter by --adapter"
         )
         return
     if changed := list(differences(recorded["model_spec"], plain_spec(checkpoint.spec), "model_spec")):

@@ -59,6 +59,7 @@ class Model:
     eos_token_ids: list[int]
     prefix_token_id: int | None  # what scores of a text without context begin with
     processors: dict[str, Any]  # those of generation_config.json in force; older manifests have none
+    adapter: dict[str, Any]  # source, revision and sha256 of the one that is merged into the weights; {} without one
 
 
 @dataclass(frozen=True)

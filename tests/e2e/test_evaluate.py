@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import evalengine
 from evalengine.records.folder import IDENTITY
@@ -72,6 +75,30 @@ def test_a_lent_llms_settings_are_its_own(tmp_path: Path) -> None:
     with pytest.raises(evalengine.EvalEngineError, match="closed"):
         evalengine.evaluate(llm, "arithmetic", limit=1, output_dir=tmp_path / "closed", progress=False)
     assert not (tmp_path / "closed").exists()
+
+
+def test_an_adapter_is_of_the_run(tmp_path: Path) -> None:
+    """Its answers are not the base model's from the cache, and the manifest names it."""
+    adapter, name = tmp_path / "lora", "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    adapter.mkdir()
+    factors = {name.format("A"): torch.ones(2, 256), name.format("B"): torch.ones(256, 2)}
+    save_file(factors, adapter / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["layers.0.self_attn.q_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(fields))
+    settings = {"cache.path": str(tmp_path / "cache"), "task.generation.max_gen_toks": 4, "engine.device": "cpu"}
+    base, merged, again = (
+        evalengine.evaluate("tinymath", "arithmetic", limit=2, output_dir=tmp_path / place, progress=False, **given)
+        for place, given in (
+            ("base", settings),
+            *((place, {**settings, "model.adapter": str(adapter)}) for place in ("merged", "again")),
+        )
+    )
+    assert base.digest != merged.digest == again.digest
+    assert [run.manifest["counts"]["cached_requests"] for run in (base, merged, again)] == [0, 0, 2]
+    model = merged.manifest["model"]
+    assert model["name"] == "tinymath+lora" and model["adapter"]["source"] == str(adapter)
+    assert model["weights_sha256"] != base.manifest["model"]["weights_sha256"]
+    assert "Adapter, merged" in next(merged.path.glob("*.html")).read_text(encoding="utf-8")
 
 
 def test_a_task_file_of_ones_own(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare import weight_tensors
 from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.comparability import incomparable
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.report import report
 from evalengine.report.compare.weight_tensors import differing_weights, in_words, weights_difference
@@ -150,6 +151,8 @@ def test_a_comparison_names_the_tensors(tmp_path: Path) -> None:
     assert lines[lines.index("Weights that differ:") + 1] == "  - 1 of 3 tensors differs"
     assert comparison_json(c)["tensors"] == c.tensors and c.tensors[1] in comparison_page(c).render()
     assert compared(a, a, allow=True).tensors == []
+    merged = replace(b, manifest=Manifest({"model": {**b.manifest.content["model"], "adapter": {"source": "lora"}}}))
+    assert any('adapter is none in A and "lora" in B' in text for text in incomparable(a, merged))
 
 
 def test_weights_that_changed_since_their_run_are_not_compared(tmp_path: Path) -> None:
@@ -170,6 +173,9 @@ def test_why_weights_cannot_be_read_is_said(tmp_path: Path) -> None:
 
     assert why(source="some/hub-id").endswith("B's weights are not at some/hub-id on this machine")
     assert why(source=None).endswith("B's weights are not named in its manifest")
+    assert why(adapter={"source": "lora"}).endswith(
+        "B's weights are merged with an adapter in memory, so no file has them"
+    )
     assert "B's weights are in PyTorch files, which are not compared by tensor" in why(format="pytorch")
     assert why(format="dummy").endswith("B's weights are made up (dummy), and lie in no file")
     assert "GB, which `explain` reads" in " ".join(differing_weights(a, b, at_most=10))

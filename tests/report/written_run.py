@@ -152,6 +152,7 @@ def _manifest(
         eos_token_ids=[0],
         prefix_token_id=None,
         processors={},
+        adapter={},
     )
     run = RunContext(
         run_id="0" * 8,

@@ -14,13 +14,14 @@ def problems(**arguments: Any) -> list[str]:
 
 
 def test_names_are_those_of_our_configuration() -> None:
-    model = {"pretrained": "models/m.gguf", "revision": 2024, "tokenizer": "t", "add_bos_token": True}
+    model = {"pretrained": "models/m.gguf", "revision": 2024, "tokenizer": "t", "peft": "lora", "add_bos_token": True}
     engine = {"dtype": "float32", "max_num_seqs": 8, "max_model_len": "None", "batch_size": 16}
     run = {"batch_invariant": False, "seed": 3, "max_gen_toks": 9, "think_end_token": "151668", "output_dir": "out"}
     arguments, wrong = read_arguments({**model, **engine, **run})
     assert wrong == []
     config = arguments.config
     assert (config.model.path, config.model.name, config.model.revision) == ("models/m.gguf", "m", "2024")
+    assert config.model.adapter == "lora"
     assert (config.engine.dtype, config.engine.max_num_seqs, config.engine.max_model_len) == ("float32", 8, None)
     assert (config.batch_invariant, config.seed, arguments.max_gen_toks, arguments.think_end_token) == (
         False,

@@ -43,6 +43,7 @@ def _check(
     source: Annotated[str, Argument(metavar="RECEIPT|RUN", help="a receipt; or a run's folder, or latest")],
     model: Annotated[str | None, Option(metavar="PATH", help="of a receipt: a folder, Hub id or .gguf file")] = None,
     tokenizer: Annotated[str | None, Option(metavar="PATH", help="where it is not beside the weights")] = None,
+    adapter: Annotated[str | None, Option(metavar="PATH", help="of a receipt: the LoRA adapter of its run")] = None,
     digest: Annotated[str | None, Option(metavar="HEX", help="the digest that the receipt's run must have")] = None,
     device: Annotated[str, Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N")] = "auto",
     sample: Annotated[int, Option(metavar="N", parser=_sample, help="of a run: how many items")] = 20,

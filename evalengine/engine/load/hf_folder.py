@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from evalengine.engine.load.adapter import CONFIG as ADAPTER_CONFIG
+from evalengine.engine.load.adapter import EMBEDDING, HEAD, Adapter, Parameters, with_adapter
 from evalengine.engine.load.locate import CONFIG_FILES, PYTORCH_FILES, WEIGHT_FILES
 from evalengine.engine.load.packed import packing_of, with_packed
 from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
@@ -30,25 +32,25 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 PACKED_CONFIG = "hf_quant_config.json"
 GENERATION_CONFIG = "generation_config.json"
-ADAPTER = "adapter_config.json"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def folder_spec(path: Path, setting: str, with_weights: bool, implementation: str = "auto") -> ModelSpec:
+def folder_spec(
+    path: Path, setting: str, with_weights: bool, implementation: str = "auto", adapter: Adapter | None = None
+) -> ModelSpec:
     """The spec of a folder, or of one config .json file.
 
     with_weights: the folder's weights will be loaded, so they tell the dtype, if the configuration leaves it out, and
-    whether the head is the embedding table. implementation: `model.implementation`.
+    whether the head is the embedding table. implementation: `model.implementation`. adapter: will be merged.
 
     Raises `ConfigError` for what is missing, not supported or cannot be meant, `EvalEngineError` for a damaged file.
     """
     refuse_pipes(path)
     config_file = path / CONFIG if path.is_dir() else path
     raw = _config(config_file)
-    if with_weights and (path / ADAPTER).exists():
+    if with_weights and adapter is None and (path / ADAPTER_CONFIG).exists():
         raise ConfigError(
-            f"{setting}: {ADAPTER} says that an adapter belongs to these weights, which would be left out; merge it "
-            "into the model (PEFT's merge_and_unload) and save that, or remove the file to do without the adapter"
+            f"{setting}: {ADAPTER_CONFIG} says that an adapter belongs to these weights, which would be left out; set "
+            f"model.adapter={path} to merge it, or remove the file to do without the adapter"
         )
     try:
         spec = _spec({**raw, "eos_token_id": None}, implementation, setting)
@@ -67,6 +69,12 @@ def folder_spec(path: Path, setting: str, with_weights: bool, implementation: st
             if skipped:
                 logger.warning("%s: %s", setting, skipped_tensors(skipped))
         spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
+        if adapter is not None and spec.module is None:
+            merged, skipped = _adapted(stored, spec, adapter, raw)
+            if any(merged.get(name) != stored.get(name) for name in (EMBEDDING, HEAD)):
+                spec = dataclasses.replace(spec, tie_word_embeddings=False)
+            if skipped:
+                logger.warning("model.adapter=%s: %s", adapter.source, skipped_tensors(skipped))
         spec = dataclasses.replace(spec, packing=packing_of(stored))
     elif spec.module is None and method_of(quantization_of(raw) or {}) == "mxfp4":
         spec = dataclasses.replace(spec, packing=DUMMY_MXFP4)
@@ -126,14 +134,16 @@ def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
     return file.name, content
 
 
-def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
-    """The folder's tensors by the names that the model has for them.
+def model_tensors(path: Path, spec: ModelSpec, adapter: Adapter | None = None) -> dict[str, StoredTensor]:
+    """The folder's tensors by the names that the model has for them, with the changes of an adapter.
 
     RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
     the head becomes the embedding.
     """
-    packed = with_packed(stored_tensors(path), quantization_of(_config(path / CONFIG)))
-    stored, _ = _renamed(packed, spec)
+    raw = _config(path / CONFIG)
+    stored, _ = _renamed(with_packed(stored_tensors(path), quantization_of(raw)), spec)
+    if adapter is not None:
+        stored, _ = _adapted(stored, spec, adapter, raw)
     if spec.tie_word_embeddings and HEAD in stored:
         head = stored.pop(HEAD)
         stored.setdefault(EMBEDDING, head)
@@ -160,6 +170,20 @@ def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> tuple[dict[str
         if ours is not None:
             renamed[ours] = tensor
     return renamed, skipped
+
+
+def _adapted(
+    stored: dict[str, StoredTensor], spec: ModelSpec, adapter: Adapter, raw: dict[str, Any]
+) -> tuple[dict[str, StoredTensor], Counter[str]]:
+    """A native model's tensors with an adapter, and the modules of the adapter that the model does not have."""
+    names, modules = get_family(spec.architecture).weights, decoder_modules(spec.num_layers)
+
+    def key(name: str) -> str:
+        return names.renamed(name) or name
+
+    parameters = Parameters(key, foreign=lambda name: foreign_module(key(name), modules))
+    tied = spec_from_json({**raw, "eos_token_id": None}).tie_word_embeddings
+    return with_adapter(stored, adapter, parameters, tied=tied)
 
 
 def refuse_pipes(path: Path) -> None:

@@ -18,6 +18,7 @@ from evalengine.config.check import model_problems
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.activations import set_input_rules
+from evalengine.engine.load.adapter import Adapter, resolve_adapter
 from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile
 from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
@@ -55,7 +56,10 @@ class Checkpoint:
     revision: str | None  # the Hub commit; None for a local model
     gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open, since parsing takes seconds
     stamp: Stamp = field(default=(), repr=False, compare=False)  # the weight files as they were found
-    hashes: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # `weights_fingerprint`, once known
+    hashes: dict[str, str] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # `weights_fingerprint`, and the adapter's, once known
+    adapter: Adapter | None = None  # merged into the weights when they are loaded
 
 
 @dataclass(frozen=True)
@@ -113,20 +117,28 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
         raise ConfigError(
             f"model.implementation=transformers: {setting} is a GGUF file, which only native families read"
         )
+    adapter = resolve_adapter(model)
+    if adapter is not None and kind in ("gguf", "dummy"):
+        what = "a GGUF file" if kind == "gguf" else "loaded with dummy weights"
+        raise ConfigError(
+            f"model.adapter={adapter.source}: {setting} is {what}; an adapter needs the safetensors or PyTorch "
+            "files of its model: set model.path to their folder or Hub id"
+        )
     file = GGUFFile(path) if kind == "gguf" else None
     if file is not None:
         spec = file.spec()
         if tokenizer is None:
             tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
     else:
-        spec = folder_spec(path, setting, with_weights=kind != "dummy", implementation=model.implementation)
+        spec = folder_spec(path, setting, kind != "dummy", model.implementation, adapter)
         processors = read_processors(path, model.generation_config, spec.vocab_size, setting)
         spec = dataclasses.replace(spec, processors=processors)
         if tokenizer is None and (kind != "dummy" or (path / "tokenizer.json").exists()):
             tokenizer = load_tokenizer(path, setting)
     if tokenizer is not None:
         spec = _with_tokenizer(spec, tokenizer, setting)
-    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, file_stamp(path, kind))
+    stamp = file_stamp(path, kind, adapter)
+    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, stamp, adapter=adapter)
 
 
 def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM:
@@ -144,7 +156,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
     quantized: dict[str, StoredTensor] = {}  # weights whose inputs are quantised, by the decoder's names
     kept = Kept({}, {})
     if checkpoint.format in ("safetensors", "pytorch"):
-        stored = model_tensors(checkpoint.path, checkpoint.spec)
+        stored = model_tensors(checkpoint.path, checkpoint.spec, checkpoint.adapter)
         needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
         fit = _Fit(_targets(needed))
         for name, header in stored.items():
@@ -190,13 +202,15 @@ def _module(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM:
     )  # transformers' modelling code takes seconds to import
 
     check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
-    model = load_module(checkpoint.path, checkpoint.spec, ops, dummy=checkpoint.format == "dummy")
+    dummy = checkpoint.format == "dummy"
+    model = load_module(checkpoint.path, checkpoint.spec, ops, dummy=dummy, adapter=checkpoint.adapter)
     _check_unchanged(checkpoint)
     return model
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
-    """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec.
+    """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec; with an
+    adapter, over that hash and its files'.
 
     The files are hashed once. Raises `EvalEngineError` if they have changed since the checkpoint was found: a model in
     memory would be given the hash of the next one, which a training has saved in its place.
@@ -206,6 +220,9 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
     if "weights" not in checkpoint.hashes:
         _check_unchanged(checkpoint)
         found = fingerprint(files_of(checkpoint))
+        if checkpoint.adapter is not None:
+            checkpoint.hashes["adapter"] = fingerprint(checkpoint.adapter.files)
+            found = hashlib.sha256(f"{found} with adapter {checkpoint.hashes['adapter']}".encode()).hexdigest()
         _check_unchanged(checkpoint)
         checkpoint.hashes["weights"] = found
     return checkpoint.hashes["weights"]
@@ -222,15 +239,16 @@ def _files(path: Path, kind: Format) -> list[Path]:
     return gguf_parts(path) if kind == "gguf" else weight_files(path)
 
 
-def file_stamp(path: Path, kind: Format) -> Stamp:
+def file_stamp(path: Path, kind: Format, adapter: Adapter | None = None) -> Stamp:
     """What tells that a file was written anew or exchanged, without reading it."""
-    states = [(file.name, file.stat()) for file in _files(path, kind)]
+    files = [*_files(path, kind), *(adapter.files if adapter is not None else ())]
+    states = [(file.name, file.stat()) for file in files]
     return tuple((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in states)
 
 
 def _check_unchanged(checkpoint: Checkpoint) -> None:
     try:
-        same = file_stamp(checkpoint.path, checkpoint.format) == checkpoint.stamp
+        same = file_stamp(checkpoint.path, checkpoint.format, checkpoint.adapter) == checkpoint.stamp
     except (OSError, EvalEngineError):  # a file is gone
         same = False
     if not same:
@@ -315,7 +333,7 @@ def _tensors(
     """The checkpoint's tensors by their Hugging Face names."""
     spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     if stored is not None:
-        return (piece for name, tensor in read_tensors(stored) for piece in names.pieces(spec, name, tensor))
+        return (piece for name, tensor in read_tensors(stored, device) for piece in names.pieces(spec, name, tensor))
     if checkpoint.gguf is not None:  # llama.cpp's converter has brought q, k and v, and all experts, to one order
         names = dataclasses.replace(names, qkv_by_head=False, experts_transposed=False)
         return (piece for name, tensor in checkpoint.gguf.tensors() for piece in names.pieces(spec, name, tensor))

@@ -54,8 +54,9 @@ def locate_model(model: ModelConfig) -> Located:
     )
 
 
-def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Located:
+def locate(path: str, revision: str | None, patterns: tuple[str, ...], setting: str = "model.path") -> Located:
     """Finds one path. A Hub snapshot is downloaded (only files matching `patterns`) or taken from the Hub's cache.
+    setting: names the path in messages.
 
     Raises `Absent`, or `EvalEngineError` for a download that broke off.
     """
@@ -71,7 +72,7 @@ def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Locate
         raise Absent(f"{plain(path)} ({one_line(error)})") from error
     if path.lower().endswith((".gguf", ".json")) or not _HUB_ID.fullmatch(path) or path.startswith("."):
         raise Absent(f"{path} (no such file or folder)")
-    return _hub(path, revision, patterns)
+    return _hub(path, revision, patterns, setting)
 
 
 def _asset(path: str) -> Path:
@@ -95,7 +96,7 @@ def _package_file(path: str) -> Path:
     raise Absent(f"{path} (package {module} has no file {file})")
 
 
-def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Located:
+def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...], setting: str) -> Located:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -112,5 +113,5 @@ def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Locat
         at = f" at revision {revision}" if revision else ""
         raise Absent(f"{repo_id}{at} (no such folder; the Hub says: {str(error).strip().splitlines()[0]})") from error
     except Exception as error:  # the Hub's client lets its HTTP library's own errors through
-        raise EvalEngineError(f"model.path={repo_id}: the download broke off ({error}); run it again") from error
+        raise EvalEngineError(f"{setting}={repo_id}: the download broke off ({error}); run it again") from error
     return Located(folder, repo_id, folder.name)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
-from evalengine.engine.load.shards import MAX_NAMES, read_tensors, stored_tensors
+from evalengine.engine.load.adapter import Adapter, Parameters, with_adapter
+from evalengine.engine.load.shards import MAX_NAMES, StoredTensor, read_tensors, stored_tensors
 from evalengine.engine.load.weights import dummy_tensors
-from evalengine.errors import EvalEngineError, listed
+from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.layers.ops import Ops
 from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_module import source
@@ -24,7 +26,9 @@ from evalengine.models.weight_names import foreign_module, skipped_tensors
 logger = logging.getLogger(__name__)
 
 
-def load_module(path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool) -> TransformersForCausalLM:
+def load_module(
+    path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool, adapter: Adapter | None = None
+) -> TransformersForCausalLM:
     """The module on `ops.device`, tried. dummy: seeded random weights in place of the folder's.
 
     Raises one `EvalEngineError` that lists every tensor that is missing, unexpected or does not fit, and `ConfigError`
@@ -41,12 +45,43 @@ def load_module(path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool) -> Transf
             for name, tensor in dummy_tensors(shapes, ops.device):
                 module.get_parameter(name).copy_(tensor)
     else:
-        tensors = dict(read_tensors(stored_tensors(path)))
+        stored = stored_tensors(path)
+        if adapter is not None:
+            stored = _adapted(stored, spec.module, adapter)
+        tensors = {name: tensor.cpu() for name, tensor in read_tensors(stored, ops.device)}
         module = _filled(path, cls, config, tensors, ops).to(ops.device)
     model = TransformersForCausalLM(spec, ops, module.eval().requires_grad_(False))
     check_module(model)
     model.capturable = ops.capturable and ops.device.type == "cuda" and can_capture(model)
     return model.eval()
+
+
+def _adapted(stored: dict[str, StoredTensor], text: str, adapter: Adapter) -> dict[str, StoredTensor]:
+    """The folder's tensors with an adapter, which names the module's parameters. So do the files, but for a prefix that
+    old ones lack (GPT-2's)."""
+    module = source.without_weights(text)
+    parts = dict(module.named_modules())
+    tables = (module.get_input_embeddings(), module.get_output_embeddings())
+
+    def key(name: str) -> str:
+        owner = name.rpartition(".")[0]
+        if owner in parts and parts[owner] in tables and getattr(module.config, "tie_word_embeddings", False):
+            raise ConfigError(
+                f"model.adapter={adapter.source}: it changes {plain(owner)}, which is tied to another table; "
+                "native families support this, transformers' module does not"
+            )
+        bare = name.removeprefix(f"{module.base_model_prefix}.")
+        return bare if name not in stored and bare in stored else name
+
+    parameters = Parameters(
+        key,
+        foreign=lambda name: foreign_module(name, parts.keys()),
+        transposed=lambda name: isinstance(parts.get(name), Conv1D),
+    )
+    merged, skipped = with_adapter(stored, adapter, parameters, complete=False)
+    if skipped:
+        logger.warning("model.adapter=%s: %s", adapter.source, skipped_tensors(skipped))
+    return merged
 
 
 def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], ops: Ops) -> torch.nn.Module:

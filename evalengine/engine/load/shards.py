@@ -26,6 +26,7 @@ from torch import Tensor
 
 from evalengine.engine.load.unpacking import unpacked
 from evalengine.errors import ConfigError, EvalEngineError, listed
+from evalengine.kernels import exact
 from evalengine.models.file_values import one_line, plain, shown
 from evalengine.models.packing import Activations
 from evalengine.util.plain_files import read_json
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"  # none of the model's files
 PYTORCH = "pytorch_model.bin"  # read where there are no safetensors
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _STORED_DTYPES = {  # safetensors' names for torch's types
@@ -55,6 +57,16 @@ _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a weight: scale * (B A), or its transpose."""
+
+    a: StoredTensor  # [r, K]
+    b: StoredTensor  # [N, r]
+    scale: float
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
 class StoredTensor:
     """One tensor of a file, known from the file's header."""
 
@@ -71,6 +83,7 @@ class StoredTensor:
     # How the input of its product is quantised, and the constant by which, where that is one.
     activations: Activations | None = None
     input_scale: StoredTensor | None = None
+    update: LowRank | None = None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -91,7 +104,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     files, index = _files_and_index(folder)
     tensors: dict[str, StoredTensor] = {}
     problems = []
-    for tensor in (tensor for file in files for tensor in _header(file)):
+    for tensor in (tensor for file in files for tensor in tensors_of(file)):
         if tensor.name in tensors:
             first = tensors[tensor.name].file.name
             problems.append(f"{plain(tensor.name)} stands in {first} and in {tensor.file.name}")
@@ -108,14 +121,17 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """Pairs (key, tensor on the CPU), file by file, sorted by name in each file; one tensor in memory at a time."""
+def read_tensors(
+    stored: Mapping[str, StoredTensor], device: torch.device | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Pairs (key, tensor), file by file, sorted by name in each file; one tensor in memory at a time. Those that an
+    adapter changes are on `device` (None: the CPU), where their products are computed, and the others on the CPU."""
     for file, items in groupby(
         sorted(stored.items(), key=lambda item: (item[1].file, item[1].name)), key=lambda item: item[1].file
     ):
         with _open(file) as tensors:
             for key, tensor in items:
-                yield key, _content(tensors.get_tensor(tensor.name), tensor)
+                yield key, _content(tensors.get_tensor(tensor.name), tensor, device)
 
 
 def read_parts(tensor: StoredTensor) -> list[Tensor | None]:
@@ -130,13 +146,30 @@ def read_parts(tensor: StoredTensor) -> list[Tensor | None]:
     return parts
 
 
-def _content(first: Tensor, tensor: StoredTensor) -> Tensor:
+def _content(first: Tensor, tensor: StoredTensor, device: torch.device | None) -> Tensor:
+    if tensor.update is not None:
+        return _updated(first if device is None else first.to(device), tensor.update)
     if tensor.method is None:
         return first
     try:
         return unpacked(tensor.method, [first, *read_parts(tensor)[1:]], tensor.sizes)
     except IndexError as error:  # the group of an input is a number in the file
         raise EvalEngineError(f"{tensor.file}: {plain(tensor.name)} names a group that is not there; {CURE}") from error
+
+
+def _updated(weight: Tensor, update: LowRank) -> Tensor:
+    """The weight with an adapter's product, float32. The product is `exact`, so any device has the same bits; it is
+    rounded once, and so are then its product with the scale and the sum."""
+    factors = []
+    for part in (update.a, update.b):
+        (factor,) = read_parts(part)
+        assert factor is not None
+        if not factor.isfinite().all():
+            raise EvalEngineError(f"{part.file}: {plain(part.name)} has an infinity or a NaN; {CURE}")
+        factors.append(factor.to(weight.device, torch.float32))
+    a, b = factors
+    delta = exact.linear(b, exact.quantize_weight(a.t().contiguous()))
+    return (delta.t() if update.transposed else delta).mul_(update.scale).add_(weight)
 
 
 def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:
@@ -178,8 +211,14 @@ def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                     f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
                 )
             return files, index
-        if single.name == SINGLE and (files := sorted(folder.glob("*.safetensors"))):
-            return files, None
+        every = [file for file in sorted(folder.glob("*.safetensors")) if file.name != ADAPTER]
+        if every and single.name == SINGLE:
+            return every, None
+    if (folder / "adapter_config.json").exists():
+        raise ConfigError(
+            f"model.path={folder}: it has an adapter and no model; set model.adapter={folder}, and model.path to the "
+            "model that it was trained on"
+        )
     raise ConfigError(
         f"model.path={folder}: no *.safetensors file and no {PYTORCH} (other weight formats are not read); "
         "convert the checkpoint to safetensors, or use model.load_format=dummy for random weights"
@@ -218,8 +257,8 @@ def _is_plain_file_name(name: str, suffix: str) -> bool:
     return re.fullmatch(r"[\w.+-]{1,200}" + re.escape(suffix), name, re.ASCII) is not None
 
 
-def _header(file: Path) -> list[StoredTensor]:
-    """The file's tensors, in its own order. Raises EvalEngineError for two entries of one name, of which the library
+def tensors_of(file: Path) -> list[StoredTensor]:
+    """The file's tensors, in its order. Raises EvalEngineError for two entries of one name, of which the library
     would keep the last."""
     with _open(file) as tensors:
         names = list(tensors.keys())
@@ -289,7 +328,7 @@ class _PyTorchFile:
         return [*self._tensors]
 
     def get_tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return self._tensors[name].contiguous()
 
     def get_slice(self, name: str) -> _PyTorchTensor:
         return _PyTorchTensor(self._tensors[name])

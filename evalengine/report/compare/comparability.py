@@ -185,7 +185,9 @@ def _settings(a: Run, b: Run) -> Iterator[Finding]:
             matters = sampled or a.by_lm_eval  # some of lm-eval's kinds of models may draw by it
             yield Finding(f"The seeds differ ({difference})", "configuration", sampled, names if matters else ())
         elif top in CONTENT:
-            yield Finding(f"{CONTENT[top]} ({difference})", "configuration", True, names)
+            merged = [run.manifest.model.adapter.get("source") for run in (a, b)] if top == "weights" else [None]
+            note = f"; {said(('adapter',), *merged)}" if any(merged) else ""
+            yield Finding(f"{CONTENT[top]} ({difference}{note})", "configuration", True, names)
         else:
             yield Finding(f"The settings differ ({difference})", "configuration", True, names, task)
 

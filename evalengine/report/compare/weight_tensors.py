@@ -27,6 +27,7 @@ UNREAD = {  # a format whose tensors are not compared -> why, after "A's weights
     "dummy": "are made up (dummy), and lie in no file",
     "pytorch": "are in PyTorch files, which are not compared by tensor; convert them to safetensors",
 }
+ADAPTED = "are merged with an adapter in memory, so no file has them"
 SHOWN = 5  # the most tensors that are named, the largest change first
 
 
@@ -96,6 +97,8 @@ def _weights_of(run: Run, at_most: int) -> list[Path]:
     source = model.source
     if source is None:
         raise ValueError("are not named in its manifest")
+    if model.adapter:
+        raise ValueError(ADAPTED)
     if model.format in UNREAD:
         raise ValueError(UNREAD[model.format])
     place = Path(str(files("evalengine"))) / "assets" / source[6:] if source.startswith("asset:") else Path(source)

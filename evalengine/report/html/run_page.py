@@ -228,6 +228,9 @@ def _short(manifest: Manifest) -> Iterator[tuple[str, Child]]:
         f"{model.name} ({model.architecture}, {model.num_parameters:,} parameters, {model.format})",
     )
     yield "Weights", tag("code", model.weights_sha256)
+    if model.adapter:
+        at = f" at {model.adapter['revision']}" if model.adapter.get("revision") else ""
+        yield "Adapter, merged", f"{model.adapter.get('source')}{at}, sha256 {str(model.adapter.get('sha256'))[:12]}…"
     rows = list(_rows(manifest))
     many = len(rows) > MANY_ROWS
     yield from [("Rows", details(f"Those of {len(rows)} tasks", facts(rows)))] if many else rows
