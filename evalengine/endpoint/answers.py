@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.folder import write_failed
+from evalengine.records.line_file import LineFile
 from evalengine.records.lm_eval import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT
 from evalengine.records.schema import RecordKey
 from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
@@ -77,64 +77,35 @@ def answer_of(reply: Reply) -> Answer:
 class AnswersFile:
     """The file, open for more. `kept` holds its answers.
 
-    It consists of whole lines, one for each place: a line that the disk did not take whole is removed again, and an
-    answer counts only once its line is written. A killed process leaves at most an unfinished last line.
+    It consists of whole lines (`LineFile`), one for each place: an answer counts only once its line is written.
     """
 
     def __init__(self, folder: Path, cleaner: Cleaner) -> None:
         """Reads the file of `folder`, which may not exist yet. Raises EvalEngineError if it is damaged, or if the disk
-        refuses."""
-        self._path = folder / ANSWERS
-        self._failed: OSError | None = None  # why its last line may be unfinished
+        fails."""
+        path = folder / ANSWERS
         try:
-            self.kept, self._size = _read(self._path, cleaner) if self._path.exists() else ({}, 0)
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            self.kept, size = _read(path, cleaner) if path.exists() else ({}, 0)
+            self._file = LineFile(path, size)
         except OSError as error:
-            raise write_failed(self._path, error) from error
+            raise write_failed(path, error) from error
 
     def append(self, place: Place, answer: Answer) -> None:
-        """Adds the answer of a place that has none. Raises EvalEngineError if the disk refuses; the file then is as
+        """Adds the answer of a place that has none. Raises EvalEngineError if the disk fails; the file then is as
         before."""
         assert place not in self.kept, place
-        if self._failed is not None:
-            raise write_failed(self._path, self._failed)
         fields = {"number": place[0], "ask": place[1], **vars(answer)}
-        line = json.dumps(fields, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
-        try:
-            written = 0
-            while written < len(line):  # a full disk takes a part, and reports an error at the next write
-                written += self._file.write(line[written:]) or 0
-        except BaseException as error:
-            self._remove_unfinished_line()
-            if isinstance(error, OSError):
-                raise write_failed(self._path, error) from error
-            raise
-        self._size += len(line)
+        self._file.append(json.dumps(fields, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
         self.kept[place] = answer
-
-    def _remove_unfinished_line(self) -> None:
-        """Cuts the file back to its whole lines. If even that fails, no line may follow the unfinished one; reading the
-        file removes it."""
-        try:
-            os.truncate(self._path, self._size)
-        except OSError as error:
-            self._failed = error
 
     def close(self) -> None:
         """Forces the lines to disk and closes the file; further calls do nothing. Raises EvalEngineError if the disk
-        refuses."""
-        if self._file.closed:
-            return
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise write_failed(self._path, error) from error
-        finally:
-            self._file.close()
+        fails."""
+        self._file.close()
 
 
 def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
-    """(the answers, the file's bytes). Removes an unfinished last line. Raises EvalEngineError for a damaged file."""
+    """(the answers, the bytes of its whole lines). Raises EvalEngineError for a damaged file."""
     content = read_bytes(path)
     whole = content[: content.rfind(b"\n") + 1]
     answers: dict[Place, Answer] = {}
@@ -155,8 +126,6 @@ def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
         raise EvalEngineError(
             f"{path}: damaged ({error}); delete it (its run starts again) or set resume=never"
         ) from error
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))  # rewriting the file could lose all answers on a full disk
     return answers, len(whole)
 
 

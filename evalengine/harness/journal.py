@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import zlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ import numpy as np
 
 from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.errors import EvalEngineError
-from evalengine.records.folder import write_whole
+from evalengine.records.folder import write_failed, write_whole
+from evalengine.records.line_file import LineFile
 from evalengine.records.schema import RecordKey
 from evalengine.records.shapes import Count, Flag, Sha256, Text, fits, with_fields, wrong
 from evalengine.util.plain_files import parse_json, read_bytes
@@ -61,16 +61,16 @@ class ExpectedEntry:
 class Journal:
     """An open journal: `finished` holds the answers so far, `append` adds one.
 
-    Each append is one unbuffered write, so a killed process loses at most the line it was writing.
+    A killed process loses at most what it was appending (`LineFile`).
     """
 
     def __init__(self, path: Path, run_sha256: str, finished: dict[RecordKey, JournalEntry], size: int) -> None:
+        """size: bytes of the whole lines that `path` has. Raises OSError."""
         self.path = path
         self.finished = finished
         self._elsewhere: set[RecordKey] = set()  # keys of those without a line (`note`)
         self._run_sha256 = run_sha256
-        self._size = size  # bytes of whole lines
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        self.file = LineFile(path, size)
 
     @classmethod
     def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], ExpectedEntry | None]) -> Journal:
@@ -82,27 +82,16 @@ class Journal:
         """
         try:
             content = read_bytes(path) if path.exists() else b""
-            finished, size = _parse(content, path, run_sha256, asked)
-            if size < len(content):
-                os.truncate(path, size)
-            return cls(path, run_sha256, finished, size)
+            return cls(path, run_sha256, *_parse(content, path, run_sha256, asked))
         except ValueError as error:
             raise EvalEngineError(f"{path}: {error}; remove it (its run starts again) or set resume=never") from error
         except OSError as error:
-            raise _failed(path, error) from error
+            raise write_failed(path, error) from error
 
-    def append(self, entry: JournalEntry) -> None:
-        """Adds one finished request. Raises `EvalEngineError` if the disk refuses; the journal stays whole."""
-        line = _encode(entry, self._run_sha256)
-        try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:]) or 0
-        except OSError as error:
-            os.truncate(self.path, self._size)
-            raise _failed(self.path, error) from error
-        self._size += len(line)
-        self.finished[entry.key] = entry
+    def append(self, *entries: JournalEntry) -> None:
+        """Adds finished requests. Raises `EvalEngineError` if the disk fails; the journal then has none of them."""
+        self.file.append(b"".join(_encode(entry, self._run_sha256) for entry in entries))
+        self.finished.update((entry.key, entry) for entry in entries)
 
     def note(self, entry: JournalEntry) -> None:
         """Adds a request whose answer is kept elsewhere, and writes no line: a resumed run finds it there again."""
@@ -117,20 +106,14 @@ class Journal:
         self.close()
         try:
             write_whole(self.path, lambda path: path.write_bytes(lines))
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            self.file = LineFile(self.path, len(lines))
         except OSError as error:
-            raise _failed(self.path, error) from error
-        self.finished, self._size = remaining, len(lines)
+            raise write_failed(self.path, error) from error
+        self.finished = remaining
 
     def close(self) -> None:
         """Forces the lines to disk and closes the file; further calls do nothing."""
-        if not self._file.closed:
-            try:
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                raise _failed(self.path, error) from error
-            finally:
-                self._file.close()
+        self.file.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -253,8 +236,3 @@ def _check(
         raise ValueError(f"{named} stands in a line before")
     if problem := wanted.problem(entry):
         raise ValueError(f"{named}: {problem}")
-
-
-def _failed(path: Path, error: OSError) -> EvalEngineError:
-    why = error.strerror or error
-    return EvalEngineError(f"could not write {path}: {why}; cure that and run the same command again: it resumes")

@@ -1,9 +1,12 @@
 """A run whose requests come from clients, one by one: each answer is a leaf, written before the client has it.
 
 Its folder is that of any run. While requests come it holds their journal, and beside it what was asked (`asked.jsonl`);
-`finish` makes records, digest and manifest of them. A document is a request: its number is a hash of what was asked, so
-that two servers which were asked the same have runs that compare, whatever the order. An equal request is one leaf: its
-answer must be the same to the bit, and a machine that gives another is found.
+`finish` makes records, digest and manifest of them. The line of a request is written before that of its answer: after a
+kill or on a full disk there may be requests without an answer, which do not count, but no answer without its request.
+
+A document is a request: its number is a hash of what was asked, so that two servers which were asked the same have runs
+that compare, whatever the order. An equal request is one leaf: its answer must be the same to the bit, and a machine
+that gives another is found.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from evalengine.config.schema import Config, to_yaml
 from evalengine.engine.expected import ExpectedAnswer
@@ -36,6 +40,7 @@ from evalengine.harness.thinking import thoughts
 from evalengine.records.digest import digests
 from evalengine.records.evidence import ASKED, CONFIG, bind
 from evalengine.records.folder import RECORDS, RunFolder, write_failed
+from evalengine.records.line_file import LineFile
 from evalengine.records.lm_eval import Sample, TaskResult, remove_results, write_results, write_samples
 from evalengine.records.manifest import MANIFEST, RunOutcome, build_manifest, run_id, run_identity
 from evalengine.records.manifest_parts import RunCounts, RunTimings
@@ -49,15 +54,15 @@ BITS = 52  # of a document's number: JavaScript reads 53 exactly
 
 @dataclass
 class ServedRun:
-    """An open run. `add` keeps an answer, `finish` makes the folder a run that every command reads."""
+    """An open run. `add` keeps answers, `finish` makes the folder a run that every command reads."""
 
     config: Config
     llm: LLM
     identity: dict[str, Any]
     folder: RunFolder
     journal: Journal
-    asked: dict[RecordKey, Request]
-    file: IO[bytes]  # `asked.jsonl`, unbuffered
+    asked: dict[RecordKey, Request]  # what `file` has
+    file: LineFile  # `asked.jsonl`
     resumed: int  # answers of a server that was killed
     started: float = field(default_factory=time.time)
     begin: float = field(default_factory=time.perf_counter)
@@ -81,45 +86,49 @@ class ServedRun:
             asked = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
             journal = Journal.open(folder.journal, folder.identity_sha256, lambda key: _expected(asked.get(key), llm))
-            known = {key: request for key, request in asked.items() if key in journal.finished}
-            file = _rewritten(folder, known)
+            file = _opened(folder.path / ASKED)
         except BaseException:
             folder.close()
             raise
-        return cls(config, llm, identity, folder, journal, known, file, len(known))
+        return cls(config, llm, identity, folder, journal, asked, file, len(journal.finished))
 
-    def add(self, task: str, request: Request, output: RequestOutput) -> RecordKey:
-        """Keeps an answer; returns its key, by which `prove` and `check` find it.
+    def add(self, answers: Iterable[tuple[str, Request, RequestOutput]]) -> None:
+        """Keeps the answers of one client's request, (task, request, answer) each: all of them or none.
 
-        Raises: EvalEngineError if the disk refuses, and for an answer that is not the one given before.
+        Raises: EvalEngineError if the disk fails, and for an answer that is not the one given before.
         """
-        plain = recorded(request)
-        key = served_key(task, plain, request)
-        answer = replace(output, top_logprobs=None)
-        entry = journal_entry(key, ids_sha256(plain.prompt_ids), answer)
-        if (before := self.journal.finished.get(key)) is not None:
-            if not _same(before, entry):
+        requests: dict[RecordKey, Request] = {}
+        entries: dict[RecordKey, JournalEntry] = {}
+        for task, request, output in answers:
+            plain = recorded(request)
+            key = served_key(task, plain, request)
+            entry = journal_entry(key, ids_sha256(plain.prompt_ids), replace(output, top_logprobs=None))
+            before = self.journal.finished.get(key) or entries.get(key)
+            if before is None:
+                requests[key], entries[key] = plain, entry
+            elif not _same(before, entry):
                 raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
                                       "this machine computes wrong")  # fmt: skip
-            return key
-        try:
-            self.file.write(asked_line(key, plain))
-        except OSError as error:
-            raise write_failed(self.folder.path / ASKED, error) from error
-        self.asked[key] = plain
-        self.journal.append(entry)
-        return key
+        new = {key: request for key, request in requests.items() if key not in self.asked}
+        self.file.append(b"".join(asked_line(*one) for one in new.items()))
+        self.asked |= new
+        self.journal.append(*entries.values())
+
+    def problem(self) -> str | None:
+        """Why no answer can be kept now; None if the disk has room for one as long as what it did not take last."""
+        return self.file.problem() or self.journal.file.problem()
 
     def finish(self) -> str | None:
         """Makes the folder a finished run and returns its digest; without any answer nothing is left, and None."""
-        self.file.close()
-        self.journal.close()
-        if not self.journal.finished:
-            self.folder.close()
-            shutil.rmtree(self.folder.path, ignore_errors=True)
-            return None
         with self.folder:
-            digest = self._write(Plan([], in_order(self.asked)))
+            try:
+                self.file.close()
+            finally:
+                self.journal.close()
+            if not self.journal.finished:
+                shutil.rmtree(self.folder.path, ignore_errors=True)
+                return None
+            digest = self._write(Plan([], in_order({key: self.asked[key] for key in self.journal.finished})))
             self.folder.tidy()
             return digest
 
@@ -170,10 +179,11 @@ def _read_back(folder: RunFolder) -> dict[RecordKey, Request]:
     return read_asked(folder.path, unfinished=True) if (folder.path / ASKED).exists() else {}
 
 
-def _rewritten(folder: RunFolder, known: dict[RecordKey, Request]) -> IO[bytes]:
-    """`asked.jsonl` with the requests whose answers are there, open for more."""
-    folder.write_text(ASKED, b"".join(asked_line(*one) for one in known.items()).decode())
-    return open(folder.path / ASKED, "ab", buffering=0)
+def _opened(path: Path) -> LineFile:
+    try:
+        return LineFile(path)
+    except OSError as error:
+        raise write_failed(path, error) from error
 
 
 def _expected(request: Request | None, llm: LLM) -> ExpectedEntry | None:

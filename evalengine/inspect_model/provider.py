@@ -87,6 +87,8 @@ class EvalEngineAPI(ModelAPI):
             ask = await asyncio.to_thread(self._ask, input, tools, tool_choice, config)
             if ask is None:
                 return ModelOutput.from_content(self.model_name, "", "model_length")
+            if self._recorder is not None:
+                self._recorder.check()
             submission = Submission(ask, self._engine)
             try:
                 await submission.whole()

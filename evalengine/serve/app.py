@@ -182,6 +182,8 @@ class Server:
                            "rate_limit_exceeded")  # fmt: skip
         if not self.engine.alive:
             raise ApiError(503, "the server is being shut down")
+        if self.recorder is not None:
+            self.recorder.check()
         if self._mailbox is None:
             self._mailbox = Mailbox(asyncio.get_running_loop())
         submission = Submission(ask, self.engine, self._mailbox)
@@ -261,6 +263,8 @@ class Server:
     async def health(self, request: Request, _: bytes) -> Response:
         if not self.engine.healthy:
             raise ApiError(503, "the engine does not run, or its last step failed; the server's log has why")
+        if self.recorder is not None:
+            self.recorder.check(thorough=True)
         return _json({"status": "ok"})
 
     async def prometheus(self, request: Request, _: bytes) -> Response:

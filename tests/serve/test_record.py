@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from evalengine.harness.served_run import ServedRun
+from evalengine.records.line_file import LineFile
 from evalengine.records.schema import RequestRecord
 from evalengine.serve.recorder import RECEIPT, RUN, Recorder
 from tests.e2e.command import Run, call
+from tests.full_disk import Disk
 from tests.serve.running import QUESTION, Running, running, wait_until
 
 CHAT = [{"role": "user", "content": "What is 3 plus 4?"}]
@@ -135,8 +137,8 @@ def test_a_killed_server_is_taken_up(recorded: tuple[Run, list[Any]], tmp_path: 
         run = ServedRun.open(str(tmp_path), "serve-tinymath", server.config, server.llm)
         server.server.recorder = Recorder(run)
         ask(server, ASKED[:2])
-        for file in (run.file, run.journal._file):
-            file.close()
+        run.file.close()
+        run.journal.close()
         run.folder.close()  # as a kill does
     (path,) = tmp_path.iterdir()
     with open(path / "asked.jsonl", "ab") as file:
@@ -147,6 +149,67 @@ def test_a_killed_server_is_taken_up(recorded: tuple[Run, list[Any]], tmp_path: 
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     assert Run(path).digest == recorded[0].digest
     assert Run(path).manifest["counts"]["resumed_requests"] == 3
+
+
+def test_a_full_disk_costs_no_answer(
+    recorded: tuple[Run, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Full and free again and again, then a kill: requests in between are answered 503, and nothing of them is kept."""
+    path, body = ASKED[1]
+    with monkeypatch.context() as patch, running() as server:
+        disk = Disk(patch)
+        run = ServedRun.open(str(tmp_path), "serve-tinymath", server.config, server.llm)
+        server.server.recorder = Recorder(run)
+        journal = run.journal.path
+        ask(server, ASKED[:1])
+        for room in (0, 7, 400, 800, 1200):  # within the request's line, that of its second sample, or an answer's
+            disk.room = room
+            before = journal.read_bytes()
+            lost = server.post(path, body)
+            assert (lost.status_code, lost.json()["error"]["type"]) == (503, "server_error"), room
+            assert journal.read_bytes() == before and run.file.path.read_bytes()[-1:] == b"\n"
+            unwell, computed = server.client.get("/health"), server.llm.stats.num_generated_tokens
+            assert unwell.status_code == 503
+            assert "answers cannot be recorded: No space left on device" in unwell.text
+            for stream in (False, True):
+                refused = server.post(path, {**body, "stream": stream})
+                assert refused.status_code == 503 and str(tmp_path) not in refused.text
+            assert server.llm.stats.num_generated_tokens == computed, "refused before it is computed"
+            disk.room = 1 << 20
+            assert server.client.get("/health").status_code == 200
+            ask(server, ASKED[2:3])
+        assert caplog.text.count("answers cannot be recorded") == 5 == caplog.text.count("answers are recorded again")
+        disk.room = 0
+        assert server.client.get("/health").status_code == 503, "without a request, too"
+        run.file.close()
+        run.journal.close()
+        run.folder.close()  # as a kill does
+    with recording(tmp_path) as server:
+        ask(server, ASKED)
+    (folder,) = tmp_path.iterdir()
+    assert Run(folder).digest == recorded[0].digest and Run(folder).manifest["counts"]["resumed_requests"] == 3
+
+
+def test_a_request_whose_answer_was_lost_is_no_part_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line is there, and no answer: that ended with a KeyError, and asked again it was there twice."""
+    with recording(tmp_path) as server:
+        disk = Disk(monkeypatch)
+        run = server.server.recorder.run  # type: ignore[union-attr]
+        ask(server, ASKED[:1])
+        monkeypatch.setattr(run.journal, "file", LineFile(run.journal.path))
+        disk.room = 50
+        stream = server.post(*ASKED[3])  # it has begun when its answer cannot be kept
+        assert stream.status_code == 200 and '"type":"server_error"' in stream.text and "[DONE]" not in stream.text
+        assert server.post(*ASKED[1]).status_code == 503
+        disk.room = 1 << 20
+        ask(server, ASKED[1:2])
+        disk.room = 50
+        assert server.post(*ASKED[2]).status_code == 503
+        disk.room = 1 << 20
+        ask(server, ASKED[2:3])
+    (path,) = tmp_path.iterdir()
+    assert [record.task for record in Run(path).records] == ["completions"] * 4 + ["prompts"]
+    assert call("check", str(path)).code == 0
 
 
 def test_a_machine_that_computes_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

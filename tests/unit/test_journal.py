@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
 from evalengine.records.schema import RecordKey
+from tests.full_disk import Disk
 
 RUN = "0123456789abcdef" * 4
 ODD = np.array([0x80000000, 0x80000001, 0xFF800000, 0xC0490FDB], dtype=np.uint32).view(np.float32)
@@ -115,28 +114,14 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_fails_the_run_and_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "j"
+    disk, path = Disk(monkeypatch), tmp_path / "j"
     journal = opened(path)
     journal.append(entry(0))
     before = path.read_bytes()
-
-    class Full:
-        """A file whose disk is full once it has taken ten bytes."""
-
-        def __init__(self, file: object) -> None:
-            self.file = file
-            self.calls = 0
-
-        def write(self, data: bytes) -> int:
-            self.calls += 1
-            if self.calls > 1:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return self.file.write(data[:10])  # type: ignore[attr-defined,no-any-return]
-
-    monkeypatch.setattr(journal, "_file", Full(journal._file))
+    disk.room = 10
     with pytest.raises(EvalEngineError, match="No space left"):
-        journal.append(entry(1))
-    assert path.read_bytes() == before
+        journal.append(entry(1), entry(2))
+    assert path.read_bytes() == before and journal.finished.keys() == {entry(0).key}
     assert len(opened(path).finished) == 1
 
 
