@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
@@ -79,6 +80,7 @@ class Server:
             self.app.add_route(path, self._answered(path, answer, True), ["POST"])
         for path, answer in gets.items():
             self.app.add_route(path, self._answered(path, answer, False), ["GET"])
+        self.app.add_middleware(OriginForm)
         self.app.add_exception_handler(HTTPException, _not_a_path)
         self.app.add_exception_handler(404, _not_a_path)
 
@@ -269,6 +271,18 @@ class Server:
 
     async def prometheus(self, request: Request, _: bytes) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class OriginForm:
+    """Takes a target that is a whole URI, as clients of a proxy send it (`GET http://host/v1/models`), for its path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (found := re.match("https?://[^/]*", scope["path"], re.I)):
+            scope = {**scope, "path": scope["path"][found.end() :] or "/"}
+        await self._app(scope, receive, send)
 
 
 class EventStream(StreamingResponse):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from evalengine.config.arguments import LARGEST, shown
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError
@@ -19,6 +21,7 @@ from evalengine.serve.model import ServedModel
 from evalengine.serve.settings import ServeSettings
 from evalengine.serve.tool_calls import offered
 
+logger = logging.getLogger(__name__)
 NOT_OF_THE_ID = ("params", "stream", "include_usage", "tools")  # the tools stand in the prompt
 COMPLETION_TOKENS = 16  # of a completion that names no max_tokens, as OpenAI's
 MOST_STOPS = 1024  # stop strings of a request, and stop tokens
@@ -141,7 +144,7 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", "max_tokens")
-    ids = model.prompt_ids(prompt)
+    ids = model.prompt_ids(prompt, field="messages")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     budget = max(1, model.limits.max_model_len - len(ids)) if asked is None else asked
     if asked is None and settings.max_tokens:
@@ -228,12 +231,17 @@ def _sha256(before: str, prompts: list[list[int]], after: str) -> bytes:
 
 
 def check_counts(value: Any, model: ServedModel, settings: ServeSettings) -> None:
-    """Checks how many prompts, tokens and stop strings the JSON value of a body has, before any of them is looked at.
+    """Checks how many prompts, tokens and stop strings the JSON value of a body has, before any of them is looked at,
+    and its integers.
 
-    Raises: ApiError if there are too many.
+    Raises: ApiError for what is out of bounds.
     """
     if not isinstance(value, dict):
         return
+    for name, (least, most, named) in _bounds("messages" in value, model, settings).items():
+        number = value.get(name)
+        if isinstance(number, int) and not isinstance(number, bool) and not least <= number <= most:
+            raise ApiError(400, f"{name}={shown(number)}: must be an integer from {least} to {named}", name)
     for name, most in (("stop", MOST_STOPS), ("stop_token_ids", MOST_STOPS), ("tokens", model.most_detokenized)):
         if isinstance(value.get(name), list) and len(value[name]) > most:
             raise ApiError(400, f"{name}: {len(value[name])} are too many, a request has at most {most}", name)
@@ -245,6 +253,23 @@ def check_counts(value: Any, model: ServedModel, settings: ServeSettings) -> Non
     for tokens in prompts:
         if isinstance(tokens, list):
             model.check_length(len(tokens))
+
+
+def _bounds(chat: bool, model: ServedModel, settings: ServeSettings) -> dict[str, tuple[int, int, int]]:
+    """Field -> (the least that is taken, the most, the most that is useful)."""
+    tokens = int(chat), settings.max_tokens or LARGEST, settings.max_tokens or model.limits.max_model_len
+    alternatives = 0, settings.max_logprobs, settings.max_logprobs
+    return {
+        "max_tokens": tokens,
+        "max_completion_tokens": tokens,
+        "min_tokens": (0, LARGEST, model.limits.max_model_len),
+        "n": (1, settings.max_choices, settings.max_choices),
+        "logprobs": alternatives,
+        "top_logprobs": alternatives,
+        "prompt_logprobs": alternatives,
+        "top_k": (-1, LARGEST, model.limits.vocab_size),
+        "seed": (-LARGEST - 1, LARGEST, LARGEST),
+    }
 
 
 def _check_choices(count: int, settings: ServeSettings) -> None:
@@ -260,11 +285,13 @@ def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
     if most > settings.max_logprobs:
         why = f"{most} alternatives a token: this server gives at most {settings.max_logprobs}"
         raise ApiError(400, why, "top_logprobs" if ask.chat else "logprobs")
-    if settings.max_tokens and ask.params is not None and ask.params.max_tokens > settings.max_tokens:
-        raise ApiError(400, f"max_tokens={ask.params.max_tokens}: this server gives at most {settings.max_tokens}",
-                       "max_tokens")  # fmt: skip
     if any(not prompt for prompt in ask.prompts):
         raise ApiError(400, "prompt: the tokenizer makes no tokens of it; give at least one", "prompt")
+    vocab_size = model.limits.vocab_size
+    if any(max(prompt) >= vocab_size or min(prompt) < 0 for prompt in ask.prompts):
+        raise ApiError(400, f"prompt: token ids must lie in 0 ... {vocab_size - 1}", "prompt")
+    field = "messages" if ask.chat else "prompt"
+    model.check_length(max(map(len, ask.prompts)), int(ask.params is not None), field)
     generations = ask.generations([choice.index for choice in ask.choices])
     of_prompts = {tuple(request.prompt_ids): request for request in generations.values()}
     requests: list[Request] = [*ask.scores([*range(len(ask.prompts))]).values(), *of_prompts.values()]
@@ -272,7 +299,10 @@ def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
         try:  # one by one: the messages then name no numbers, which clients do not know
             check_requests([request], model.limits)
         except ConfigError as error:
-            raise ConfigError([problem.partition(": ")[2] for problem in error.problems]) from error
-    if ask.params is None and any(max(prompt) >= model.limits.vocab_size or min(prompt) < 0 for prompt in ask.prompts):
-        raise ApiError(400, f"token ids must lie in 0 ... {model.limits.vocab_size - 1}", "prompt")
+            problems = [problem.partition(": ")[2] for problem in error.problems]
+            if any("engine." in problem for problem in problems):  # advice that only the server's operator can follow
+                logger.warning("a request is rejected: %s", "; ".join(problems))
+                raise ApiError(400, "prompt and answer may have more tokens than this server has memory for: lower "
+                               "max_tokens, or shorten the prompt", "max_tokens") from error  # fmt: skip
+            raise ConfigError(problems) from error
     return ask

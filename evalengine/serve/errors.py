@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from evalengine.errors import ConfigError, first_of
@@ -20,8 +21,9 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: ConfigError) -> ApiError:
-        """The answer to a request that cannot be honoured."""
-        return cls(400, "; ".join(first_of(error.problems, MOST_PROBLEMS)))
+        """The answer to a request that cannot be honoured; the first problem names the field that it begins with."""
+        field = re.match(r"\w+(?=[=:])", error.problems[0])
+        return cls(400, "; ".join(first_of(error.problems, MOST_PROBLEMS)), field and field[0])
 
     @property
     def body(self) -> dict[str, Any]:

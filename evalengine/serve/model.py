@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from evalengine.serve.errors import ApiError
 from evalengine.serve.tool_calls import ToolFormat, find_format, with_objects
 from evalengine.version import CONTRACT_VERSION
 
+logger = logging.getLogger(__name__)
 OF_A_CHAT = Wording(
     where="messages",
     without_template="/v1/completions takes a text without a template",
@@ -64,34 +66,39 @@ class ServedModel:
                            "model_not_found")  # fmt: skip
 
     def encoded(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. It may take seconds, and is to be called outside the event loop. Raises ConfigError
-        for a text that the tokenizer cannot encode."""
-        return encode(self.tokenizer, text) if add_special_tokens else encode_as(self.tokenizer, text, False)
+        """The token ids of a text. It may take seconds, and is to be called outside the event loop. Raises ApiError for
+        a text that the tokenizer cannot encode."""
+        try:
+            return encode(self.tokenizer, text) if add_special_tokens else encode_as(self.tokenizer, text, False)
+        except ConfigError as error:
+            logger.warning("%s", error)
+            raise ApiError(400, "the tokenizer has no token for a part of the text", "prompt") from error
 
-    def prompt_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`encoded` for a prompt.
+    def prompt_ids(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
+        """`encoded` for a prompt, which comes from this field of the request.
 
         Raises: ApiError for a text that is too long for the model, without encoding all of it: 31 MB take minutes and
         gigabytes.
         """
         most = self.limits.max_model_len
-        no_room = f"engine.max_model_len={most} leaves no room for a new one"
         if len(text) > most * self._longest_token:
-            raise ApiError(400, f"the prompt has {len(text)} characters, more than {most} tokens stand for: "
-                           f"{no_room}", "prompt")  # fmt: skip
+            raise self._too_long(f"{len(text)} characters, more than {most} tokens stand for", field)
         size = CHARACTERS_FIRST * most
         while size < len(text):
             # Where the text is cut the last tokens may differ from those of the whole, but never half of them.
             if len(self.encoded(text[:size], add_special_tokens)) > 2 * most:
-                raise ApiError(400, f"the prompt has more than {2 * most} tokens, {no_room}", "prompt")
+                raise self._too_long(f"more than {2 * most} tokens", field)
             size *= 4
         return self.encoded(text, add_special_tokens)
 
-    def check_length(self, num_tokens: int) -> None:
-        """Raises ApiError for a prompt of more tokens than the model takes."""
-        if num_tokens > (most := self.limits.max_model_len):
-            raise ApiError(400, f"the prompt has {num_tokens} tokens, engine.max_model_len={most} leaves no room for a "
-                           "new one", "prompt")  # fmt: skip
+    def check_length(self, num_tokens: int, room: int = 0, field: str = "prompt") -> None:
+        """Raises ApiError for a prompt that leaves room for fewer tokens than `room`."""
+        if num_tokens + room > self.limits.max_model_len:
+            raise self._too_long(f"{num_tokens} tokens", field)
+
+    def _too_long(self, size: str, field: str) -> ApiError:
+        return ApiError(400, f"the prompt has {size}; it and its answer may have {self.limits.max_model_len} tokens "
+                        "together: shorten it", field, "context_length_exceeded")  # fmt: skip
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises ApiError for ids that are none."""
@@ -117,7 +124,8 @@ class ServedModel:
                 why = f"chat_template_kwargs: {own[0][:60]} is not for a client to set"
                 raise ApiError(400, why, "chat_template_kwargs")
             if unread := sorted(given.keys() - reads):
-                raise ApiError(400, f"{unread[0][:60]}: the model's chat template does not read it", unread[0][:60])
+                field = "chat_template_kwargs" if unread[0] in (variables or {}) else "tools"
+                raise ApiError(400, f"{unread[0][:60]}: the model's chat template does not read it", field)
             return self._template([readable(message) for message in messages], add_generation_prompt, given)
 
     def tokenizer_info(self) -> dict[str, Any]:

@@ -51,18 +51,19 @@ def test_the_key_is_asked_for(strict: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({"prompt": "a", "max_tokens": 701}, 400, "at most 700"),
-        ({"prompt": "a", "n": 5}, 400, "at most 4"),
+        ({"prompt": "a", "max_tokens": 701}, 400, "max_tokens=701: must be an integer from 0 to 700"),
+        ({"prompt": "a", "n": 5}, 400, "n=5: must be an integer from 1 to 4"),
+        ({"prompt": ["a", "b"], "n": 3}, 400, "at most 4"),
         ({"prompt": "a", "n": 3, "temperature": 1.0}, 429, "come back later"),
         ({"prompt": "a " * (1 << 20)}, 413, "longer than 1 MiB"),
-        ({"prompt": "flower " * 2000}, 400, "leaves no room for a new one"),
+        ({"prompt": "flower " * 2000}, 400, "may have 1024 tokens together: shorten it"),
         ({"prompt": ""}, 400, "makes no tokens"),
         ({"prompt": []}, 400, "asks for nothing"),
         ({"prompt": [1 << 70]}, 400, "token ids must lie in"),
         ({"prompt": [-1]}, 400, "token ids must lie in"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature=-1"),
         ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
-        ({"prompt": "a", "logprobs": 21}, 400, "at most 20"),
+        ({"prompt": "a", "logprobs": 21}, 400, "from 0 to 20"),
         ({"prompt": "a", "max_tokens": 0}, 400, "asks for nothing"),
         ({"prompt": "a", "stop": ""}, 400, "stop"),
         ({"prompt": "a", "presence_penalty": 1}, 400, "presence_penalty: not built"),
@@ -86,7 +87,7 @@ def test_a_billion_choices_are_refused_before_a_list_is_made(strict: Running, mo
     """It filled the memory, and ended the server."""
     monkeypatch.setattr("evalengine.serve.asks.Choice", None)
     refused = strict.post("/v1/completions", {"prompt": ["a", "b"], "n": 500_000_000}, **key())
-    assert refused.status_code == 400 and "1000000000 choices" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "n=500000000: must be" in refused.json()["error"]["message"]
 
 
 def test_a_client_that_leaves_within_its_body_is_no_failure(served: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,6 +103,15 @@ def test_unknown_paths_and_methods_are_said(served: Running) -> None:
     assert served.client.get("/v1/embeddings").json()["error"]["message"] == "there is no such path here"
     assert served.client.get("/v1/completions").status_code == 405
     assert served.client.get("/docs").status_code == 404
+
+
+def test_a_target_may_be_a_whole_uri(served: Running) -> None:
+    """As a client sends it that takes the server for a proxy."""
+    address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+    for target, status in (("http://elsewhere:1/health", 200), ("HTTPS://x/v1/models?a=b", 200), ("http://x", 404)):
+        with socket.create_connection(address) as client:
+            client.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert client.recv(100).split()[1] == str(status).encode(), target
 
 
 def test_a_client_that_leaves_is_freed(strict: Running) -> None:

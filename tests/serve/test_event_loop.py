@@ -104,10 +104,10 @@ def test_a_slow_tokenizer_stops_no_other_client(served: Running, monkeypatch: py
     [
         (COMPLETION, {"prompt": ["a"] * 1025}, "1025 choices"),
         (COMPLETION, {"prompt": ["a"] * 2, "n": 600}, "1200 choices"),
-        (COMPLETION, {"prompt": "a", "n": 1025}, "1025 choices"),
-        (CHAT, {"messages": MESSAGES, "n": 1025}, "1025 choices"),
+        (COMPLETION, {"prompt": "a", "n": 1025}, "n=1025: must be an integer from 1 to 1024"),
+        (CHAT, {"messages": MESSAGES, "n": 1025}, "n=1025: must be an integer from 1 to 1024"),
         (COMPLETION, {"prompt": [[1]] * 30_000}, "30000 choices"),
-        (COMPLETION, {"prompt": [1] * 1_000_000}, "1000000 tokens, engine.max_model_len=1024 leaves no room"),
+        (COMPLETION, {"prompt": [1] * 1_000_000}, "1000000 tokens; it and its answer may have 1024"),
         (COMPLETION, {"prompt": [[1], [1] * 5000]}, "5000 tokens"),
         (COMPLETION, {"prompt": "a" * 1_000_000}, "1000000 characters, more than 1024 tokens stand for"),
         (COMPLETION, {"prompt": "a", "stop": ["x"] * (MOST_STOPS + 1)}, "stop: 1025 are too many"),

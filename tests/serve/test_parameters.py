@@ -7,6 +7,7 @@ import tests.serve.needs  # noqa: F401  # first
 # isort: split
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,3 +139,54 @@ def test_another_method_is_answered_with_those_that_the_path_takes(
     answer = served.client.request(method, path)
     assert answer.status_code == 405 and allowed in answer.headers["allow"].split(", ")
     assert answer.json()["error"]["message"] == "this path takes another method"
+
+
+LONG = "a b " * 1000
+OUT_OF_BOUNDS = [
+    (COMPLETION, {"temperature": -1}, "temperature", "temperature=-1.0: must be 0"),
+    (COMPLETION, {"top_p": 2}, "top_p", "top_p=2.0: must be"),
+    (COMPLETION, {"top_k": -2}, "top_k", "from -1 to 1024"),
+    (COMPLETION, {"seed": 2**70}, "seed", "from -9223372036854775808 to 9223372036854775807"),
+    (COMPLETION, {"stop": ["a", ""]}, "stop", "non-empty string"),
+    (COMPLETION, {"stop_token_ids": [5000]}, "stop_token_ids", "0 ... 1023"),
+    (COMPLETION, {"repetition_penalty": -1.0}, "repetition_penalty", "positive number"),
+    (COMPLETION, {"min_tokens": -1}, "min_tokens", "from 0 to 1024"),
+    (COMPLETION, {"max_tokens": -1}, "max_tokens", "from 0 to 1024"),
+    (COMPLETION, {"max_tokens": 2**70}, "max_tokens", "from 0 to 1024"),
+    (COMPLETION, {"n": 0}, "n", "from 1 to 1024"),
+    (COMPLETION, {"logprobs": -1}, "logprobs", "from 0 to 20"),
+    (COMPLETION, {"prompt_logprobs": 21}, "prompt_logprobs", "from 0 to 20"),
+    (COMPLETION, {"prompt": [5000]}, "prompt", "0 ... 1023"),
+    (COMPLETION, {"prompt": LONG}, "prompt", "shorten it"),
+    (COMPLETION, {"prompt": [5] * 1024}, "prompt", "shorten it"),
+    (CHAT, {"max_tokens": 0}, "max_tokens", "from 1 to 1024"),
+    (CHAT, {"max_completion_tokens": 2**70, "max_tokens": None}, "max_completion_tokens", "from 1 to 1024"),
+    (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages", "shorten it"),
+    (CHAT, {"chat_template_kwargs": {"unread": 1}}, "chat_template_kwargs", "unread"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "said"), OUT_OF_BOUNDS)
+def test_an_error_names_the_field_its_bounds_and_what_a_client_can_do(
+    served: Running, path: str, fields: dict[str, Any], param: str, said: str
+) -> None:
+    refused = served.post(path, {**USUAL[path], **fields})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == param and said in error["message"], refused.text
+    assert "engine." not in refused.text and "model." not in error["message"], "settings of the server's operator"
+    assert error["code"] == ("context_length_exceeded" if "shorten" in said else None)
+
+
+def test_what_only_the_operator_can_change_is_logged(
+    served: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = served.server.model
+    monkeypatch.setattr(model, "limits", replace(model.limits, num_kv_blocks=2))
+    refused = served.post(COMPLETION, {"prompt": "a", "max_tokens": 500})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "max_tokens" and "lower max_tokens" in error["message"]
+    assert "engine." not in refused.text and "raise engine.num_kv_blocks" in caplog.text
+    monkeypatch.setattr(model.tokenizer, "encode", lambda *_, **__: (_ for _ in ()).throw(Exception("no such word")))
+    refused = served.post(COMPLETION, {"prompt": "a"})
+    assert refused.json()["error"]["param"] == "prompt" and "model." not in refused.text
+    assert "set model.tokenizer" in caplog.text
