@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,10 +15,10 @@ from typing import Any, TypeVar
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.schedule.sequence import Top
 from evalengine.engine.thread import EngineEnded, EngineFailure, EngineThread, Event, NewTokens
-from evalengine.serve.answers import Scored, Writer, plain, usage
+from evalengine.serve.answers import Scored, Writer, plain, usage, within
 from evalengine.serve.asks import Ask, Choice
 from evalengine.serve.errors import ApiError
-from evalengine.serve.token_texts import GrowingText, next_part
+from evalengine.serve.token_texts import GrowingText, Offsets, next_part
 
 T = TypeVar("T")
 PIECE = 1 << 14  # elements of a list that are written at once, in some milliseconds
@@ -159,7 +160,9 @@ class Growing:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[Top] = []
-        self._given = self._characters = 0
+        self._offsets = Offsets(writer.tokens, True)
+        self._given = 0  # tokens whose text has been looked at
+        self._scored = 0  # tokens whose logprobs have been given
         self.output: RequestOutput | None = None
 
     def add(self, event: Event) -> None:
@@ -195,14 +198,19 @@ class Growing:
         return parts + self._part(len(self._ids), {**delta, **({"tool_calls": calls} if calls else {})}, reason)
 
     def _part(self, end: int, delta: dict[str, Any], reason: str | None) -> list[dict[str, Any]]:
-        """The part that ends with token number `end`; none if it would say nothing."""
-        own = slice(self._given, end)
+        """The part with the text of the tokens before number `end`; none if it would say nothing."""
         self._given = end
+        offsets: list[int] = []
+        if not self._ask.chat and self._ask.alternatives is not None:
+            offsets = self._offsets.more(self._ids[:end], ended=reason is not None)
+            if reason is None:  # tokens whose text is held back wait for it: a stop string may yet cut it off
+                end = max(self._scored, bisect_right(offsets, len(self._text.given)))
+            offsets = within(offsets, self._text.given)
+        own = slice(self._scored, end)
+        self._scored = end
         scored = Scored(self._ids[own], self._logprobs[own], self._top[own])
-        logprobs = self._writer.logprobs(self._ask, scored, self._characters)
-        if logprobs is not None and not self._ask.chat:
-            self._characters += sum(map(len, logprobs["tokens"]))
-        if not delta and logprobs is None and reason is None:
+        logprobs = self._writer.logprobs(self._ask, scored, offsets[own])
+        if not delta and (logprobs is None or own.start == own.stop) and reason is None:
             return []
         return [self._written(delta, logprobs, reason)]
 

@@ -13,7 +13,7 @@ from evalengine.engine.schedule.sequence import Top
 from evalengine.engine.text.thinking import end_of_thinking, part
 from evalengine.serve.asks import Ask, Choice
 from evalengine.serve.model import ServedModel
-from evalengine.serve.token_texts import TokenTexts
+from evalengine.serve.token_texts import Offsets, TokenTexts
 from evalengine.serve.tool_calls import entries
 
 # Seconds since 1970 in OpenAI's shape. An answer says nothing of when it was computed: equal requests, equal bytes.
@@ -89,7 +89,16 @@ class Writer:
             before = "" if not ask.echo else self.model.decoded(prompt) if given is None else given
             written["text"] = before + ("" if output is None else output.text)
         scored = Scored([], [], []) if output is None else Scored.of(output)
-        written["logprobs"] = self.logprobs(ask, of_prompt + scored if ask.echo else scored)
+        offsets = []
+        if ask.alternatives is not None and not ask.chat:
+            offsets = [len(before) + place for place in Offsets(self.tokens, True).more(scored.token_ids, True)]
+            if ask.echo:
+                if given is None:
+                    offsets = Offsets(self.tokens, False).more(prompt, True) + offsets
+                else:
+                    offsets = self.tokens.offsets_in(given, prompt) + offsets
+            offsets = within(offsets, written["text"])
+        written["logprobs"] = self.logprobs(ask, of_prompt + scored if ask.echo else scored, offsets)
         written["finish_reason"] = reason
         if ask.prompt_alternatives is not None:
             written["prompt_logprobs"] = self._prompt_logprobs(of_prompt, ask.prompt_alternatives)
@@ -126,22 +135,23 @@ class Writer:
         """The logprobs of one generation, where they are wanted."""
         return self.logprobs(ask, Scored.of(output))
 
-    def logprobs(self, ask: Ask, scored: Scored, offset: int = 0) -> dict[str, Any] | None:
-        """Logprobs in the shape of the endpoint, where they are wanted. offset: characters of tokens before these."""
+    def logprobs(self, ask: Ask, scored: Scored, offsets: Sequence[int] = ()) -> dict[str, Any] | None:
+        """Logprobs in the shape of the endpoint, where they are wanted. offsets: of a completion's tokens."""
         if ask.alternatives is None:
             return None
-        return self._chat_logprobs(ask, scored) if ask.chat else self._completion_logprobs(ask, scored, offset)
+        return self._chat_logprobs(ask, scored) if ask.chat else self._completion_logprobs(ask, scored, offsets)
 
-    def _completion_logprobs(self, ask: Ask, scored: Scored, offset: int) -> dict[str, Any]:
+    def _completion_logprobs(self, ask: Ask, scored: Scored, offsets: Sequence[int]) -> dict[str, Any]:
         texts = self.tokens.texts(scored.token_ids)
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
         top = [None if alternatives is None or value is None
                else self._alternatives(alternatives, ask.alternatives or 0, text, value)
                for alternatives, value, text in zip(scored.top, scored.logprobs, texts, strict=True)]  # fmt: skip
-        return {"tokens": texts, "token_logprobs": list(scored.logprobs), "top_logprobs": top, "text_offset": offsets}
+        return {
+            "tokens": texts,
+            "token_logprobs": list(scored.logprobs),
+            "top_logprobs": top,
+            "text_offset": [*offsets],
+        }
 
     def _alternatives(self, top: Top, most: int, text: str, value: float) -> dict[str, float]:
         """Text -> logprob, best first, and the token itself, as OpenAI has it. Of alternatives that are written alike
@@ -182,6 +192,11 @@ class Writer:
                 for one, text in zip(ids, texts, strict=True)
             })  # fmt: skip
         return written
+
+
+def within(offsets: Sequence[int], text: str) -> list[int]:
+    """Offsets of tokens in a text of which a stop string may have cut off the end: at most the text's length."""
+    return [min(place, len(text)) for place in offsets]
 
 
 def plain(logprobs: np.ndarray) -> list[float]:

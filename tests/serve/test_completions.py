@@ -154,3 +154,39 @@ def test_the_seed_of_a_longer_answer_is_the_same(served: Running) -> None:
     short, long = (served.completion(prompt=QUESTION, max_tokens=size) for size in (3, 8))
     assert short["seed"] == long["seed"]
     assert long["choices"][0]["text"].startswith(short["choices"][0]["text"])
+
+
+WIDE = "na\u00efve: 45 \u20ac, 3 \U0001f642\U0001f642 and <|im_end|>"
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_index_into_the_text_where_characters_span_tokens(served: Running, llm: LLM, as_ids: bool) -> None:
+    prompt = llm.tokenizer.encode(WIDE) if as_ids else WIDE
+    (choice,) = served.completion(prompt=prompt, max_tokens=8, echo=True, logprobs=1, temperature=0)["choices"]
+    said, text = choice["logprobs"], choice["text"]
+    assert text.startswith(WIDE) and sum(token.startswith("bytes:") for token in said["tokens"]) >= 10
+    for token, place in zip(said["tokens"], said["text_offset"], strict=True):
+        if token.startswith("bytes:"):
+            raw = bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
+            assert raw in text[place].encode(), "a part of the character there"
+        else:
+            assert text.startswith(token, place), (token, place)
+
+
+@pytest.mark.parametrize("stop", [[], ["e", " t"]])
+def test_a_streams_offsets_are_those_of_the_whole(served: Running, stop: list[str]) -> None:
+    """Nearly random tokens: bytes that are no characters, special tokens, and stop strings that cut tokens off."""
+    body = {"prompt": "1", "max_tokens": 20, "temperature": 50.0, "n": 4, "logprobs": 0, "ignore_eos": True,
+            "stop": stop}  # fmt: skip
+    pieces = [piece["choices"][0] for piece in events(served, "/v1/completions", body)]
+    seen = ""
+    for choice in served.completion(**body)["choices"]:
+        said, text, offsets = choice["logprobs"], choice["text"], choice["logprobs"]["text_offset"]
+        parts = [piece["logprobs"] for piece in pieces if piece["index"] == choice["index"]]
+        assert all(part["tokens"] for part in parts[:-1]), "no empty parts"
+        assert {name: [one for part in parts for one in part[name]] for name in said} == said
+        assert offsets == sorted(offsets) and offsets[-1] <= len(text)
+        seen += "".join(said["tokens"])
+        for token, place in zip(said["tokens"], offsets, strict=True):
+            assert stop or token.startswith(("bytes:", "<|")) or text.startswith(token, place), (token, place)
+    assert stop or seen.count("bytes:") > 3

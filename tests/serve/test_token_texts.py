@@ -14,7 +14,7 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import SamplingParams
 from evalengine.engine.text.detokenizer import Detokenizer
-from evalengine.serve.token_texts import GrowingText, TokenTexts, next_part
+from evalengine.serve.token_texts import GrowingText, Offsets, TokenTexts, next_part
 
 STOPS = st.lists(st.text("ab \n=4", min_size=1, max_size=4), max_size=3)
 
@@ -77,6 +77,76 @@ def test_the_parts_of_a_long_answer_are_longer() -> None:
 def test_a_token_that_is_no_character_is_written_by_its_bytes() -> None:
     texts = TokenTexts(TOKENIZERS["pieces"])
     assert texts.texts([0xE2 + 1, 257, 5000]) == ["bytes:\\xe2", " a", ""]
+
+
+EURO, SMILE = "\u20ac".encode(), "\U0001f642".encode()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "places"),
+    [
+        ([b"a", b" b", b"c"], [0, 1, 3]),
+        ([b"a", EURO[:1], EURO[1:2], EURO[2:], b"b"], [0, 1, 1, 1, 2]),
+        ([SMILE[:2], SMILE[2:] + b"x", b"y"], [0, 0, 2]),
+        ([EURO[:2], b"a", b"b"], [0, 1, 2]),  # broken off: one U+FFFD
+        ([EURO[:1], EURO[:1], b"a"], [0, 1, 2]),
+        ([EURO[2:], b"a"], [0, 1]),  # begins within one
+        ([b"\xff", b"\xff\xff", b"a"], [0, 1, 3]),
+        ([b"a" + EURO[:1], EURO[1:] + SMILE[:3], SMILE[3:]], [0, 1, 2]),
+    ],
+)
+def test_an_offset_is_the_place_of_the_character_that_has_the_first_byte(
+    pieces: list[bytes], places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = TokenTexts(TOKENIZERS["tinymath"])
+    monkeypatch.setattr(texts, "of", lambda ids: [pieces[token] for token in ids])
+    monkeypatch.setattr(texts, "special", frozenset())
+    assert Offsets(texts, True).more(range(len(pieces)), True) == places
+    text = b"".join(pieces).decode("utf-8", "replace")
+    for piece, place in zip(pieces, places, strict=True):
+        if (shown := piece.decode("utf-8", "replace")).isascii():
+            assert text.startswith(shown, place)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(codec="utf-8"), max_size=12), random=st.randoms(use_true_random=False))
+def test_offsets_index_into_the_decoded_text(text: str, random: Any) -> None:
+    """Of tokens that the tokenizers make of a text, and of any ids: by the decoded text alone."""
+    for name, tokenizer in TOKENIZERS.items():
+        texts = TokenTexts(tokenizer)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if ids and tokenizer.decode(ids, skip_special_tokens=False) == text:
+            for places in (texts.offsets_in(text, ids), Offsets(texts, False).more(ids, True)):
+                for place, shown, following in zip(places, texts.texts(ids), [*places[1:], len(text)], strict=True):
+                    if not shown.startswith("bytes:"):
+                        assert text[place:following] == shown
+        ids = [random.randrange(len(tokenizer)) for _ in range(12)] + [random.choice(ODD[name] or [200]) for _ in "abc"]
+        random.shuffle(ids)
+        growing, whole = Offsets(texts, True), Offsets(texts, True).more(ids, True)
+        for end in range(len(ids) + 1):
+            assert growing.more(ids[:end], False) == whole[: len(growing.offsets)]
+        assert growing.more(ids, True) == whole == sorted(whole)
+        decoded = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for place, token in zip(whole, ids, strict=True):
+            shown = texts.texts([token])[0]
+            if not shown.startswith("bytes:") and token not in texts.special and not texts.is_byte(token):
+                begins = decoded.startswith(shown, place) or (place == 0 and decoded.startswith(shown[1:]))
+                assert begins, (name, ids, token)
+
+
+def test_tokens_without_text_are_no_end_of_a_run_of_bytes() -> None:
+    """Space, <unk> and 0x80 are two U+FFFD; of the three bytes of one U+FFFD, which is a character, there is one."""
+    texts = TokenTexts(TOKENIZERS["pieces"])
+    assert Offsets(texts, True).more([0x20 + 1, 0, 0x80 + 1, 257], True) == [0, 1, 1, 2]
+    assert Offsets(texts, True).more([257, 0xEF + 1, 9999, 0xBF + 1, 0xBD + 1, 258], True) == [0, 1, 1, 1, 1, 2]
+
+
+def test_a_prompt_that_the_tokenizer_changes_has_the_nearest_places() -> None:
+    texts = TokenTexts(TOKENIZERS["tinymath"])
+    ids = TOKENIZERS["tinymath"].encode("An \u00e9 and a bee")
+    composed, decomposed = (texts.offsets_in(f"An {accent} and a bee", ids) for accent in ("\u00e9", "e\u0301"))
+    assert [a - b for a, b in zip(decomposed, composed, strict=True)][-3:] == [1, 1, 1]
+    assert texts.offsets_in("no such text", [0, *ids])[0] == 0
 
 
 def test_bytes_that_are_no_character_hide_no_stop_string() -> None:
