@@ -10,7 +10,8 @@ them are checked here first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,7 @@ _JSON_NAMES = {
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",
     "eos_token_ids": "eos_token_id",
+    "rope.theta": "rope_parameters.rope_theta",
 }
 
 
@@ -93,9 +95,16 @@ def unread_fields(raw: Mapping[str, Any]) -> list[str]:
 
 def _of_text_part(raw: Mapping[str, Any], family: Family) -> ModelSpec:
     """The spec of the text part of a model of texts and images."""
+    from transformers import CONFIG_MAPPING
+
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise ConfigError(f"{family.architecture}: text_config={shown(text)}: must be an object")
+    kind = getattr(CONFIG_MAPPING[family.model_type].sub_configs["text_config"], "model_type", None)
+    if kind and text.get("model_type", kind) != kind:
+        raise ConfigError(
+            f"{family.architecture}: text_config.model_type={shown(text['model_type'])}: must be {kind!r}"
+        )
     shared = {name: raw[name] for name in _OF_BOTH_PARTS if raw.get(name) is not None}
     inner = {**shared, "model_type": family.wraps, **text}
     inner.pop("architectures", None)
@@ -121,7 +130,7 @@ def from_hf(config: Any) -> ModelSpec:
         try:
             assert family.describe is not None, "of a wrapper only the text part is described"
             spec = family.describe(family, config)
-            problems += [_in_json(problem) for problem in spec_problems(spec)]
+            problems += [_in_json(problem, config, family) for problem in spec_problems(spec)]
         except NotNative as error:
             gaps += error.problems
         except ConfigError as error:
@@ -160,14 +169,30 @@ def _configuration(raw: Mapping[str, Any], family: Family | None) -> Any:
     if problems := list(_json_problems(raw, family)):
         raise ConfigError([f"config.json: {problem}" for problem in problems])
     fields_read = _read(family) - {"is_causal"}
-    try:
+
+    def made(names: Iterable[str]) -> Any:
         # transformers gets a copy, because it fills in the RoPE parameters that it is given.
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict({k: decoded(raw[k]) for k in raw.keys() & fields_read})
+        return CONFIG_MAPPING[raw["model_type"]].from_dict({name: decoded(raw[name]) for name in names})
+
+    names = [name for name in raw if name in fields_read]
+    try:
+        config = made(names)
     except Exception as error:  # transformers' validation raises several unrelated types
-        raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
+        why = one_line(error)
+        if not any(name in why for name in names):
+            wrong = [name for name in names if _succeeds(made, [other for other in names if other != name])]
+            why += "".join(f"; look at {name}={shown(raw[name])}" for name in wrong[:3])
+        raise ConfigError(f"config.json is not a valid configuration ({why})") from error
     if "eos_token_id" in raw:
         config.eos_token_id = raw["eos_token_id"]  # for null some classes put their family's own
     return config
+
+
+def _succeeds(make: Callable[[list[str]], Any], names: list[str]) -> bool:
+    with suppress(Exception):
+        make(names)
+        return True
+    return False
 
 
 def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
@@ -335,7 +360,16 @@ def _family(config: Any) -> Family:
     return of_type
 
 
-def _in_json(problem: str) -> str:
-    """A sentence of `spec_problems` with config.json's name of the field."""
+def _in_json(problem: str, config: Any, family: Family) -> str:
+    """A sentence of `spec_problems` with config.json's name of the field, or with the fields that have its value."""
     name, equals, rest = problem.partition("=")
-    return f"config.json: {_JSON_NAMES.get(name, name.replace('rope.', 'rope_parameters.'))}{equals}{rest}"
+    value = rest.partition(":")[0]
+    name = _JSON_NAMES.get(name, name)
+    if name == "head_dim" and hasattr(config, "hidden_size"):  # most files leave it out
+        parts = f"hidden_size={shown(config.hidden_size)}, num_attention_heads={shown(config.num_attention_heads)}"
+        return f"config.json: {problem} ({parts})"
+    fields = [] if not equals or hasattr(config, name.partition(".")[0]) else sorted(family.reads | READ)
+    same = [f"{field}={value}" for field in fields if shown(getattr(config, field, None)) == value]
+    for ours, theirs in (("rope.freq_f", "rope.short_f"), ("factors", "factor"), ("rope.", "rope_parameters.")):
+        name = name.replace(ours, theirs)
+    return f"config.json: {name}{equals}{rest}" + (f" ({', '.join(same)})" if same else "")

@@ -55,7 +55,9 @@ class NotNative(ConfigError):
 def get_family(architecture: str) -> Family:
     """The family of a Hugging Face class name; `ConfigError` lists the supported ones."""
     if architecture not in MODEL_REGISTRY:
-        raise ConfigError(f"model architecture {plain(architecture)} is not supported; supported: {_supported()}")
+        raise ConfigError(
+            f"model architecture {plain(architecture) or '(empty)'} is not supported; supported: {_supported()}"
+        )
     return MODEL_REGISTRY[architecture]
 
 
@@ -69,7 +71,7 @@ def family_of_type(model_type: str) -> Family:
 def no_family(model_type: str, why: str = "") -> str:
     """A sentence that a model type has no family. why: what keeps transformers' own module from serving it."""
     other = f" (by transformers' own module: {why})" if why else ""
-    return f"model type {plain(model_type)} is not supported{other}; supported: {_supported()}"
+    return f"model type {plain(model_type) or '(empty)'} is not supported{other}; supported: {_supported()}"
 
 
 def find_family_of_type(model_type: str) -> Family | None:

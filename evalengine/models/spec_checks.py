@@ -133,8 +133,9 @@ def _mixture_problems(spec: ModelSpec) -> Iterator[str]:
         if not is_integer(inner, 1, largest) or not is_integer(mixture.shared_size, 0, largest):
             sizes = f"{shown(inner)} and {shown(mixture.shared_size)}"
             wrong.append(f"experts of {sizes} intermediate features: must be integers from 1 to {largest}")
-        if not is_number(router.scaling, 1e-9, 1e9) or not is_number(router.least_sum, 0.0, 1e9):
-            wrong.append(f"experts' weights: {shown(router.scaling)} and {shown(router.least_sum)} must be positive")
+        wrong += [f"{what}={shown(n)}: must be a positive number" for what, n, least in
+                  (("scaling of experts", router.scaling, 1e-9), ("least sum of experts", router.least_sum, 0.0))
+                  if not is_number(n, least, 1e9)]  # fmt: skip
         yield from wrong or router.problems
 
 

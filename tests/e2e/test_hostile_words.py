@@ -37,7 +37,7 @@ def test_a_number_beyond_float64_in_a_models_configuration(tmp_path: Path) -> No
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rope_theta": 10**400}))
     done = call("engine.device=cpu", f"output_dir={tmp_path / 'out'}", f"model.path={model}")
-    assert done.code == 2 and "rope_parameters.theta=1000" in done.err and "Traceback" not in done.err
+    assert done.code == 2 and "rope_parameters.rope_theta=1000" in done.err and "Traceback" not in done.err
 
 
 def test_a_pipe_in_the_journals_place_is_not_waited_for(reference: Run, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_model_larger_than_the_memory_is_a_sentence(folder: Path) -> None:
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0}},
             "rope_parameters.factor=-2.0",
         ),
-        ({"rope_parameters": None, "rope_theta": float("inf")}, "rope_parameters.theta=inf"),
+        ({"rope_parameters": None, "rope_theta": float("inf")}, "rope_parameters.rope_theta=inf"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor=inf"),
         ({"rope_parameters": 5}, "config.json: rope_parameters=5: must be an object"),
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers=1000000000: must be an integer from 1 to 1024"),

@@ -231,6 +231,14 @@ def test_every_older_spelling_that_a_class_takes_is_read(model_type: str) -> Non
         ("ERNIE-4.5-0.3B-PT", {"compression_ratio": 2.0}, "compression_ratio=2.0: only 1 is supported"),
         ("Llama-3.2-1B", {"rope_local_base_freq": 1e4}, "rope_local_base_freq=10000.0: no model of this class"),
         ("Llama-3.2-1B", {"sliding_window_pattern": 6}, "sliding_window_pattern=6: no model of this class"),
+        (
+            "Qwen3.5-0.8B (wrapper)",
+            {"text_config": {"model_type": "mistral"}},
+            "text_config.model_type='mistral': must be",
+        ),
+        ("NVIDIA-Nemotron-Nano-9B-v2", {"hybrid_override_pattern": "x"}, "look at hybrid_override_pattern='x'"),
+        ("Qwen3-Next-80B-A3B", {"linear_conv_kernel_dim": 1}, r"taps=1: must be .*linear_conv_kernel_dim=1"),
+        ("Qwen2.5-7B-Instruct", {"hidden_size": 3}, r"head_dim=0: must be .*\(hidden_size=3, num_attention_heads=28\)"),
     ],
 )
 def test_a_field_that_contradicts_the_model_is_named(name: str, changes: dict[str, Any], message: str) -> None:
