@@ -127,7 +127,8 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
     """What a completion asks. Raises ApiError, or ConfigError for what the engine refuses."""
     texts, prompts = _prompts(body, model)
     _refuse_neutral(body, body.best_of not in (None, body.n or 1) and "best_of")
-    budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    budget = min(COMPLETION_TOKENS, settings.max_tokens or COMPLETION_TOKENS)
+    budget = budget if body.max_tokens is None else body.max_tokens
     if budget == 0 and not body.echo:
         raise ApiError(400, "max_tokens=0 without echo=true asks for nothing", "max_tokens")
     if body.stream and body.echo:

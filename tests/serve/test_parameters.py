@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from evalengine.serve.asks import completion_ask
+from evalengine.serve.bodies import CompletionBody, read_body
+from evalengine.serve.settings import ServeSettings
 from tests.serve.running import Running
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
@@ -190,3 +193,10 @@ def test_what_only_the_operator_can_change_is_logged(
     refused = served.post(COMPLETION, {"prompt": "a"})
     assert refused.json()["error"]["param"] == "prompt" and "model." not in refused.text
     assert "set model.tokenizer" in caplog.text
+
+
+def test_the_usual_length_is_within_the_servers_limit(served: Running) -> None:
+    body = read_body(CompletionBody, {"prompt": [5]})
+    for most, length in ((0, 16), (4, 4), (40, 16)):
+        ask = completion_ask(body, served.server.model, ServeSettings(max_tokens=most))
+        assert ask.params is not None and ask.params.max_tokens == length
