@@ -18,9 +18,10 @@ from evalengine.tasks.dataset import load_rows
 from evalengine.tasks.documents import Doc, checked, documents_of
 from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, prefixed, read_exemplars, render
 from evalengine.tasks.hooks import TaskHooks
-from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.instance import MADE_UP, Instance, Response
 from evalengine.tasks.metric import MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
+from evalengine.util.limits import LimitExceeded, limited
 
 See = Callable[[int, str], None]  # (document, a text of its requests)
 
@@ -112,6 +113,13 @@ class Task(TaskHooks):
         """`forks` of the task's very class: a user's subclass of one that can may not."""
         return bool(vars(type(self)).get("forks"))
 
+    @property
+    def needs_limits(self) -> bool:
+        """Whether `check` and the scoring of answers must run in a process with limits (`util.limits`). What they did
+        for a document there may then be repeated without: it gives the same texts. A user's class is Python code, which
+        has no limits."""
+        return self.limited and self.can_fork
+
     def load(self) -> None:
         """Reads the evaluated rows, and the exemplars if the task uses any, and checks them. Raises ConfigError."""
         self.read()
@@ -151,9 +159,9 @@ class Task(TaskHooks):
 
     def _check_rows(self) -> None:
         assert self._rows is not None, "read() first"
-        for row, doc in enumerate(self.docs):
+        for row, doc in limited(enumerate(self.docs)):
             checked(self._ask, doc, self._rows, row)
-        for row, exemplar in enumerate(self._exemplars):
+        for row, exemplar in limited(enumerate(self._exemplars)):
             assert self._exemplar_rows is not None, "they are read together"
             checked(self._show, exemplar, self._exemplar_rows, row)
 
@@ -161,7 +169,19 @@ class Task(TaskHooks):
         self.target(doc)
         self.description(doc)
         self.gen_prefix(doc)
-        self.requests(0, doc, self.questions(doc))
+        requests = self.requests(0, doc, self.questions(doc))
+        if self.needs_limits and self.output_type == "generate_until":  # else no pattern reads an answer
+            for text in ("", MADE_UP):
+                self._try_patterns(doc, [Response(text=text) for _ in requests])
+
+    def _try_patterns(self, doc: Doc, responses: list[Response]) -> None:
+        """Raises LimitExceeded; `harness.rehearsal` reports other errors."""
+        try:
+            self.process_results(doc, responses)
+        except LimitExceeded:
+            raise
+        except Exception:
+            return
 
     def _show(self, exemplar: Doc) -> None:
         self._shown(exemplar)

@@ -7,6 +7,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.tasks.rows import Rows
+from evalengine.util.limits import LimitExceeded, OutOfTime
 
 Doc = dict[str, Any]
 Shapes = Mapping[str, tuple[type, ...]]  # column -> the types that its values may have
@@ -30,8 +31,8 @@ def checked(function: Callable[[Doc], Any], doc: Doc, rows: Rows, number: int) -
     """`function(doc)`. What it raises over a row it cannot read becomes a ConfigError that names row `number`."""
     try:
         return function(doc)
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, MemoryError, OutOfTime) as error:
+        reason = str(error) if type(error) in (ValueError, LimitExceeded) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{rows.place(number)} is not as expected: {reason}") from error
 
 

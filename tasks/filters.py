@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import category
 
+from evalengine.util import limits
 from evalengine.util.plain_files import Tagged
 
 Step = Callable[[list[str], Mapping[str, Any]], Any]  # (a document's texts, the document)
@@ -112,8 +113,9 @@ class Pipeline:
 
     def __call__(self, texts: list[str], doc: Mapping[str, Any]) -> Any:
         answer: Any = texts
-        for step in self.steps:
-            answer = step(answer, doc)
+        with limits.named(f"filter_list.{self.name}"):
+            for step in self.steps:
+                answer = step(answer, doc)
         return answer
 
     @property

@@ -25,6 +25,7 @@ class TaskHooks(ABC):
     shapes: ClassVar[Shapes] = {}  # types of the columns that hold neither text nor number
     takes_fewshot: ClassVar[bool] = True
     extra: ClassVar[str | None] = None  # the extra of this package that the task needs
+    limited: ClassVar[bool] = False  # whether templates and patterns of a file make its texts and scores
     takes_templates: ClassVar[bool] = False  # whether `config.template` is read
     runs_programs: ClassVar[bool] = False  # whether the answers are programs to be run (tasks/code.py)
     first_n: ClassVar[bool] = False  # exemplars in file order instead of drawn

@@ -9,6 +9,7 @@ from evalengine.programs.limits import ProgramVerdict
 
 OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
 OUTPUT_TYPES = get_args(OutputType)
+MADE_UP = "So it is. The answer is 42."  # an answer for trials of what scores the model's
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from evalengine.tasks.generation import generation_problems, generation_settings
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.templates import Field
+from evalengine.util import limits
 
 CLS = "judge:JudgeTask"
 FILTER = "judge"  # under which its scores stand among the judged task's
@@ -156,6 +157,7 @@ class JudgeTask(Task):
     columns: ClassVar[tuple[str, ...]] = ("doc", "responses")
     shapes: ClassVar[Shapes] = {"doc": (dict,), "responses": (list,)}
     takes_fewshot = False
+    limited = True
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
         """Raises ConfigError."""
@@ -228,7 +230,8 @@ class JudgeTask(Task):
     def _label(self, responses: list[Response]) -> str | None:
         """The likeliest label, of equals the first; or the one that the judge wrote, None if it wrote none."""
         if self._extract is not None:
-            return self._labels.get(self._extract(responses[0].text).casefold())
+            with limits.named("judge.extract"):
+                return self._labels.get(self._extract(responses[0].text).casefold())
         return max(zip(self._scale.values, responses, strict=True), key=lambda pair: pair[1].loglikelihood)[0]
 
     def _of_one(self, label: str | None) -> Verdict:

@@ -35,6 +35,7 @@ from evalengine.tasks.scores import (
     rolling_scores,
 )
 from evalengine.tasks.templates import Field, index_warning, literal_warnings
+from evalengine.util import limits
 
 SAMPLERS = ("default", "first_n")
 
@@ -46,6 +47,7 @@ class Templated(Task):
     columns: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[dict[str, Metric]] = {}  # a subclass's own, which its `score` computes; else the file's
     takes_templates = True
+    limited = True
     written: ClassVar[frozenset[str]] = frozenset()  # settings that a subclass needs no template for
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
@@ -295,7 +297,12 @@ class Templated(Task):
         """A function that gives 1.0 for a right generated answer, else 0.0."""
         assert self._scores is not None, "problems() refuses unknown output types"
         match, golds = self._scores.match, self._golds(doc, self._target(doc))
-        return lambda text: max(match(text, gold) for gold in golds)
+
+        def right(text: str) -> float:
+            with limits.named("metric_list"):
+                return max(match(text, gold) for gold in golds)
+
+        return right
 
     def _golds(self, doc: Doc, target: Any) -> list[str]:
         """The texts that count as right generated answers."""

@@ -1,21 +1,25 @@
 """Jinja2 templates that make a document's texts, with lm-evaluation-harness's meaning (0.4.13, `utils.apply_template`).
 
 A name that is not in the row is an error, a template's last line end stays, and a template that is a column's name
-gives that column's value unchanged. Templates come from a user's file and run in Jinja2's sandbox; `random` and
-`lipsum`, which would write another text in every run, are refused.
+gives that column's value unchanged. Templates come from a user's file and run in Jinja2's sandbox, in a process with
+limits first (`Task.needs_limits`); `random` and `lipsum`, which would write another text in every run, are refused.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from functools import lru_cache
+import textwrap  # noqa: F401  # Jinja2 imports it late, which a forked process should not have to do
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError
+from jinja2 import StrictUndefined, Template, TemplateError, pass_context
 from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from evalengine.util import limits
 
 Row = dict[str, Any]
 
@@ -28,8 +32,26 @@ def _regex_replace(text: str, pattern: str, replacement: str, count: int = 0) ->
     return re.sub(pattern, replacement, text, count=count)
 
 
-ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+def _unfolded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter as one that needs the context, which Jinja2 does not call at compile time, where no limits apply."""
+    passed = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
+
+    @pass_context
+    @wraps(function)
+    def called(context: Context, *arguments: Any, **named: Any) -> Any:
+        first = {None: (), "context": (context,), "eval_context": (context.eval_ctx,)}
+        return function(*first.get(passed, (context.environment,)), *arguments, **named)
+
+    return called
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**", "%"})  # not computed at compile time, either; their results are the same
+
+
+ENVIRONMENT = _Environment(undefined=StrictUndefined, keep_trailing_newline=True)
 ENVIRONMENT.filters.update(regex_replace=_regex_replace, random=_refuse_random)
+ENVIRONMENT.filters.update({name: _unfolded(function) for name, function in ENVIRONMENT.filters.items()})
 ENVIRONMENT.globals["lipsum"] = _refuse_random
 
 
@@ -92,9 +114,14 @@ class Field:
         if comparable and self._last is not None and read == self._last[0]:  # descriptions mostly are all alike
             return self._last[1]
         try:
-            written = self._template.render(row)
+            with limits.named(self.setting):
+                written = self._template.render(row)
+            if len(written) > limits.CHARACTERS:
+                raise ValueError(f"makes a text of more than {limits.CHARACTERS:,} characters")
             self._last = (read, written) if comparable else self._last
             return written
+        except limits.LimitExceeded:
+            raise
         except Exception as error:  # a template can raise whatever Python's own operations raise
             message = " ".join(str(error).split())[:200]
             raise ValueError(f"{self.setting}: {message or type(error).__name__}") from error
@@ -118,7 +145,10 @@ class Field:
             return value
         if len(value) >= 2 and value[0] == "[" and value[-1] == "]":
             try:
-                return ast.literal_eval(value)
+                with limits.named(self.setting):
+                    return ast.literal_eval(value)
+            except limits.LimitExceeded:
+                raise
             except (SyntaxError, ValueError, MemoryError, RecursionError):
                 return value
         return value
@@ -139,7 +169,10 @@ class Field:
             return self._column(row)
         written = self.render(row)
         try:
-            return ast.literal_eval(written)
+            with limits.named(self.setting):
+                return ast.literal_eval(written)
+        except limits.LimitExceeded:
+            raise
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise ValueError(f"{self.setting}: writes {written[:80]!r}, which is no list") from error
 

@@ -13,7 +13,7 @@ from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.judge_run import judging_problems
 from evalengine.harness.permission import execution_problems
-from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.harness.plan import Plan, TaskPlan, checking
 from evalengine.harness.rehearsal import rehearse
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.sealed import canonical
@@ -58,6 +58,8 @@ def endpoint_plan(config: Config) -> EndpointPlan:
             tasks.append(_loaded(name, config))
         except ConfigError as error:
             problems += error.problems
+    with checking(tasks) as checked:
+        problems += checked.result()
     scoring = [task.name for task in tasks if task.output_type != "generate_until"]
     problems += [f"tasks.{name}: it scores given texts, and an endpoint only writes" for name in scoring]
     problems += [*execution_problems(config, tasks), *judging_problems(config, tasks)]
@@ -91,7 +93,6 @@ def _loaded(name: str, config: Config) -> Task:
                      fewshot_as_multiturn=config.fewshot_as_multiturn, system_instruction=config.system_instruction,
                      allow_code_execution=config.allow_code_execution)  # fmt: skip
     task.read()
-    task.check()
     return task
 
 

@@ -22,7 +22,7 @@ from evalengine.errors import EvalEngineError, first_of
 from evalengine.harness.described import invocation
 from evalengine.harness.groups import group_results
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
-from evalengine.harness.outcome import scorer
+from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan
 from evalengine.harness.runner import run as run_here
 from evalengine.harness.verdicts import verdicts
@@ -143,7 +143,7 @@ def _write(
     for number, one in enumerate(asks):
         programs = verdicts(plan, one, config, selection(config))
         score = scorer(plan, one, verdicts=programs, judgements=NOT_JUDGED if number else judgements)
-        results.append([score(task) for task in plan.tasks])
+        results.append(score_tasks(lambda tasks, score=score: [*map(score, tasks)], plan.tasks))  # type: ignore[misc]
     of_tasks: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for task, _ in documents:
         of_tasks[task][REJECTED] += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ from evalengine.config.shipped import shipped_model
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
-from evalengine.harness.rehearsal import MADE_UP
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import AGAIN, parse_sample, results_files, samples_files
 from evalengine.tasks.base import Task
+from evalengine.tasks.instance import MADE_UP
 from evalengine.tasks.judge import ALIKE, CLS, PAIRED, SINGLE, judge_problems, prompt_names, read_scale
 from evalengine.tasks.templates import ENVIRONMENT, Field
+from evalengine.util.forked import ForkedTask
+from evalengine.util.limits import limited
 from evalengine.util.plain_files import read_bytes
 
 SELF = "self"  # as judge.model: the run's own model
@@ -123,7 +126,9 @@ def judging_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
         if task is not None and task.output_type != "generate_until":
             yield f"tasks.{name}.judge: scores answers that were written; this task scores given texts, so leave it out"
         elif task is not None and not alone[name]:
-            yield from (f"tasks.{name}.judge.{problem}" for problem in _row_problems(task, judge, config.limit))
+            work: Callable[[], list[str]] = partial(list, _row_problems(task, judge, config.limit))
+            with ForkedTask(work, limited=True) as tried:
+                yield from (f"tasks.{name}.judge.{problem}" for problem in tried.result())
     if own and all(judge.model is not None for judge in own.values()):
         yield from _model_problems(config)
 
@@ -181,7 +186,7 @@ def _row_problems(task: Task, judge: JudgeConfig, limit: int | None) -> Iterator
         yield from (f"against={judge.against}: {problem}" for problem in error.problems)
         return
     failed = []
-    for number, doc in enumerate(docs):
+    for number, doc in limited(enumerate(docs)):
         row = {"doc": doc, "target": str(task.target(doc)), "responses": [MADE_UP], "reference": references[number]}
         try:
             [template.render(names) for names in prompt_names(row, scale.pairs)]

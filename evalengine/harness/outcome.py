@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.judge import FILTER as JUDGE
 from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
+from evalengine.util.forked import ForkedTask
+from evalengine.util.limits import OutOfTime, limited
 
 Answers = Mapping[RecordKey, JournalEntry]
 Thoughts = Mapping[RecordKey, Thought]
@@ -96,6 +99,15 @@ def scorer(
     return lambda own: _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}), refused)
 
 
+def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: Sequence[TaskPlan]) -> list[TaskResult]:
+    """`work(tasks)`, a result per task in their order; tasks that need limits are another process's work."""
+    confined = [own for own in tasks if own.task.needs_limits]
+    with ForkedTask(partial(work, confined), worthwhile=False, limited=bool(confined)) as elsewhere:
+        results = work([own for own in tasks if not own.task.needs_limits])
+        by_name = {result.name: result for result in [*results, *(elsewhere.result() if confined else ())]}
+    return [by_name[own.task.name] for own in tasks]
+
+
 def _response(instance: Instance, entries: list[JournalEntry], verdict: ProgramVerdict | None) -> Response:
     """The answer to one instance; a rolling one has an entry per window, and none for an empty text.
 
@@ -122,7 +134,7 @@ def _task_result(
     if judged and not task.aggregation():  # nothing but the judge scores it
         filters = (JUDGE,)
     samples: dict[str, list[Sample]] = {name: [] for name in filters}
-    for place, instances in enumerate(plan.instances):
+    for place, instances in limited(enumerate(plan.instances)):
         doc_id = instances[0].doc_id if instances else place  # a run in steps has some of the documents only
         doc = task.docs[doc_id]
         # Where no program ran, nothing is looked up: hashing an instance takes time, and there may be 100,000.
@@ -137,14 +149,15 @@ def _task_result(
             per_doc.append(
                 task.without_credit(doc, answers, scored) if any(refused) else task.process_results(doc, answers)
             )
-        except Exception as error:  # the task's own code may raise anything over a text that no rehearsal tried
+            results: dict[str, list[Any]] = task.filtered(doc, scored)
+        # The task's own code may raise anything over a text that no rehearsal tried.
+        except (Exception, OutOfTime) as error:
             raise EvalEngineError(
                 f"tasks.{task.name}: the answer to document {doc_id} cannot be scored ({one_line(error)}). All answers "
                 "are kept: once that is mended, the same command scores them"
             ) from error
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         thinking = [thought[instance] for instance in instances if instance in thought]
-        results: dict[str, list[Any]] = task.filtered(doc, scored)
         judgement = judged.get(doc_id)
         if judged:  # without a verdict where the judge's endpoint rejected the request
             results = {**results, JUDGE: [] if judgement is None else judgement.verdicts}

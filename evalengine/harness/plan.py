@@ -79,8 +79,7 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
     read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     loaded_tasks = [task for task in read if task is not None]
-    beside = not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)
-    with ForkedTask(partial(_check, loaded_tasks), beside) as checked:
+    with checking(loaded_tasks, not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)) as checked:
         if checkpoint is None and not templated:
             checkpoint = _collect(problems, lambda: _found(config))
         problems_of_rows.extend(checked.result())
@@ -139,7 +138,8 @@ def load_tasks(config: Config) -> list[Task]:
     problems: list[str] = []
     chat = _collect(problems, lambda: _chat(config))
     tasks = [_collect(problems, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
-    problems.extend(_check([task for task in tasks if task is not None]))
+    with checking([task for task in tasks if task is not None]) as checked:
+        problems.extend(checked.result())
     if problems:
         raise ConfigError(problems)
     return tasks
@@ -258,6 +258,11 @@ def _read(name: str, config: Config, chat: Chat | None) -> Task:
     )
     task.read()
     return task
+
+
+def checking(tasks: Sequence[Task], worthwhile: bool = False) -> ForkedTask[list[str]]:
+    """What is wrong with the tasks' rows, by another process if that is worthwhile or a task needs limits."""
+    return ForkedTask(partial(_check, tasks), worthwhile, any(task.needs_limits for task in tasks))
 
 
 @phase("rows")

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from evalengine.errors import ConfigError, first_of, listed, one_line
 from evalengine.harness.metrics import WEIGHTED, summarize
 from evalengine.tasks.base import Task
-from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.instance import MADE_UP, Instance, Response
 from evalengine.tasks.metric import MetricKey, MetricValue
 
 SHOWN = 10  # problems of one task that are listed
-MADE_UP = "So it is. The answer is 42."
 
 
 def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:

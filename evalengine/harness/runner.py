@@ -26,7 +26,7 @@ from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.kept import open_answer_cache
-from evalengine.harness.outcome import records, scorer
+from evalengine.harness.outcome import records, score_tasks, scorer
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
 from evalengine.harness.steps import Decided, answered
@@ -257,10 +257,13 @@ def _score(
             results.append(replace(result, samples=()))
         return results
 
+    def spread_work(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
+        if not tasks or not all(task.task.can_fork for task in tasks):
+            return work(tasks)
+        return spread(work, tasks, MANY_DOCUMENTS, [len(task.instances) for task in tasks])
+
     remove_results(folder)
-    if not all(task.task.can_fork for task in plan.tasks):
-        return work(plan.tasks)
-    return spread(work, plan.tasks, MANY_DOCUMENTS, [len(task.instances) for task in plan.tasks])
+    return score_tasks(spread_work, plan.tasks)
 
 
 def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> None:

@@ -14,7 +14,7 @@ from evalengine.config.schema import Config, SequentialConfig, selection
 from evalengine.engine.answering import Answering
 from evalengine.harness.execute import execute
 from evalengine.harness.journal import JournalEntry
-from evalengine.harness.outcome import scorer
+from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import thoughts, uncredited
 from evalengine.harness.verdicts import verdicts
@@ -49,7 +49,7 @@ def answered(
         denied = uncredited(thought, config)
         judged = verdicts(part, answers, config, selection(config), denied)
         score_task = scorer(part, answers, thought, judged, denied=denied)
-        return [score_task(own) for own in part.tasks if own.instances]
+        return score_tasks(lambda tasks: [*map(score_task, tasks)], [own for own in part.tasks if own.instances])
 
     return in_steps(
         plan, config.sequential, decided, lambda part, ran: execute(plan, *asking, part=part, ran=ran), score

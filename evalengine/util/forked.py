@@ -21,10 +21,11 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from evalengine.errors import EvalEngineError
 from evalengine.util import ahead
+from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")
@@ -40,35 +41,42 @@ class ForkedTask(Generic[Result]):
     """A call that runs in a forked process from now on; as a context manager, the process ends with the block.
 
     The call must be one that can be made again: where no process can be forked (no memory, a limit of processes), or it
-    is killed, `result` makes the call here.
+    is killed, `result` makes the call here, unless it is a limited one.
     """
 
-    def __init__(self, work: Callable[[], Result], worthwhile: bool = True) -> None:
+    def __init__(self, work: Callable[[], Result], worthwhile: bool = True, limited: bool = False) -> None:
         """worthwhile: whether the call earns a process, which takes some 20 ms to start. Otherwise, and where there is
-        one core, `result` makes the call."""
-        self._work, self._process = work, None
-        if not worthwhile or cores() < 2:
+        one core, `result` makes the call. limited: whether the call must have a process with the limits of
+        `util.limits`, on Linux; elsewhere it has no limits. Raises EvalEngineError if that process cannot start."""
+        self._work, self._process, self._limited = work, 0, limited and sys.platform == "linux"
+        if not self._limited and (not worthwhile or cores() < 2):
             return
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
-        arguments = (work, sender, os.getpid())
-        process = multiprocessing.get_context("fork").Process(target=_work, args=arguments, daemon=True)
+        parent = os.getpid()
         with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
             ahead.wait()
             try:
-                process.start()
-                self._process = process
-            except OSError:
+                self._process = os.fork()
+            except OSError as error:
                 self._receiver.close()
+                if self._limited:
+                    raise EvalEngineError(f"cannot start a process for templates and patterns: {error}") from error
+                return
+            if self._process == 0:
+                _work(work, sender, parent, self._limited)
 
     def result(self) -> Result:
         """What the call returns, once it has; raises what it raises. To be asked once."""
-        if self._process is None:
+        if self._process == 0:
             return self._work()
         try:
             answer = self._receiver.recv_bytes()
-        except (EOFError, OSError):  # it was killed before its answer, or in the middle of it
+        except (EOFError, OSError) as killed:  # it was killed before its answer, or in the middle of it
+            if self._limited:
+                raise EvalEngineError("the process that runs templates and patterns was killed; rerun the command if "
+                                      "that was not their doing") from killed  # fmt: skip
             return self._work()
         error, value = pickle.loads(answer)
         if error is not None:
@@ -79,12 +87,12 @@ class ForkedTask(Generic[Result]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
+        if self._process == 0:
             return
         self._receiver.close()
-        self._process.kill()
-        self._process.join()
-        self._process.close()
+        with suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, it is gone already
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
 
 
 def spread(
@@ -128,7 +136,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _work(work: Callable[[], Any], sender: Connection, parent: int) -> None:
+def _work(work: Callable[[], Any], sender: Connection, parent: int, limited: bool) -> NoReturn:
+    """Send the result of the work, and end this process without the exit handlers of its parent."""
+    try:
+        _send(work, sender, parent, limited)
+    finally:
+        os._exit(0)
+
+
+def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: bool) -> None:
     gc.freeze()  # Collections then pass over what was inherited, whose memory they would copy by touching it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would raise here
@@ -138,8 +154,12 @@ def _work(work: Callable[[], Any], sender: Connection, parent: int) -> None:
         return
     # The other cores have processes of their own; and a tokenizer that had used threads before the fork would warn.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if limited:
+        apply_limits()
     try:
         answer = pickle.dumps((None, work()), protocol=pickle.HIGHEST_PROTOCOL)
+    except OutOfTime:  # between two settings, which would have named themselves
+        answer = _answer_of(EvalEngineError(f"templates and patterns of a document are not finished after {SECONDS} s"))
     except BaseException as error:
         answer = _answer_of(error)
     with suppress(BrokenPipeError), sender:

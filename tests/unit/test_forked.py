@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.errors import ConfigError
-from evalengine.util import forked
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.util import forked, limits
 from evalengine.util.forked import ForkedTask, shares, spread
 
 ORPHAN = """
@@ -89,11 +89,33 @@ def test_what_a_killed_process_did_not_do_is_done_here() -> None:
         assert killed.result() == here
 
 
+def test_a_limited_call_is_made_in_its_process_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "cores", lambda: 1)
+    with ForkedTask(os.getpid, worthwhile=False, limited=True) as limited:
+        assert limited.result() != os.getpid()
+    killed = ForkedTask(lambda: os.kill(os.getpid(), signal.SIGKILL), limited=True)
+    with killed, pytest.raises(EvalEngineError, match="templates and patterns was killed"):
+        killed.result()
+
+
+def test_a_limited_call_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless() -> None:
+        for _ in limits.limited([0]):
+            while True:
+                pass
+
+    monkeypatch.setattr(limits, "SECONDS", 0.1)
+    with ForkedTask(endless, limited=True) as process, pytest.raises(EvalEngineError, match="are not finished after"):
+        process.result()
+
+
 def test_without_another_process_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
     monkeypatch.setattr(os, "fork", refuse)
+    with pytest.raises(EvalEngineError, match="cannot start a process for templates and patterns"):
+        ForkedTask(os.getpid, limited=True)
     assert {process for _, process in spread(squares, range(40), least=1)} == {os.getpid()}
 
 

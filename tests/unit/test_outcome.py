@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from evalengine.config.schema import DatasetConfig, TaskConfig
+from evalengine.config.schema import DatasetConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import JournalEntry
-from evalengine.harness.outcome import scorer
+from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
+from evalengine.records.lm_eval import TaskResult
 from evalengine.records.schema import ids_sha256
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
+from evalengine.util import limits
 
 
 def loaded(folder: Path, name: str, cls: str, version: float, rows: str) -> Task:
@@ -38,6 +41,42 @@ def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
     result = scorer(plan, {key: answer})(plan.tasks[0])
     assert result.metrics["bits_per_byte,none"] == pytest.approx(3 / len("two words") / math.log(2))
     assert result.effective == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({"filter_list": [{"name": "bad", "filter": [{"function": "regex", "regex_pattern": "(a|a)*b"}]}]},
+         "filter_list.bad"),
+        ({"metric_list": [{"metric": "exact_match", "regexes_to_ignore": ["(a|a)*b"]}]}, "metric_list"),
+    ],
+)  # fmt: skip
+def test_patterns_have_limits_for_each_answer(
+    own: dict[str, Any], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pattern is harmless until an answer has many of its letters."""
+    monkeypatch.setattr(limits, "SECONDS", 0.1)
+    (tmp_path / "test.jsonl").write_text('{"q": "a", "a": "b"}\n{"q": "a", "a": "b"}\n')
+    template = TemplateConfig(doc_to_text="{{q}}", doc_to_target="{{a}}", **own)
+    config = TaskConfig(cls="templated:Templated", dataset=DatasetConfig(path=str(tmp_path)), split="test",
+                        template=template)  # fmt: skip
+    task = load_task("mine", config)
+    task.load()
+    instances = task.instances(None)
+    keys = [("mine", number, 0, 0) for number in range(2)]
+    plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[key[1]][0], GenerateRequest(0, [0]), 0)
+                                              for key in keys])  # fmt: skip
+
+    def score(*texts: str) -> list[TaskResult]:
+        answers = {key: JournalEntry(key, ids_sha256([0]), [5], np.array([-1], dtype=np.float32), "stop", text, None)
+                   for key, text in zip(keys, texts, strict=True)}  # fmt: skip
+        score_task = scorer(plan, answers)
+        return score_tasks(lambda tasks: [*map(score_task, tasks)], plan.tasks)
+
+    (result,) = score("b", "aaab")
+    assert [sample.doc_id for sample in result.samples] == [0, 1]
+    with pytest.raises(EvalEngineError, match=rf"tasks.mine: the answer to document 1 .*{wanted}: is not finished"):
+        score("b", "a" * 60)
 
 
 def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

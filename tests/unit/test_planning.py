@@ -29,7 +29,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     wrote: list[int] = []
 
     def result(self: ForkedTask[object], real: Callable[[ForkedTask[object]], object] = ForkedTask.result) -> object:
-        process = os.getpid() if self._process is None else self._process.pid or 0
+        process = self._process or os.getpid()
         try:
             made = real(self)
         except ConfigError:
@@ -90,7 +90,9 @@ def test_what_is_wrong_with_prompts_is_told_as_ever(shared: list[int]) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-def test_rows_are_checked_by_whoever_is_free(cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_templates_are_checked_by_another_process(
+    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = write_tasks(tmp_path, "two", "three")
     task = tmp_path / "three.yaml"
     task.write_text(task.read_text().replace("{{answer}}", "{{answer.split()[0]}}"))
@@ -112,7 +114,8 @@ def test_rows_are_checked_by_whoever_is_free(cores: int, tmp_path: Path, monkeyp
         prepare(job.config)
     model, row = refused.value.problems
     assert "/nowhere" in model and "three.jsonl:5" in row
-    assert (checkers.read_text().split() == [str(os.getpid())] * 2) is (cores == 1)
+    (checker,) = {*checkers.read_text().split()}
+    assert checker != str(os.getpid())  # templates of a file have limits, which are those of a process
 
 
 def test_a_cache_may_spare_the_weights(shared: list[int], tmp_path: Path) -> None:
