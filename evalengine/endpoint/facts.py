@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from evalengine.endpoint.answers import Answer, Document, Place, why_unanswered
+from evalengine.endpoint.answers import Answer, Place, why_unanswered
 from evalengine.endpoint.noise import noise_lines
 from evalengine.endpoint.plan import EndpointPlan
 from evalengine.endpoint.received import HIDDEN
 from evalengine.errors import listed
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.plan import Plan
+from evalengine.harness.thinking import Thought
 from evalengine.records.lm_eval import unanswered_words
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RecordKey
@@ -36,6 +37,7 @@ def endpoint_facts(
         "rejected": _rejected(asked.plan, rejected),
         "with_lone_surrogates": sum(answer.surrogates > 0 for answer in sent),
         "with_the_key": sum(answer.keys > 0 for answer in sent),
+        "own_exemplar_prompts": asked.plan.own_exemplars,
         "models": dict(Counter(str(answer.model) for answer in sent)),
         "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in sent)),
         "unproved": UNPROVED,
@@ -54,13 +56,30 @@ def _rejected(plan: Plan, rejected: Mapping[Place, str]) -> dict[str, Any]:
 
 def unanswered_of(
     plan: Plan, answers: Mapping[Place, Answer], scored: Mapping[RecordKey, JournalEntry], ask: int
-) -> dict[Document, Counter[str]]:
-    """Document -> how many of its answers in one ask are none, by `UNANSWERED`; documents without such are missing."""
-    found: defaultdict[Document, Counter[str]] = defaultdict(Counter)
-    for number, item in enumerate(plan.requests):
-        if item.key in scored and (why := why_unanswered(answers[number, ask], scored[item.key].text)) is not None:
-            found[item.key[:2]][why] += 1
-    return dict(found)
+) -> dict[RecordKey, str]:
+    """Key -> which of `UNANSWERED` the answer of one ask is; answers with a text are missing."""
+    kinds = {item.key: why_unanswered(answers[number, ask], scored[item.key].text)
+             for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
+    return {key: kind for key, kind in kinds.items() if kind is not None}
+
+
+def thoughts_of(
+    plan: Plan, answers: Mapping[Place, Answer], scored: Mapping[RecordKey, JournalEntry], ask: int, end: str
+) -> dict[RecordKey, Thought]:
+    """Key -> the thinking of one ask's answer, which `end` or the endpoint itself separates from the text."""
+    return {item.key: _thought(answers[number, ask], end, item.instance.context, scored[item.key].finish_reason)
+            for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
+
+
+def _thought(answer: Answer, end: str, prompt: str, finish_reason: str) -> Thought:
+    before, ended, _ = answer.text.rpartition(end)
+    if ended:
+        return Thought(before + ended, 0, False)
+    if answer.reasoning is not None or prompt.rstrip().endswith(end):
+        return Thought(answer.reasoning or "", 0, finish_reason == "length" and not answer.text.strip())
+    if finish_reason == "length":
+        return Thought(answer.text, 0, True)
+    return Thought("", 0, False, unended=bool(answer.text.strip()))  # without a text it is an empty answer
 
 
 def lines(facts: Mapping[str, Any]) -> list[str]:
@@ -75,6 +94,12 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     if facts["unanswered"]:
         said.append(f"of all answers, {unanswered_words(facts['unanswered'])}: withheld or without a text, and scored "
                     "as they are")  # fmt: skip
+    if count := facts.get("unfinished_thinking"):
+        credit = "scored as if they were answers" if facts["scores_unfinished_thinking"] else "no credit"
+        said.append(f"{_answers(count)} ended before the end of their thinking ({credit}); raise "
+                    "task.generation.max_gen_toks, or check model.think_end_token")  # fmt: skip
+    if own := facts.get("own_exemplar_prompts"):
+        said.append(f"{own} prompts contain their own document among the exemplars: their scores say little")
     if count := facts["with_lone_surrogates"]:
         said.append(f"{_answers(count)} contained lone surrogates (halves of characters), replaced by U+FFFD")
     if count := facts["with_the_key"]:

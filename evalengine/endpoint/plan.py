@@ -65,18 +65,20 @@ def endpoint_plan(config: Config) -> EndpointPlan:
     problems += [*execution_problems(config, tasks), *judging_problems(config, tasks)]
     if problems:
         raise ConfigError(first_of(problems, 10))
-    plans, requests = [], []
+    plans, requests, warnings = [], [], list[str]()
     for task in tasks:
         instances = task.instances(config.limit, lambda document, text: None)
         rehearse(task, instances)
         plans.append(TaskPlan(task, instances))
+        warnings.extend(task.warnings(len(instances)))
         for instance in (one for own in instances for one in own):
             key = (instance.task, instance.doc_id, instance.index, instance.repeat)
             requests.append(HarnessRequest(key, instance, None, 0))  # type: ignore[arg-type]  # no engine is asked
     bodies = [_body(item.instance, config) for item in requests]
     path = "chat/completions" if config.apply_chat_template else "completions"
     assert config.model.api is not None
-    return EndpointPlan(Plan(plans, requests), bodies, f"{config.model.api.rstrip('/')}/{path}")
+    plan = Plan(plans, requests, (*warnings,), sum(task.own_exemplars for task in tasks))
+    return EndpointPlan(plan, bodies, f"{config.model.api.rstrip('/')}/{path}")
 
 
 def _problems(config: Config) -> list[str]:

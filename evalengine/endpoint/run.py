@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from typing import Any
 
 from evalengine.config.schema import Config, leaves, selection, to_yaml
 from evalengine.endpoint.answers import Answer, AnswersFile, Document, Place, answer_of, entries
-from evalengine.endpoint.facts import endpoint_facts, lines, unanswered_of
+from evalengine.endpoint.facts import endpoint_facts, lines, thoughts_of, unanswered_of
 from evalengine.endpoint.http import Client
 from evalengine.endpoint.noise import noise
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
@@ -25,6 +25,7 @@ from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan
 from evalengine.harness.runner import run as run_here
+from evalengine.harness.thinking import answers_alone, uncredited
 from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
@@ -57,6 +58,8 @@ def run(config: Config) -> Path:
     """
     started, begin = time.time(), time.perf_counter()
     asked = endpoint_plan(config)
+    for line in asked.plan.warnings:
+        warn(line)
     client = Client(asked.url, config.endpoint)
     judge = find_judge(config, asked.plan, None)
     identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
@@ -78,6 +81,7 @@ def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(canonical({
         "harness": "endpoint", "api": asked.url, "requests": asked.sha256, "repeats": config.endpoint.repeats,
         "tasks": tasks, "think_end_token": config.model.think_end_token,
+        **({"score_unfinished_thinking": True} if config.score_unfinished_thinking else {}),
     }))  # fmt: skip
     return plain
 
@@ -137,23 +141,26 @@ def _write(
     asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end), documents)
             for ask in range(config.endpoint.repeats)]  # fmt: skip
     unanswered = [unanswered_of(asked.plan, answers, one, ask) for ask, one in enumerate(asks)]
+    thoughts = [{} if end is None else thoughts_of(asked.plan, answers, one, ask, str(end))
+                for ask, one in enumerate(asks)]  # fmt: skip
+    denied = [uncredited(own, config) for own in thoughts]
     limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
-    judgements, told = (NOT_JUDGED, None) if judge is None else judge.judge(plan, asks[0], folder.path, _judged)
+    judgements, told = (
+        (NOT_JUDGED, None)
+        if judge is None
+        else judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
+    )
     for number, one in enumerate(asks):
-        programs = verdicts(plan, one, config, selection(config))
-        score = scorer(plan, one, verdicts=programs, judgements=NOT_JUDGED if number else judgements)
+        programs = verdicts(plan, one, config, selection(config), denied[number])
+        judged = NOT_JUDGED if number else judgements
+        score = scorer(plan, one, thoughts[number], programs, judged, denied[number], unanswered[number])
         results.append(score_tasks(lambda tasks, score=score: [*map(score, tasks)], plan.tasks))  # type: ignore[misc]
-    of_tasks: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for task, _ in documents:
-        of_tasks[task][REJECTED] += 1
-    for (task, _), counts in unanswered[0].items():
-        of_tasks[task] += counts
-    first, kinds = [], unanswered[0]
+    out, first = Counter(task for task, _ in documents), []
     for result in results[0]:
-        rows = [replace(one, length_limited=limited[result.name, one.doc_id],
-                        unanswered=kinds.get((result.name, one.doc_id), {})) for one in result.samples]  # fmt: skip
-        first.append(replace(result, samples=rows, unanswered=of_tasks[result.name]))
+        rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]
+        rejections = {REJECTED: out[result.name]} if out[result.name] else {}
+        first.append(replace(result, samples=rows, unanswered={**rejections, **result.unanswered}))
     finished = datetime.now()
     remove_results(folder)
     for result in first:
@@ -161,7 +168,9 @@ def _write(
     facts = endpoint_facts(asked, config.model.name, answers, rejected)
     facts |= {
         "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
-        "unanswered": dict(sum((counts for one in unanswered for counts in one.values()), Counter())),
+        "unanswered": dict(Counter(kind for one in unanswered for kind in one.values())),
+        "unfinished_thinking": sum(thought.unfinished for one in thoughts for thought in one.values()),
+        "scores_unfinished_thinking": config.score_unfinished_thinking,
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
         **({} if told is None else {"judge": told}),
     }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,12 @@ def scorer(
     verdicts: Verdicts = NOT_RUN,
     judgements: Judgements = NOT_JUDGED,
     denied: Set[RecordKey] = frozenset(),
+    unanswered: Mapping[RecordKey, str] | None = None,
 ) -> Callable[[TaskPlan], TaskResult]:
     """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter.
 
-    denied: generations that get no credit (`Task.without_credit`).
+    denied: generations that get no credit (`Task.without_credit`). unanswered: the kind (`UNANSWERED`) of each
+    generation that an endpoint left without an answer; None for an engine's, whose empty texts only a judge counts.
     """
     by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
     thought, verdict = {}, {}
@@ -96,7 +99,14 @@ def scorer(
         if item.key in verdicts:
             verdict[item.instance] = verdicts[item.key]
     refused = {item.instance for item in plan.requests if item.key in denied} if denied else frozenset()
-    return lambda own: _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}), refused)
+    kinds = None
+    if unanswered is not None:
+        kinds = {item.instance: unanswered[item.key] for item in plan.requests if item.key in unanswered}
+
+    def task_result(own: TaskPlan) -> TaskResult:
+        return _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}), refused, kinds)
+
+    return task_result
 
 
 def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: Sequence[TaskPlan]) -> list[TaskResult]:
@@ -126,6 +136,7 @@ def _task_result(
     verdict: Mapping[Instance, ProgramVerdict],
     judged: Mapping[int, Judgement],
     denied: Set[Instance],
+    kinds: Mapping[Instance, str] | None,
 ) -> TaskResult:
     task = plan.task
     per_doc: list[dict[MetricKey, MetricValue]] = []
@@ -166,7 +177,7 @@ def _task_result(
         for name in samples:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
             sample = _sample(task, doc_id, instances, answers, name, results[name], values, hashes[-1], thinking)
-            sample = replace(sample, unanswered=_unanswered(thinking, judgement))
+            sample = replace(sample, unanswered=_unanswered(instances, kinds, thought, judgement))
             if judgement is not None and name == JUDGE:
                 sample = replace(sample, judge=judgement.shown)
             samples[name].append(sample)
@@ -189,7 +200,7 @@ def _task_result(
         effective=len(plan.instances),
         task_hash=task_hash(hashes, len(samples)),
         thinking_truncated=_truncated(plan, thought),
-        unanswered=_unanswered([thought[i] for own in plan.instances for i in own if i in thought], *judged.values()),
+        unanswered=_unanswered([*chain.from_iterable(plan.instances)], kinds, thought, *judged.values()),
         samples=[sample for own in samples.values() for sample in own],
     )
 
@@ -200,12 +211,18 @@ def _truncated(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int | Non
     return sum(truncated) if truncated else None
 
 
-def _unanswered(thinking: Sequence[Thought], *judged: Judgement | None) -> dict[str, int]:
-    """How many generations contain no answer, by kind; kinds without any are missing."""
-    counts = {
-        EMPTY_ANSWER: sum(one.empty for one in judged if one is not None),
-        UNENDED_THINKING: sum(thought.unended for thought in thinking),
-    }
+def _unanswered(
+    instances: Sequence[Instance],
+    kinds: Mapping[Instance, str] | None,
+    thought: Mapping[Instance, Thought],
+    *judged: Judgement | None,
+) -> dict[str, int]:
+    """How many of the generations contain no answer, by kind; kinds without any are missing."""
+    if kinds is None:
+        counts = Counter({EMPTY_ANSWER: sum(one.empty for one in judged if one is not None)})
+    else:
+        counts = Counter(kinds[instance] for instance in instances if instance in kinds)
+    counts[UNENDED_THINKING] = sum(thought[i].unended for i in instances if i in thought) if thought else 0
     return {kind: count for kind, count in counts.items() if count}
 
 

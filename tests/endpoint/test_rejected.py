@@ -181,6 +181,47 @@ def test_answers_that_are_none_are_counted_next_to_the_score(tmp_path: Path, sum
                     **dict.fromkeys(range(4, COUNT))}  # fmt: skip
 
 
+def test_an_answer_whose_thinking_did_not_end_gets_no_credit(tmp_path: Path, sums: list[str]) -> None:
+    of_choice: dict[str, dict[str, Any]] = {
+        "is 0": {},
+        "is 1": {"finish_reason": "length"},
+        "is 2": {"message": {"content": "5", "reasoning_content": "2 + 3"}},
+        "is 3": {"message": {"content": ""}},
+    }
+
+    def answer(prompt: str) -> tuple[int, bytes]:
+        text = json.loads(right(prompt)[1])["choices"][0]["message"]["content"]
+        own = next((own for name, own in of_choice.items() if name in prompt), None)
+        return answered(f"a sum</think>{text}") if own is None else answered(text, **own)
+
+    settings = [*sums, CHAT, 'model.think_end_token="</think>"']
+    with scripted(answer) as url:
+        done, scored = ask(url, settings), ask(url, settings, "score_unfinished_thinking=true")
+    assert done.code == scored.code == 0, done.err + scored.err
+    without, given = (next(folder for folder in (tmp_path / "results").iterdir() if str(folder) in one.out)
+                      for one in (done, scored))  # fmt: skip
+    assert without != given
+    values = {"sums": [0.0, 0.0, 1.0, 0.0, *[1.0] * (COUNT - 4)], "given": [1.0, 1.0, 1.0, 0.0, *[1.0] * (COUNT - 4)]}
+    assert [*load_run(without).scores["sums", "exact_match", "none"].values()] == values["sums"]
+    assert [*load_run(given).scores["sums", "exact_match", "none"].values()] == values["given"]
+    found = results(without)["results"]["sums"]
+    assert {"thinking_truncated": 1, "unended_thinking": 1, "empty_answer": 1}.items() <= found.items()
+    words = "2 answers ended before the end of their thinking"
+    assert f"{words} (no credit)" in done.out and f"{words} (scored as if they were answers)" in scored.out
+    (file,) = without.glob("samples_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [rows[n]["thinking"] for n in (0, 1, 2, 4)] == [[""], ["4"], ["2 + 3"], ["a sum</think>"]]
+
+
+def test_prompts_with_their_own_document_are_reported(tmp_path: Path, sums: list[str]) -> None:
+    with scripted(right) as url:
+        done = ask(url, sums, CHAT, "task.num_fewshot=4")
+    assert done.code == 0, done.err
+    own = results(only(tmp_path / "results"))["endpoint"]["own_exemplar_prompts"]
+    assert 0 < own < COUNT and f"{own} of {COUNT} prompts contain their own document with its answer" in done.err
+    assert f"{own} prompts contain their own document among the exemplars" in done.out
+
+
 def test_a_change_of_model_is_reported(tmp_path: Path, sums: list[str]) -> None:
     def named(model: str) -> bytes:
         return json.dumps({**json.loads(answered("1")[1]), "model": model}).encode()
