@@ -57,7 +57,7 @@ def earlier_answers(folder: Path, config: Config, plan: Plan, identity: Mapping[
     Raises ConfigError for a run that is another but for its length, and for one whose limit is no shorter.
     """
     named = f"resume={folder}"
-    manifest = open_run(folder, page=False)
+    manifest = open_run(folder, page=False, judge=False)
     problems = list(_problems(config, llm))
     before, now = _without_length(manifest.identity), _without_length(identity)
     if changes := list(differences(before, now)):

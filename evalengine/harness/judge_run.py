@@ -234,7 +234,7 @@ def digest_of(folder: Path) -> str | None:
     """The digest of a run, whose files are checked; None for one through an endpoint, which has none. Raises
     ConfigError."""
     through_endpoint = results_files(folder) and not (folder / DIGEST).exists()
-    return None if through_endpoint else open_run(folder, page=False).digest
+    return None if through_endpoint else open_run(folder, page=False, judge=False).digest
 
 
 def sample_rows(folder: Path, task: str) -> dict[int, dict[str, Any]]:

@@ -55,21 +55,13 @@ def is_bound(manifest: Manifest) -> bool:
     return FILES in manifest.content
 
 
-def open_run(folder: Path, page: bool = True) -> Manifest:
+def open_run(folder: Path, page: bool = True, judge: bool = True) -> Manifest:
     """The manifest of a finished run whose files are those that it was finished with. Every reader of runs begins here.
 
-    The run of its judge, whose verdicts are part of its scores, is checked, too. page: whether `report.html` is; a
-    command that writes it anew need not.
-    Raises `ConfigError` that names every file that is missing, edited, damaged or added, with the cure.
+    page: whether `report.html` is checked; a command that writes it anew need not. judge: whether the run of its judge
+    is; it hashes all files of that run, which only a reader of scores needs.
+    Raises `ConfigError` that names every file that is missing, edited, damaged or added, with the fix.
     """
-    manifest = _opened(folder, page)
-    if problems := list(_judge_problems(folder, manifest)):
-        raise ConfigError(problems)
-    return manifest
-
-
-def _opened(folder: Path, page: bool) -> Manifest:
-    """`open_run` of a folder without the run of its judge."""
     if not (folder / DIGEST).is_file():
         raise ConfigError(
             f"{folder}: this run is not finished ({DIGEST} is missing); run its command again: it resumes"
@@ -82,6 +74,8 @@ def _opened(folder: Path, page: bool) -> Manifest:
     problems = _manifest_problem(folder, manifest) or [*_problems(folder, manifest.content[FILES])]
     if not problems and page:
         problems = _page_problem(folder, manifest.content[SHA256])
+    if not problems and judge:
+        problems = [*_judge_problems(folder, manifest)]
     if problems:
         raise ConfigError(problems)
     return manifest
@@ -151,7 +145,7 @@ def _judge_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
     try:
         if not path.is_dir():
             yield f"{path}: missing: the run of the judge that scored these answers; {AGAIN}"
-        elif judge.digest is not None and (digest := _opened(path, page=False).digest) != judge.digest:
+        elif judge.digest is not None and (digest := open_run(path, page=False, judge=False).digest) != judge.digest:
             yield f"{path}: its digest is {digest[:12]}..., {folder / MANIFEST} names {judge.digest[:12]}...; {AGAIN}"
     except ConfigError as error:
         yield from error.problems

@@ -15,6 +15,7 @@ from evalengine.engine.llm import LLM
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.judge_run import digest_of
 from evalengine.report.html.samples import Truncator, _texts
 from evalengine.report.read.load import load_run_data
 from tests.e2e.command import SHORT, Run, call, finish, finished, runs, start
@@ -198,6 +199,7 @@ def test_the_judges_files_are_part_of_the_evidence(harm: str, reference: Run, tm
     ):
         done = call(*command)
         assert done.code == 2 and str(verdicts) in done.out + done.err and said[harm] in done.out + done.err
+    assert digest_of(run.folder) == digest_of(reference.folder), "the answers need no judge"
 
 
 def test_another_judge_is_another_run(task: str, reference: Run, tmp_path: Path) -> None:

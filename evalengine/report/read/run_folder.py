@@ -87,7 +87,7 @@ def read_evidence(path: Path) -> RunEvidence:
 
     Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
     """
-    return _evidence(path, open_run(path))
+    return _evidence(path, open_run(path, judge=False))
 
 
 def _evidence(path: Path, manifest: Manifest) -> RunEvidence:
