@@ -313,7 +313,8 @@ class Task(TaskHooks):
         the task gives credit for empty texts, the document gets at most 0. Where lower is better, it gets the worse one
         of this value and that of the written text, since an empty text may be the best one.
         """
-        values, empty = self.process_results(doc, scored), self.process_results(doc, [Response() for _ in responses])
+        values, nothing = self.process_results(doc, scored), [Response() for _ in responses]
+        empty = values if scored == nothing else self.process_results(doc, nothing)
         lower = {key for key in values if not self.higher_is_better().get(key[0], True)}
         written = self.process_results(doc, responses) if lower else {}  # a long thinking may take seconds to score
         for key, value in values.items():

@@ -126,12 +126,12 @@ def test_an_empty_text_that_would_be_right_gets_no_credit_either(tmp_path: Path)
 
 
 def test_unfinished_thinking_itself_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where higher is better: some scorers take seconds for a long text."""
+    """Where higher is better: some scorers take seconds for a long text. The empty text is scored once."""
     task, seen = made(tmp_path), list[str]()
     judge = task.judge  # type: ignore[attr-defined]
     monkeypatch.setattr(task, "judge", lambda doc: lambda text: seen.append(text) or judge(doc)(text))
     assert scored(task, ("2", "length")).metrics["exact_match,none"] == 0.0
-    assert {*seen} == {""}
+    assert seen == [""]
 
 
 def test_of_several_samples_the_finished_ones_count(tmp_path: Path) -> None:
