@@ -63,11 +63,11 @@ def _compiled(source: str) -> tuple[Template, frozenset[str]]:
 
 
 def index_warning(task: str, text: str) -> str:
-    """That a template's digits are read as the index of a choice. task: its place; text: what the first row gives."""
+    """The warning that a template's digits are read as the index of a choice. task: its setting; text: the first
+    document's."""
     return (
-        f"{task}: doc_to_text writes digits alone ({text} for the first document), which lm-eval's rule reads as the "
-        "index of the choice that stands in the prompt, not as its text; if the text is meant, add a word to it "
-        "('Number: {{n}}')"
+        f"{task}: doc_to_text writes digits alone ({text} for the first document), and lm-eval reads them as the "
+        "index of a choice: the prompt is that choice; if you meant the digits, add a word ('Number: {{n}}')"
     )
 
 
@@ -77,7 +77,7 @@ def literal_warnings(task: str, choices: Any, setting: str = "doc_to_choice") ->
     literal = [text for text in listed if isinstance(text, str) and "{{" in text] if isinstance(listed, list) else []
     if literal:
         yield (
-            f"{task}: {setting} contains {literal[0][:60]!r}, scored as it is written: templates in a list are not "
+            f"{task}: {setting} contains {literal[0][:60]!r}, scored unchanged: templates in a list are not "
             'rendered. Write the list as one template: "{{[a, b]}}"'
         )
 
