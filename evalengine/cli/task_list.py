@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from evalengine.tasks.instance import Instance
 
 MOST = 1000  # documents shown at most
-LISTED_METRICS = 2  # of a task among others; `tasks NAME` names all of them
+LISTED_METRICS = 1  # of a task among others; `tasks NAME` names all of them
+INSTALL = "pip install "
 SHORT = 8  # hex digits of a commit that are shown
 
 
@@ -66,9 +67,10 @@ def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
 
 
 def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
-    """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members."""
+    """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members,
+    and short cells."""
     rows = [
-        _cells(config, depth, name, members, LISTED_METRICS if folded else 0)
+        _cells(config, depth, name, members, folded)
         for config in configs
         for depth, name, members in _in_order(config)
         if depth == 0 or not folded
@@ -76,9 +78,8 @@ def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
     return Sheet("Tasks", ("Task", "Rows", "Documents", "n-shot", "Metrics", "Needs"), rows, (0, 1, 4, 5))
 
 
-def _cells(config: Config, depth: int, name: str, members: Sequence[str], most: int) -> list[str]:
-    """The row of a task, or of a group: what its tasks have in common, and their documents together. most: metrics that
-    are named; 0: all."""
+def _cells(config: Config, depth: int, name: str, members: Sequence[str], short: bool) -> list[str]:
+    """The row of a task, or of a group: what its tasks have in common, and their documents together."""
     group, tasks = config.groups.get(name), [config.tasks[member] for member in members]
     sizes = [task.dataset.rows for task in tasks if task.dataset.rows is not None]
     metrics = metric_names(tasks[0], name)
@@ -86,11 +87,15 @@ def _cells(config: Config, depth: int, name: str, members: Sequence[str], most: 
         metrics = [str(entry["metric"]) for entry in group.aggregate_metric_list or []]
     return [
         "  " * depth + name + ("" if group is None else f" ({len(members)} tasks)"),
-        _common(source(task, group is None) for task in tasks),
+        _common(source(task, group is None and not short) for task in tasks),
         f"{sum(sizes):,}" if len(sizes) == len(tasks) else "",
         _common(str(task.num_fewshot or 0) for task in tasks),
-        listed(metrics, most or len(metrics)),
-        "; ".join(dict.fromkeys(need for task in tasks for need in needs(task))),
+        listed(metrics, LISTED_METRICS if short else len(metrics)),
+        "; ".join(
+            dict.fromkeys(
+                need.removeprefix(INSTALL).strip("'") if short else need for task in tasks for need in needs(task)
+            )
+        ),
     ]
 
 
@@ -150,7 +155,7 @@ def needs(task: TaskConfig) -> Iterator[str]:
         yield "allow_code_execution=true"
     extra = cls.extra or ("lm-eval" if task.template.lm_eval_file is not None else None)
     if extra is not None:
-        yield f"pip install 'evalengine[{extra}]'"
+        yield f"{INSTALL}'evalengine[{extra}]'"
     elif task.num_fewshot and not exemplars:
         yield "task.fewshot_file=FILE"
 

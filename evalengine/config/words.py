@@ -147,7 +147,12 @@ def _choice_problems(override: Override) -> Iterator[str]:
     key, chosen = override.key_or_group, override.value()
     if key in GROUPS and key != "experiment" and chosen is None:
         yield f"{key}=null: a group needs a name; see --help for those there are"
-    lists = [one for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if isinstance(one, list)]
+    choices = chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]
+    lists = [one for one in choices if isinstance(one, list)]
+    names = [name for one in lists for name in one] + [one for one in choices if isinstance(one, int | float)]
+    if key in GROUPS and key not in ONE_OF and (odd := [n for n in names if not isinstance(n, str | QuotedString)]):
+        named = "'task=[gsm8k,arc_easy]'" if key == "task" else f"{key}=NAME"
+        yield f"{override.input_line}: {str(odd[0]) or 'an empty text'} is no name; write names, as in {named}"
     if key in ONE_OF and lists:
         written = value_text(override).replace("[", "").replace("]", "").strip()
         several = "," in written

@@ -152,6 +152,18 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("model=tinymoth", "model=tinymoth: no such model; did you mean tinymath?"),
         ("tasks.gsm8k.split=x", "tasks.gsm8k: this task is not selected; add it with task=gsm8k"),
         ("task=null", "task=null: a group needs a name"),
+        *(
+            (f"task={value}", f"task={value}: {odd} is no name; write names, as in 'task=[gsm8k,arc_easy]'")
+            for value, odd in {
+                "[[]]": "[]",
+                "[gsm8k,3]": "3",
+                "[{a:1}]": "{'a': 1}",
+                "[null]": "None",
+                "3": "3",
+                "true": "True",
+                "[true,gsm8k]": "True",
+            }.items()
+        ),
         ("task=[]", "task: no task is selected"),
         ("limit=abc", "limit=abc: must be a whole number"),
         ("limit=1.5", "limit=1.5: must be a whole number"),

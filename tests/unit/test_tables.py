@@ -113,5 +113,5 @@ def test_a_list_of_tasks_in_a_pipe_has_no_blanks_at_its_ends(capsys: pytest.Capt
     assert main(["tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line != line.rstrip()]
-    assert max(map(len, lines)) <= 250 and main(["tasks", "ifeval"]) == 0
+    assert max(map(len, lines)) <= 190 and main(["tasks", "ifeval"]) == 0
     assert "inst_level_loose_acc" in capsys.readouterr().out, "one task's metrics are all named"
