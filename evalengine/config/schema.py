@@ -16,6 +16,7 @@ from evalengine.config import kinds
 
 Numerics = Literal["fast", "exact", "native"]
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock
+RESOLVED = {"resolved": True}  # of a setting whose recorded value follows from the machine or the numerics level
 SCHEDULE_FIELDS = (
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_fraction"),
     *("gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "cascade_attention", "speculation"),
@@ -66,20 +67,20 @@ class EngineConfig:
     max_model_len: kinds.Size | None = None  # tokens; null: the model's own limit
     max_num_seqs: kinds.Sequences = 256  # sequences in one step
     max_num_batched_tokens: kinds.Size = 4096  # tokens in one step
-    attention_backend: kinds.AttentionBackend = "auto"  # only numerics=fast has a choice
+    attention_backend: kinds.AttentionBackend = field(default="auto", metadata=RESOLVED)  # only numerics=fast has one
     block_size: kinds.BlockSize = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
-    num_kv_blocks: kinds.Size | None = None  # pages in the pool; null: from the memory fraction
+    num_kv_blocks: kinds.Size | None = field(default=None, metadata=RESOLVED)  # pages; null: from the memory fraction
     kv_cache_memory_fraction: kinds.Share = 0.5  # share of the memory that is free after loading
     gpu_memory_utilization: kinds.Share | None = None  # instead: of the GPU's whole memory, weights included (as vLLM)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
-    speculation: kinds.Chosen = "auto"  # auto: tokens are guessed and checked where that pays | always | off
+    # auto: tokens are guessed and checked where that pays | always | off
+    speculation: kinds.Chosen = field(default="auto", metadata=RESOLVED)
     cascade_attention: kinds.Chosen = "auto"  # auto: pages that decodes share are read once where it pays
     num_threads: kinds.Threads | None = None  # CPU threads; null: torch's default
     tensor_parallel_size: kinds.Ranks = 1  # processes that share the model, each on its own GPU (or all on the CPU)
-    self_test: kinds.Chosen = (
-        "auto"  # auto: at the first use of a kind of model on a GPU | always: at every start | off
-    )
+    # auto: at the first use of a kind of model on a GPU | always: at every start | off
+    self_test: kinds.Chosen = field(default="auto", metadata=RESOLVED)
 
 
 @dataclass(frozen=True)

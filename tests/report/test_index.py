@@ -250,14 +250,20 @@ def test_runs_of_a_sweep_are_told_apart(results: Path) -> None:
         *(("first", 8, 1, "exact", first), ("other", None, 64, "fast", {**first, "temperature": 0.5})),
     ):
         content = json.loads((results / name / "manifest.json").read_text())
-        own = {**content["identity"], "limit": limit, "seed": 0, "tasks": {"sums": {"generation": generation}}}
+        own = {
+            **content["identity"],
+            "limit": limit,
+            "enable_thinking": limit is None,
+            "seed": 0,
+            "tasks": {"sums": {"generation": generation}},
+        }
         engine = {**content["engine"], "max_num_seqs": batch, "num_kv_blocks": batch}
         bind_again(results / name, identity=own, engine=engine, numerics=numerics)
     path, _ = write_index(results)
     numerics, changed = (titles(path).index(name) for name in ("Numerics", "Changed"))
     assert {(row[numerics], row[changed]) for row in rows(path) if row[2] == "sums"} == {
-        ("exact", "limit=8, engine.max_num_seqs=1, tasks.sums.generation.temperature=0.0"),
-        ("fast", "limit=null, engine.max_num_seqs=64, tasks.sums.generation.temperature=0.5"),
+        ("exact", "limit=8, enable_thinking=false, engine.max_num_seqs=1, tasks.sums.generation.temperature=0.0"),
+        ("fast", "limit=null, enable_thinking=true, engine.max_num_seqs=64, tasks.sums.generation.temperature=0.5"),
     }
 
 

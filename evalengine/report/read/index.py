@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from evalengine.config.arguments import shown
+from evalengine.config.schema import Config, EngineConfig
 from evalengine.errors import ConfigError
 from evalengine.errors import listed as listed_words
 from evalengine.records.evidence import AGAIN, SHA256, file_sha256, is_bound
@@ -34,13 +35,9 @@ NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it
 BASELINE_BYTES = 20_000_000  # a larger file is no baseline for git
 MOST_CHANGES = 4  # changed settings that a row names
-FOLLOWING = tuple(
-    f"engine.{name}" for name in ("numerics", "attention_backend", "speculation", "num_kv_blocks", "self_test")
-)
-IDENTITY_SETTINGS = (
-    *("seed", "limit", "fewshot_seed", "fewshot_as_multiturn", "apply_chat_template", "chat_template_date"),
-    *("system_instruction", "long_prompts"),
-)
+# Settings that a row may name: those of a run that are part of its identity, and those of its engine.
+OF_A_RUN = {setting.name for setting in fields(Config)} - {"tasks", "engine", "numerics"}
+OF_THE_ENGINE = [setting.name for setting in fields(EngineConfig) if not setting.metadata.get("resolved")]
 FINISHED, UNFINISHED, DAMAGED = "finished", "unfinished", "damaged"
 
 
@@ -110,11 +107,9 @@ def _with_changes(listed: Sequence[Entry]) -> Iterator[Entry]:
 
 def settings_of(manifest: Manifest) -> dict[str, str]:
     """A run's settings by their names, as texts, without those that follow from numerics or the machine."""
-    identity = manifest.identity
-    given = {name: identity[name] for name in IDENTITY_SETTINGS if name in identity}
-    given |= {f"engine.{name}": value for name, value in manifest.engine_settings.items()}
-    for name in FOLLOWING:
-        given.pop(name, None)
+    identity, engine = manifest.identity, manifest.engine_settings
+    given = {name: value for name, value in identity.items() if name in OF_A_RUN}
+    given |= {f"engine.{name}": engine[name] for name in OF_THE_ENGINE if name in engine}
     tasks = identity.get("tasks")
     for name, own in tasks.items() if isinstance(tasks, Mapping) else ():
         given |= {f"tasks.{name}.{key}": value for key, value in own.items()} if isinstance(own, Mapping) else {}
