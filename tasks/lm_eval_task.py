@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,10 @@ class LmEvalTask(Task):
     def _requests(self, limit: int | None, shown: dict[str, list[str]]) -> list[list[Any]]:
         """lm-eval's Instances of each document, in the order in which it scores them."""
         self._theirs.set_fewshot_seed(self._fewshot_seed)
+        if (sampler := copy(getattr(self._theirs, "sampler", None))) is not None:
+            sampler.rnd = copy(sampler.rnd)  # `set_fewshot_seed` gave it one
         try:
-            with quiet(), RandomNumbers(self._after_load.state).used(), self._counting():
+            with quiet(), RandomNumbers(self._after_load.state).used():
                 self._theirs.build_all_requests(
                     limit=limit,
                     system_instruction=self._instruction,
@@ -131,30 +134,21 @@ class LmEvalTask(Task):
             by_document[instance.doc_id].append(instance)
         ordered = [sorted(by_document[doc_id], key=lambda instance: instance.idx) for doc_id in sorted(by_document)]
         self._asked = {id(doc): asked for doc, asked in zip(self.docs, ordered, strict=False)}
+        self.own_exemplars = self._count_own_exemplars(sampler, len(ordered))
         return ordered
 
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        """Counts `own_exemplars` while lm-eval writes the prompts."""
-        self.own_exemplars, sampler = 0, getattr(self._theirs, "sampler", None)
-        if not self.num_fewshot or sampler is None:
-            yield
-            return
-        write, draw, document = self._theirs.fewshot_context, sampler.sample, None
-
-        def written(doc: Any, *arguments: Any, **named: Any) -> Any:
-            nonlocal document
-            document = doc
-            return write(doc, *arguments, **named)
-
-        def drawn(*arguments: Any, **named: Any) -> Any:
-            exemplars = draw(*arguments, **named)
+    def _count_own_exemplars(self, sampler: Any, count: int) -> int:
+        """How many of the first `count` prompts contain their own document. sampler: a copy of lm-eval's from before it
+        drew their exemplars, which draws them again. 0 where lm-eval draws none, or excludes the document."""
+        few = getattr(self._theirs, "fewshot_cfg", None)
+        if not self.num_fewshot or sampler is None or few is None or few.split == self._theirs.config.test_split:
+            return 0
+        own = 0
+        for doc in self.docs[:count]:
             with suppress(ValueError):  # arrays in rows of the task's own code have no one truth value
-                self.own_exemplars += document in exemplars
-            return exemplars
-
-        with patch.object(self._theirs, "fewshot_context", written), patch.object(sampler, "sample", drawn):
-            yield
+                own += doc in sampler.sample(n=self.num_fewshot)
+        # A task's class may draw in a way of its own, or not at all.
+        return own if sampler.rnd.getstate() == self._theirs.sampler.rnd.getstate() else 0
 
     @property
     def other_exemplars(self) -> str:
