@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import math
 import os
@@ -13,10 +14,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 from evalengine.config.check import API_KEYS
@@ -58,55 +59,61 @@ class _Failed(Exception):
         self.status, self.response = status, response
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection that remembers its socket; urllib lets go of it once the response has begun."""
+class _Timed(io.RawIOBase):
+    """Reads from a socket until a deadline. A socket's timeout only limits each read: an endpoint that occasionally
+    sends a byte would never meet it."""
 
-    opened: socket.socket | None = None
+    def __init__(self, source: socket.socket, deadline: float) -> None:
+        """deadline: in the seconds of `time.monotonic`."""
+        self._socket, self._raw, self._deadline = source, source.makefile("rb", buffering=0), deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if (left := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *arguments: Any, deadline: float, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Timed(sock, deadline))
+
+
+class _Deadline(http.client.HTTPConnection):
+    """A connection whose timeout limits everything from connecting to the last byte of the response, except the
+    resolver's time to find an address."""
+
+    def __init__(self, host: str, /, *, timeout: float = 0.0, **options: Any) -> None:
+        super().__init__(host, timeout=timeout, **options)
+        self._deadline = time.monotonic() + timeout
+        self.response_class = partial(_Response, deadline=self._deadline)  # type: ignore[assignment]
 
     def connect(self) -> None:
         super().connect()
-        self.opened = self.sock
+        self.sock.settimeout(max(0.001, self._deadline - time.monotonic()))  # for sending, as a whole
 
 
-class _TLSConnection(http.client.HTTPSConnection):
-    """As `_Connection`."""
-
-    opened: socket.socket | None = None
-
-    def connect(self) -> None:
-        super().connect()
-        self.opened = self.sock
-
-
-class _Request(urllib.request.Request):
-    """A request that another thread can end."""
-
-    connection: _Connection | _TLSConnection | None = None
-
-    def connecting(self, kind: type[_Connection | _TLSConnection]) -> Callable[..., Any]:
-        """A function that makes its connection, for `AbstractHTTPHandler.do_open`."""
-
-        def connect(host: str, **options: Any) -> _Connection | _TLSConnection:
-            self.connection = kind(host, **options)
-            return self.connection
-
-        return connect
-
-    def abort(self) -> None:
-        """Has whatever reads from its connection meet the end of it at once."""
-        if self.connection is not None and self.connection.opened is not None:
-            with suppress(OSError):  # it has ended by itself
-                socket.socket.shutdown(self.connection.opened, socket.SHUT_RDWR)
+class _TLSDeadline(_Deadline, http.client.HTTPSConnection):
+    """As `_Deadline`."""
 
 
 class _Handler(urllib.request.HTTPHandler):
     def http_open(self, request: Any) -> Any:
-        return self.do_open(request.connecting(_Connection), request)
+        return self.do_open(_Deadline, request)
 
 
 class _TLSHandler(urllib.request.HTTPSHandler):
     def https_open(self, request: Any) -> Any:
-        return self.do_open(request.connecting(_TLSConnection), request)
+        return self.do_open(_TLSDeadline, request)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -177,7 +184,7 @@ class Client:
         for attempt in range(1, self._settings.retries + 2):
             wait = min(LONGEST_WAIT, 0.5 * 2**attempt)
             try:
-                got = self._in_time(body)
+                got = self._post(body)
                 seconds = time.perf_counter() - begin
                 return Reply(number, got.value, attempt, seconds, surrogates=got.surrogates, keys=got.keys)
             except _Failed as error:
@@ -189,40 +196,20 @@ class Client:
                 wait = wait if error.response is None else _wanted_wait(error.response, wait)
             except (OSError, ValueError, http.client.HTTPException) as error:  # the last: malformed HTTP
                 why = self.cleaner.line(f"{type(error).__name__}: {error}")
+                # While connecting or sending, urllib puts it into a URLError.
+                if isinstance(getattr(error, "reason", error), TimeoutError):
+                    why = f"no complete answer within endpoint.timeout={self._settings.timeout} seconds"
             if attempt <= self._settings.retries and self._stop.wait(wait):
                 break
         return Reply(number, None, self._settings.retries + 1, time.perf_counter() - begin, why)
 
-    def _in_time(self, body: Mapping[str, Any]) -> Cleaned:
-        """`_post`, ended after `endpoint.timeout` seconds. A socket's timeout only limits each read: an endpoint that
-        sends a byte now and then would never meet it."""
+    def _post(self, body: Mapping[str, Any]) -> Cleaned:
         headers = {"content-type": "application/json", "user-agent": "evalengine"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        request = _Request(self._url, json.dumps(body).encode(), headers, method="POST")
-        outcome: queue.SimpleQueue[Cleaned | Exception] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                outcome.put(self._post(request))
-            except Exception as error:  # raised below
-                outcome.put(error)
-
-        threading.Thread(target=work, name="endpoint request", daemon=True).start()
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
         try:
-            got = outcome.get(timeout=self._settings.timeout)
-        except queue.Empty:
-            request.abort()
-            limit = f"endpoint.timeout={self._settings.timeout} seconds"
-            raise TimeoutError(f"no complete answer within {limit}") from None
-        if isinstance(got, Exception):
-            raise got
-        return got
-
-    def _post(self, request: urllib.request.Request) -> Cleaned:
-        try:
-            # A socket's timeout ends connecting, which `abort` cannot; later than `_in_time`, whose message says more.
-            with self._opener.open(request, timeout=self._settings.timeout + 1) as answer:
+            with self._opener.open(request, timeout=self._settings.timeout) as answer:
                 content: bytes = answer.read(MAX_BYTES)
         except urllib.error.HTTPError as error:
             why = self.cleaner.line(f"status {error.code}: {_body_message(error)}")
@@ -280,6 +267,8 @@ def _body_message(error: urllib.error.HTTPError) -> str:
     """The message in an error's body, or its reason phrase."""
     try:
         return _message(parse_json(error.read(MAX_ERROR_BYTES)))
+    except TimeoutError:
+        raise
     except (OSError, ValueError, http.client.HTTPException):
         return str(error.reason)
 
