@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from evalengine.config.arguments import LARGEST, Fields, integer, is_unicode, token_ids
-from evalengine.models.processors import LogitsProcessors
+from evalengine.models.processors import LogitsProcessors, of_plain
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 1e-6  # 1/T times a logprob stays far inside float64; a colder sample is as good as greedy
@@ -82,7 +82,7 @@ class SamplingParams:
     def of_plain(cls, plain: Mapping[str, Any]) -> SamplingParams:
         """These fields in plain values, as `asdict` gives them. Raises TypeError for one that there is not."""
         processors = plain.get("processors")
-        return cls(**{**plain, "processors": None if processors is None else LogitsProcessors(**processors)})
+        return cls(**{**plain, "processors": None if processors is None else of_plain(processors)})
 
 
 @dataclass(frozen=True, eq=False)

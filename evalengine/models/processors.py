@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from evalengine.config.arguments import Fields, token_ids
+from evalengine.config.arguments import Fields, integer, number, token_ids
 
 _FLOAT32 = (2.0**-126, 3.4e38)  # the range of positive normal numbers
+LARGEST_BIAS, LARGEST_PENALTY = 100, 2  # OpenAI's bounds, of either sign
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,54 @@ class LogitsProcessors:
         """The largest token id in the settings; -1 if there is none. Negative ids count as beyond every vocabulary."""
         ids = [*self.suppress_tokens, *self.begin_suppress_tokens, *(i for word in self.bad_words_ids for i in word)]
         return max((i if i >= 0 else 1 << 62 for i in ids), default=-1)
+
+
+@dataclass(frozen=True)
+class RequestProcessors(LogitsProcessors):
+    """Processors that only a request sets, never a checkpoint.
+
+    OpenAI's formula, after the repetition penalty: a token that the answer contains c times has
+
+        logit + bias - (c * frequency_penalty + (1 if c > 0 else 0) * presence_penalty)
+
+    Prompt tokens do not count. These are separate from `LogitsProcessors` so that a model's spec, and a request without
+    them, has the same hash as before.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), by token id
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read = Fields(self)
+        bias = self.logit_bias
+        pairs = [_bias(pair) for pair in bias] if isinstance(bias, Sequence) and not isinstance(bias, str) else [None]
+        found = dict(pair for pair in pairs if pair is not None)
+        expected = f"pairs of a token id and a number from -{LARGEST_BIAS} to {LARGEST_BIAS}, each id once"
+        read.take("logit_bias", tuple(sorted(found.items())), len(found) == len(pairs), expected)
+        for name in ("presence_penalty", "frequency_penalty"):
+            read.number(
+                name, -LARGEST_PENALTY, LARGEST_PENALTY, f"a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY}"
+            )
+        read.check()
+
+    def largest_token_id(self) -> int:
+        """As for `LogitsProcessors`; `logit_bias` has no negative ids."""
+        return max(super().largest_token_id(), *(token for token, _ in self.logit_bias), -1)
+
+
+def of_plain(values: Mapping[str, Any]) -> LogitsProcessors:
+    """The processors whose `asdict` has these values. Raises ConfigError, and TypeError for an unknown name."""
+    kind = LogitsProcessors if values.keys() <= {f.name for f in fields(LogitsProcessors)} else RequestProcessors
+    return kind(**values)
+
+
+def _bias(pair: Any) -> tuple[int, float] | None:
+    """A token id and its bias; None for anything else."""
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        return None
+    token, bias = integer(pair[0]), number(pair[1])
+    if token is None or token < 0 or bias is None or not -LARGEST_BIAS <= bias <= LARGEST_BIAS:
+        return None
+    return token, bias

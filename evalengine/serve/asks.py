@@ -14,6 +14,7 @@ from evalengine.config.arguments import LARGEST, shown
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError
+from evalengine.models.processors import LogitsProcessors, RequestProcessors
 from evalengine.records.sealed import canonical
 from evalengine.serve.bodies import ChatBody, CompletionBody, SamplingBody
 from evalengine.serve.errors import ApiError
@@ -126,7 +127,8 @@ class Ask:
 def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSettings) -> Ask:
     """What a completion asks. Raises ApiError, or ConfigError for what the engine refuses."""
     texts, prompts = _prompts(body, model)
-    _refuse_neutral(body, body.best_of not in (None, body.n or 1) and "best_of")
+    if body.best_of not in (None, body.n or 1):
+        raise ApiError(400, "best_of: not built; leave it out", "best_of")
     budget = min(COMPLETION_TOKENS, settings.max_tokens or COMPLETION_TOKENS)
     budget = budget if body.max_tokens is None else body.max_tokens
     if budget == 0 and not body.echo:
@@ -140,7 +142,8 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
 
 def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> Ask:
     """What a chat asks, whose messages the template has put into words. Raises as `completion_ask`."""
-    _refuse_neutral(body, body.response_format not in (None, {"type": "text"}) and "response_format")
+    if body.response_format not in (None, {"type": "text"}):
+        raise ApiError(400, "response_format: not built; leave it out", "response_format")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
@@ -181,15 +184,6 @@ def _prompts(body: CompletionBody, model: ServedModel) -> tuple[list[str | None]
     return texts, [model.prompt_ids(p, body.add_special_tokens) if isinstance(p, str) else p for p in batch]
 
 
-def _refuse_neutral(body: SamplingBody, further: str | bool) -> None:
-    """Raises ApiError for a setting that is not built and has another value than the one that changes nothing."""
-    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
-        if getattr(body, name):
-            raise ApiError(400, f"{name}: not built; leave it out", name)
-    if further:
-        raise ApiError(400, f"{further}: not built; leave it out", str(further))
-
-
 def _params(
     body: SamplingBody, budget: int, prompts: list[list[int]], model: ServedModel, alternatives: int | None
 ) -> SamplingParams:
@@ -199,6 +193,11 @@ def _params(
         changed["repetition_penalty"] = body.repetition_penalty
     if body.min_tokens:
         changed["min_new_tokens"] = body.min_tokens
+    of_request: dict[str, Any] = {name: float(value) for name in ("presence_penalty", "frequency_penalty")
+                                  if (value := getattr(body, name))}  # fmt: skip
+    if body.logit_bias:
+        of_request["logit_bias"] = _biases(body.logit_bias, model.limits.vocab_size)
+    kind = RequestProcessors if of_request else LogitsProcessors
     params = SamplingParams(
         max_tokens=budget,
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -209,9 +208,20 @@ def _params(
         ignore_eos=body.ignore_eos,
         seed=0 if body.seed is None else body.seed,
         logprobs=alternatives or 0,
-        processors=replace(model.spec.processors, **changed) if changed else None,
+        processors=kind(**asdict(model.spec.processors) | changed | of_request) if changed or of_request else None,
     )
     return params if body.seed is not None else replace(params, seed=derived_seed(prompts, params))
+
+
+def _biases(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """`logit_bias` by token id. Raises ApiError for a name that is no token id."""
+    for name in given:
+        if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocab_size):
+            why = f"logit_bias: {name[:20]!r} is no token id; they are 0 ... {vocab_size - 1}"
+            raise ApiError(400, why, "logit_bias")
+    if len({int(name) for name in given}) < len(given):
+        raise ApiError(400, "logit_bias: a token id is given twice", "logit_bias")
+    return tuple((int(name), float(bias)) for name, bias in given.items())
 
 
 def derived_seed(prompts: list[list[int]], params: SamplingParams) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
+from evalengine.models.processors import LARGEST_BIAS, LARGEST_PENALTY
 from evalengine.serve.errors import MOST_PROBLEMS, ApiError
 
 T = TypeVar("T", bound=BaseModel)
@@ -20,6 +21,7 @@ CURES = {
     "reasoning_effort": "not built; chat_template_kwargs gives it to a template that reads it",
 }
 MOST_UNKNOWN = 10  # unknown fields of one object that are looked at
+MOST_BIASES = 1024  # tokens of `logit_bias`
 
 
 class _FirstError(FailFast):
@@ -28,6 +30,7 @@ class _FirstError(FailFast):
     __hash__ = object.__hash__  # as a part of a union needs
 
 
+Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 Tokens = Annotated[list[int], _FirstError()]
 Texts = Annotated[list[str], _FirstError()]
 Objects = Annotated[list[dict[str, Any]], _FirstError()]
@@ -86,9 +89,9 @@ class SamplingBody(_Body):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0)
-    frequency_penalty: Literal[0] | float | None = None
-    presence_penalty: Literal[0] | float | None = None
-    logit_bias: dict[str, Any] | None = None
+    frequency_penalty: float | None = Field(None, ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)
+    presence_penalty: float | None = Field(None, ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)
+    logit_bias: dict[str, Bias] | None = Field(None, max_length=MOST_BIASES)  # token id -> bias
     skip_special_tokens: Literal[True] = True
     include_stop_str_in_output: Literal[False] = False
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from evalengine.engine.execute.processing import NOTHING_LEFT, Processing, forbi
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.errors import ConfigError
-from evalengine.models.processors import LogitsProcessors
+from evalengine.models.processors import LogitsProcessors, RequestProcessors, of_plain
 from tests.engine.test_schedule_invariance import ALONE, Schedule, differing, one_by_one, run
 
 CHOICES = (
     LogitsProcessors(repetition_penalty=1.3),
-    LogitsProcessors(repetition_penalty=0.7, suppress_tokens=tuple(range(1000))),
+    RequestProcessors(
+        0.7, suppress_tokens=tuple(range(1000)), logit_bias=((1009, 4), (1005, -3)), frequency_penalty=1.5
+    ),
     LogitsProcessors(no_repeat_ngram_size=2, begin_suppress_tokens=tuple(range(500))),
     LogitsProcessors(repetition_penalty=1.1, no_repeat_ngram_size=1, min_new_tokens=4, bad_words_ids=((7,), (8, 9))),
     None,
@@ -179,6 +182,45 @@ def test_the_penalty_is_one_ieee_rounding() -> None:
     assert penalised.numpy().tobytes() == expected.tobytes()
     by_reciprocal = logits.numpy()[0] * np.float32(1 / 1.1)
     assert (by_reciprocal != logits.numpy()[0] / np.float32(1.1)).any(), "what CUDA would have computed"
+
+
+def test_biases_and_penalties_are_openais_formula() -> None:
+    """logit + bias - (c * frequency + [c > 0] * presence) over generated tokens, in float64, rounded as documented."""
+    rng = np.random.default_rng(1)
+    logits = (rng.standard_normal((2, 300)) * 9).astype(np.float32)
+    bias = {int(i): float(rng.uniform(-100, 100)) for i in rng.integers(0, 300, 40)}
+    prompt, output = rng.integers(0, 300, 50).tolist(), rng.integers(0, 60, 90).tolist()
+    processors = RequestProcessors(1.1, logit_bias=tuple(bias.items()), presence_penalty=0.7, frequency_penalty=-0.31)
+    state = Processing(processors, (), len(prompt))
+    state.advance(prompt)
+    assert state.terms == bias, "nothing is generated yet"
+    state.advance(prompt + output[:30])
+    state.advance(prompt + output)
+    changed = torch.from_numpy(logits.copy())
+    penalise(changed, [None, state])
+    assert changed[0].numpy().tobytes() == logits[0].tobytes()
+    for token in range(300):
+        z, count = logits[1, token], output.count(token)
+        if token in prompt + output:
+            z = z * np.float32(1.1) if z < 0 else z / np.float32(1.1)
+        if token in bias or count:
+            z = z + np.float32(bias.get(token, 0.0) - (count * -0.31 + (0.7 if count else 0.0)))
+        assert changed[1, token].item() == z
+
+
+def test_the_plain_values_of_processors_give_them_again() -> None:
+    for processors in CHOICES[:4]:
+        assert of_plain(json.loads(json.dumps(asdict(processors)))) == processors
+
+
+@pytest.mark.parametrize("wrong", [
+    {"logit_bias": ((5, 101.0),)}, {"logit_bias": ((5, float("nan")),)}, {"logit_bias": ((-1, 1.0),)},
+    {"logit_bias": ((5, 1.0), (5, 2.0))}, {"logit_bias": {5: 1.0}}, {"presence_penalty": 2.1},
+    {"frequency_penalty": "1"},
+])  # fmt: skip
+def test_values_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        RequestProcessors(**wrong)
 
 
 def test_state_is_a_function_of_the_tokens_alone() -> None:

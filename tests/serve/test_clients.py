@@ -66,7 +66,7 @@ def test_the_key_is_asked_for(strict: Running) -> None:
         ({"prompt": "a", "logprobs": 21}, 400, "from 0 to 20"),
         ({"prompt": "a", "max_tokens": 0}, 400, "asks for nothing"),
         ({"prompt": "a", "stop": ""}, 400, "stop"),
-        ({"prompt": "a", "presence_penalty": 1}, 400, "presence_penalty: not built"),
+        ({"prompt": "a", "best_of": 2}, 400, "best_of: not built"),
         ({"prompt": "a", "tempreature": 1}, 400, "tempreature: no such field"),
         ({"prompt": "a", "model": "other"}, 404, "there is no model"),
         ({"max_tokens": 4}, 400, "prompt"),

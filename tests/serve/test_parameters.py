@@ -50,10 +50,11 @@ NEUTRAL: dict[str, list[Any]] = {
 HONOURED: dict[str, Any] = {
     "max_tokens": 2, "seed": 7, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": "\n", "stream": True,
     "messages": [{"role": "user", "content": "a"}], "prompt": "a", "model": "tinymath", "echo": True,
+    "frequency_penalty": -2, "presence_penalty": 2, "logit_bias": {"5": 100},
 }  # fmt: skip
 # What asks for something that is not built.
 REFUSED: dict[str, Any] = {
-    "frequency_penalty": 0.5, "presence_penalty": -1, "logit_bias": {"5": 1}, "store": True, "service_tier": "flex",
+    "store": True, "service_tier": "flex",
     "response_format": {"type": "json_object"}, "modalities": ["text", "audio"], "audio": {"voice": "x"},
     "functions": [{"name": "f"}], "function_call": "auto", "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "moderation": {"a": 1},
@@ -108,6 +109,13 @@ def test_a_field_that_openai_will_have_tomorrow_is_refused(served: Running) -> N
         (COMPLETION, {"n": 2, "best_of": 3}, "best_of"),
         (COMPLETION, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
         (COMPLETION, {"stream": True, "echo": True}, "echo"),
+        (CHAT, {"presence_penalty": 2.1}, "presence_penalty"),
+        (CHAT, {"frequency_penalty": "1"}, "frequency_penalty"),
+        (CHAT, {"logit_bias": {"5": 100.5}}, "logit_bias"),
+        (COMPLETION, {"logit_bias": {"1000000": 1}}, "logit_bias"),
+        (COMPLETION, {"logit_bias": {"five": 1}}, "logit_bias"),
+        (COMPLETION, {"logit_bias": {"5": 1, "05": 1}}, "logit_bias"),
+        (COMPLETION, {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ],
 )
 def test_what_cannot_be_honoured_together_is_refused(

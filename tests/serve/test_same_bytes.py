@@ -28,7 +28,16 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
             ("/v1/completions", {"prompt": prompt, "max_tokens": 9, "temperature": 0, "logprobs": 1}),
             ("/v1/completions", {"prompt": prompt, "max_tokens": 5 + number, "n": 2, "stream": number % 2 == 0}),
             ("/v1/completions", {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}),
-            ("/v1/chat/completions", {"messages": chat, "max_tokens": 7, "stream": number % 2 == 1}),
+            (
+                "/v1/chat/completions",
+                {
+                    "messages": chat,
+                    "max_tokens": 7,
+                    "stream": number % 2 == 1,
+                    "presence_penalty": number - 2,
+                    "logit_bias": {"50": 2 * number},
+                },
+            ),
         ]
     return asked
 

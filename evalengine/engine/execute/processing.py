@@ -3,20 +3,22 @@
     n rows, V vocabulary.
 
 Rounding points (NUMERICS.md): the repetition penalty is one float32 product or quotient, IEEE's, of the logit and the
-float32 penalty, computed by NumPy on the host: torch divides otherwise on CUDA (by the reciprocal, for a scalar). Only
-the logits of tokens that were seen are moved there. All other processors set logprobs to -inf.
+float32 penalty, computed by NumPy on the host: torch divides otherwise on CUDA (by the reciprocal, for a scalar). Then
+the bias and the presence and frequency penalties are one float32 sum of the logit and a term that is computed in
+float64 and rounded once. Only the logits that these change are moved to the host. All other processors set logprobs to
+-inf.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.models.processors import LogitsProcessors
+from evalengine.models.processors import LogitsProcessors, RequestProcessors
 
 NOTHING_LEFT = "its logits processors forbid every token (model.generation_config=none ignores the checkpoint's)"
 
@@ -31,6 +33,7 @@ class Processing:
         self.penalty = np.float32(processors.repetition_penalty)
         self.seen = np.empty(0, dtype=np.int64)  # token ids, each once, where there is a penalty
         self.forbidden: set[int] = set()  # token ids that must not come next
+        self.terms: dict[int, float] = {}  # token id -> what is added to its logit
         self._processors = processors
         self._eos_ids = eos_ids
         self._num_prompt_tokens = num_prompt_tokens
@@ -38,6 +41,9 @@ class Processing:
         self._always = frozenset((*processors.suppress_tokens, *(w[0] for w in words if len(w) == 1)))
         self._words = [w for w in words if len(w) > 1]
         self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)  # n - 1 tokens -> their followers
+        self._of_request = processors if isinstance(processors, RequestProcessors) else RequestProcessors()
+        self._bias = dict(self._of_request.logit_bias)
+        self._counts: Counter[int] = Counter()  # generated tokens, where there is a penalty on them
         self._taken = 0  # tokens looked at
 
     def advance(self, token_ids: list[int]) -> None:
@@ -45,6 +51,7 @@ class Processing:
         processors = self._processors
         if self.penalty != 1:
             self.seen = np.union1d(self.seen, np.array(token_ids[self._taken :], dtype=np.int64))
+        self._add_terms(token_ids)
         self.forbidden = set(self._always)
         if size := processors.no_repeat_ngram_size:
             for end in range(max(self._taken, size - 1), len(token_ids)):
@@ -64,23 +71,44 @@ class Processing:
             self.forbidden.update(processors.begin_suppress_tokens)
         self._taken = len(token_ids)
 
+    def _add_terms(self, token_ids: list[int]) -> None:
+        """Brings `terms` up to date; OpenAI's formula (`RequestProcessors`)."""
+        presence, frequency = self._of_request.presence_penalty, self._of_request.frequency_penalty
+        if presence or frequency:
+            self._counts.update(token_ids[max(self._taken, self._num_prompt_tokens) :])
+        penalties = {token: count * frequency + presence for token, count in self._counts.items()}
+        self.terms = {token: self._bias.get(token, 0.0) - penalties.get(token, 0.0)
+                      for token in self._bias.keys() | penalties.keys()}  # fmt: skip
+
 
 def penalise(logits: Tensor, states: Sequence[Processing | None]) -> None:
-    """Applies the repetition penalty to float32 [n, V] in place.
+    """Applies the penalties and biases to float32 [n, V] in place.
 
     states: each row's processors, advanced to its tokens; None for a row without any.
     """
-    penalised = [(row, state) for row, state in enumerate(states) if state is not None and len(state.seen)]
-    if not penalised:
+    some = [(row, state) for row, state in enumerate(states) if state is not None]
+    # Each (row, [ids], [values]): the repetition penalty first, then what is added.
+    penalties = [(row, s.seen, np.full(len(s.seen), s.penalty)) for row, s in some if len(s.seen)]
+    terms = [(row, np.array([*s.terms], dtype=np.int64), np.array([*s.terms.values()], dtype=np.float32))
+             for row, s in some if s.terms]  # fmt: skip
+    _change(logits, penalties, lambda z, p: np.where(z < 0, z * p, z / p))
+    _change(logits, terms, np.add)
+
+
+def _change(
+    logits: Tensor,
+    cells: list[tuple[int, np.ndarray, np.ndarray]],
+    change: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> None:
+    """Sets logits[row, id] = change(logits[row, id], value) on the host, for cells of (row, ids, float32 values)."""
+    if not cells:
         return
-    counts = [len(state.seen) for _, state in penalised]
-    rows = torch.from_numpy(np.repeat([row for row, _ in penalised], counts)).to(logits.device)
-    columns = torch.from_numpy(np.concatenate([state.seen for _, state in penalised])).to(logits.device)
-    penalties = np.repeat(np.array([state.penalty for _, state in penalised], dtype=np.float32), counts)
-    scores = logits[rows, columns].cpu().numpy()
+    rows = torch.from_numpy(np.repeat([row for row, _, _ in cells], [len(ids) for _, ids, _ in cells]))
+    columns = torch.from_numpy(np.concatenate([ids for _, ids, _ in cells]))
+    places = rows.to(logits.device), columns.to(logits.device)
     with np.errstate(all="ignore"):  # an infinity or a NaN comes from the model, and fails the request later
-        scores = np.where(scores < 0, scores * penalties, scores / penalties)
-    logits[rows, columns] = torch.from_numpy(scores).to(logits.device)
+        changed = change(logits[places].cpu().numpy(), np.concatenate([values for _, _, values in cells]))
+    logits[places] = torch.from_numpy(changed).to(logits.device)
 
 
 def forbid(logprobs: Tensor, states: Sequence[Processing | None]) -> None:
