@@ -18,7 +18,9 @@ from evalengine.engine.schedule.scoring import PendingScore, Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence
 from evalengine.engine.settings import Settings
 from evalengine.engine.text.detokenizer import Detokenizer
+from evalengine.engine.text.grammar import compiled, library
 from evalengine.errors import ConfigError, first_of
+from evalengine.models.processors import RequestProcessors
 from evalengine.models.spec import ModelSpec
 
 MAX_LISTED = 10
@@ -94,13 +96,15 @@ def _problem(request: Request, limits: RequestLimits, known_context: bool) -> st
     """
     limit = limits.max_model_len
     if isinstance(request, GenerateRequest):
-        ids, fed = request.prompt_ids, len(request.prompt_ids)
+        ids, fed, processors = request.prompt_ids, len(request.prompt_ids), request.params.processors
         longest = min(fed + request.params.max_tokens - 1, limit)
         if fed >= limit:
             return f"the prompt has {fed} tokens, engine.max_model_len={limit} leaves no room for a new one"
         if not limits.has_tokenizer and (request.params.stop or request.params.think_end_token is not None):
             needing = "stop strings need" if request.params.stop else "think_end_token needs"
             return f"{needing} a tokenizer, and this model has none (model.tokenizer)"
+        if not limits.has_tokenizer and isinstance(processors, RequestProcessors) and processors.grammar:
+            return "processors.grammar needs a tokenizer, and this model has none (model.tokenizer)"
         if problem := _params_problem(request.params, limits.vocab_size):
             return problem
         if not ids:
@@ -137,6 +141,14 @@ def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
         return f"think_end_token={params.think_end_token}: token ids must lie in 0 ... {vocab_size - 1}"
     if params.processors is not None and params.processors.largest_token_id() >= vocab_size:
         return f"processors: they name token ids outside the vocabulary, 0 ... {vocab_size - 1}"
+    if isinstance(params.processors, RequestProcessors) and params.processors.grammar:
+        needed, here = params.processors.grammar_library, library()
+        if needed != here:
+            return (
+                f"processors.grammar_library={needed!r}: this machine has {here or 'no llguidance'}; install the former"
+            )
+        if params.ignore_eos:
+            return "ignore_eos=true: an answer with a grammar ends where it is whole"
     return None
 
 
@@ -195,7 +207,11 @@ def generating_sequence(
         seq.detokenizer = Detokenizer(tokenizer, params)
     processors = spec.processors if params.processors is None else params.processors
     if processors.in_force():
-        seq.processing = Processing(processors, ends, seq.num_prompt_tokens)
+        constraint = None
+        if isinstance(processors, RequestProcessors) and processors.grammar:
+            grammar = compiled(tokenizer, processors.grammar, spec.vocab_size, spec.eos_token_ids)
+            constraint = grammar.constraint(spec.vocab_size, ends, processors.grammar_after)
+        seq.processing = Processing(processors, ends, seq.num_prompt_tokens, constraint)
     if request.begun is not None:
         _go_on(seq, request.begun)
     return seq

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from evalengine.config.arguments import Fields, integer, number, token_ids
+from evalengine.config.arguments import Fields, integer, is_unicode, number, token_ids
 
 _FLOAT32 = (2.0**-126, 3.4e38)  # the range of positive normal numbers
 LARGEST_BIAS, LARGEST_PENALTY = 100, 2  # OpenAI's bounds, of either sign
@@ -65,13 +65,19 @@ class RequestProcessors(LogitsProcessors):
 
         logit + bias - (c * frequency_penalty + (1 if c > 0 else 0) * presence_penalty)
 
-    Prompt tokens do not count. These are separate from `LogitsProcessors` so that a model's spec, and a request without
-    them, has the same hash as before.
+    Prompt tokens do not count. With `grammar` only tokens that continue the answer in it are chosen, and a token that
+    ends the answer only where the answer is whole (`engine.text.grammar`).
+
+    These are separate from `LogitsProcessors` so that a model's spec, and a request without them, has the same hash as
+    before.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), by token id
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    grammar: str = ""  # Lark, in llguidance's dialect; "": none
+    grammar_library: str = ""  # what computes its masks, e.g. "llguidance 1.9.1": another version may allow others
+    grammar_after: int | None = None  # the grammar applies after the answer's first such token; None: to all of it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,14 +88,21 @@ class RequestProcessors(LogitsProcessors):
         expected = f"pairs of a token id and a number from -{LARGEST_BIAS} to {LARGEST_BIAS}, each id once"
         read.take("logit_bias", tuple(sorted(found.items())), len(found) == len(pairs), expected)
         for name in ("presence_penalty", "frequency_penalty"):
-            read.number(
-                name, -LARGEST_PENALTY, LARGEST_PENALTY, f"a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY}"
-            )
+            most = LARGEST_PENALTY
+            read.number(name, -most, most, f"a number from -{most} to {most}")
+        for name in ("grammar", "grammar_library"):
+            value = getattr(self, name)
+            read.take(name, value, isinstance(value, str) and is_unicode(value), "text (Unicode)")
+        if self.grammar_after is not None:
+            read.integer("grammar_after", 0, meaning=" (a token id), or None")
+        if bool(self.grammar) != bool(self.grammar_library):
+            read.problems.append("grammar, grammar_library: give both, or neither")
         read.check()
 
     def largest_token_id(self) -> int:
-        """As for `LogitsProcessors`; `logit_bias` has no negative ids."""
-        return max(super().largest_token_id(), *(token for token, _ in self.logit_bias), -1)
+        """As for `LogitsProcessors`; the others have no negative ids."""
+        after = -1 if self.grammar_after is None else self.grammar_after
+        return max(super().largest_token_id(), after, *(token for token, _ in self.logit_bias))
 
 
 def of_plain(values: Mapping[str, Any]) -> LogitsProcessors:

@@ -12,8 +12,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from evalengine.engine.execute.processing import DEAD_END
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.schedule.sequence import Top
+from evalengine.engine.text.grammar import Grammar
 from evalengine.engine.thread import EngineEnded, EngineFailure, EngineThread, Event, NewTokens
 from evalengine.serve.answers import Scored, Writer, plain, usage, within
 from evalengine.serve.asks import Ask, Choice
@@ -55,8 +57,12 @@ class Mailbox:
 class Submission:
     """One request's engine requests. `close` drops those that still run."""
 
-    def __init__(self, ask: Ask, engine: EngineThread, mailbox: Mailbox | None = None) -> None:
-        """mailbox: of the event loop that runs, shared by its requests; None: one of its own."""
+    def __init__(
+        self, ask: Ask, engine: EngineThread, mailbox: Mailbox | None = None, grammar: Grammar | None = None
+    ) -> None:
+        """mailbox: of the event loop that runs, shared by its requests; None: one of its own. grammar: the compiled one
+        of the ask, kept here so that the engine does not compile it."""
+        self.grammar = grammar
         self.ask, self._engine = ask, engine
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._mailbox = mailbox or Mailbox(asyncio.get_running_loop())
@@ -102,6 +108,9 @@ class Submission:
             if isinstance(event.error, EngineEnded):
                 raise ApiError(503, "the server is being shut down")
             raise ApiError(500, "the engine failed over a step that this request was part of; the server's log has why")
+        if event.error is not None and event.error.startswith(DEAD_END):
+            param = None if self.ask.grammar is None else self.ask.grammar.param
+            raise ApiError(400, f"{param}: {event.error}", param)
         if event.error is not None:
             raise ApiError(500, f"the model gives no finite answer: {event.error}")
         return event

@@ -121,7 +121,9 @@ class Writer:
 
     def called(self, ask: Ask, index: int, output: RequestOutput) -> tuple[dict[str, Any], str]:
         """A chat's message with the tools that it calls, and why it ended; index: its choice's."""
-        message, reason = self.message(output), str(output.finish_reason)
+        thinks = ask.params is not None and ask.params.think_end_token is not None
+        message = self.message(output) if thinks else {"content": output.text}
+        reason = str(output.finish_reason)
         if not ask.tools or self.model.tool_format is None:
             return message, reason
         raw = self.model.tokenizer.decode(output.token_ids, skip_special_tokens=False)

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evalengine.engine.text.grammar import Grammar
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
 from evalengine.serve.answering import ClientGone, Mailbox, Submission, as_json, in_pieces, streamed, unless_gone
@@ -38,6 +39,7 @@ OPEN_PATHS = ("/health",)  # what may be asked without a key
 GONE = 499  # nginx's status of a request whose client left
 SHORT_ANSWER = 2048  # tokens: with twenty alternatives each they are written in 50 ms
 SHORT_THREADS, LONG_THREADS = 4, 2  # that read and tokenize short and long bodies
+MOST_COMPILING = 64  # grammars that wait to be compiled, each for seconds at most
 Answer = Callable[[Request, bytes], Awaitable[Response]]
 
 
@@ -61,6 +63,8 @@ class Server:
         self._mailbox: Mailbox | None = None  # of the event loop, once it runs
         self._short = ThreadPoolExecutor(SHORT_THREADS, "short-requests")
         self._long = ThreadPoolExecutor(LONG_THREADS, "long-requests")
+        self._compilers = ThreadPoolExecutor(1, "grammars")  # a slow grammar makes only other grammars wait
+        self._num_compiling = 0
         self._key = None if api_key is None else api_key.encode()
         self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         posts: dict[str, Answer] = {
@@ -145,7 +149,22 @@ class Server:
         return await self._run(request, *await self._in_thread(self._completion, content))
 
     async def chat(self, request: Request, content: bytes) -> Response:
-        return await self._run(request, *await self._in_thread(self._chat, content))
+        ask, headers = await self._in_thread(self._chat, content)
+        return await self._run(request, ask, headers, await self._compiled(ask))
+
+    async def _compiled(self, ask: Ask) -> Grammar | None:
+        """The ask's grammar, compiled. Raises ApiError."""
+        if ask.grammar is None:
+            return None
+        if self._num_compiling >= MOST_COMPILING:
+            raise ApiError(429, f"{self._num_compiling} grammars wait to be compiled already; come back later", None,
+                           "rate_limit_exceeded")  # fmt: skip
+        self._num_compiling += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._compilers, self.model.grammars.compiled, ask.grammar)
+        finally:
+            self._num_compiling -= 1
 
     def _in_thread(self, work: Callable[[bytes], T], content: bytes) -> Awaitable[T]:
         """`work(content)` outside the event loop."""
@@ -178,7 +197,9 @@ class Server:
         assert ask.id, "it is computed here, outside the event loop"
         return ask, {} if self.recorder is None else self.recorder.headers(ask)
 
-    async def _run(self, request: Request, ask: Ask, headers: Mapping[str, str]) -> Response:
+    async def _run(
+        self, request: Request, ask: Ask, headers: Mapping[str, str], grammar: Grammar | None = None
+    ) -> Response:
         if self.engine.num_open + len(ask.choices) > self.settings.max_open:
             raise ApiError(429, f"{self.engine.num_open} choices wait or run already; come back later", None,
                            "rate_limit_exceeded")  # fmt: skip
@@ -188,7 +209,7 @@ class Server:
             self.recorder.check()
         if self._mailbox is None:
             self._mailbox = Mailbox(asyncio.get_running_loop())
-        submission = Submission(ask, self.engine, self._mailbox)
+        submission = Submission(ask, self.engine, self._mailbox, grammar)
         if ask.stream:
             return EventStream(self._events(submission), submission, self, headers)
         try:

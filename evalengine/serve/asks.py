@@ -18,12 +18,14 @@ from evalengine.models.processors import LogitsProcessors, RequestProcessors
 from evalengine.records.sealed import canonical
 from evalengine.serve.bodies import ChatBody, CompletionBody, SamplingBody
 from evalengine.serve.errors import ApiError
+from evalengine.serve.grammars import AnswerGrammar, of_format
 from evalengine.serve.model import ServedModel
 from evalengine.serve.settings import ServeSettings
 from evalengine.serve.tool_calls import offered
 
 logger = logging.getLogger(__name__)
-NOT_OF_THE_ID = ("params", "stream", "include_usage", "tools")  # the tools stand in the prompt
+# The tools are part of the prompt, the grammar of the params.
+NOT_OF_THE_ID = ("params", "stream", "include_usage", "tools", "grammar")
 COMPLETION_TOKENS = 16  # of a completion that names no max_tokens, as OpenAI's
 MOST_STOPS = 1024  # stop strings of a request, and stop tokens
 
@@ -54,6 +56,7 @@ class Ask:
     token_ids: bool = False
     tools: tuple[str, ...] = ()  # the functions whose calls are read out of the answer
     first_sample: int = 0  # the number of each prompt's first sample
+    grammar: AnswerGrammar | None = None  # to be compiled before the engine meets it
 
     @cached_property
     def id(self) -> str:
@@ -142,8 +145,7 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
 
 def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> Ask:
     """What a chat asks, whose messages the template has put into words. Raises as `completion_ask`."""
-    if body.response_format not in (None, {"type": "text"}):
-        raise ApiError(400, "response_format: not built; leave it out", "response_format")
+    grammar = of_format(body.response_format)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
@@ -154,11 +156,13 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
     if asked is None and settings.max_tokens:
         budget = min(budget, settings.max_tokens)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
-    params = _params(body, budget, [ids], model, alternatives)
-    if model.think_end is not None:
+    # A prompt that ends the thinking itself leaves none to the answer.
+    end = None if grammar is None else model.thinking_end(prompt, grammar.param)
+    params = _params(body, budget, [ids], model, alternatives, grammar, end)
+    if model.think_end is not None and (grammar is None or end is not None):
         params = replace(params, think_end_token=model.think_end)
     tools = offered(body.tools) if model.tool_format is not None and body.tool_choice != "none" else ()
-    ask = Ask(True, [ids], [prompt], body.n or 1, params, alternatives, tools=tools, **_common(body))
+    ask = Ask(True, [ids], [prompt], body.n or 1, params, alternatives, tools=tools, grammar=grammar, **_common(body))
     return _checked(ask, model, settings)
 
 
@@ -185,7 +189,13 @@ def _prompts(body: CompletionBody, model: ServedModel) -> tuple[list[str | None]
 
 
 def _params(
-    body: SamplingBody, budget: int, prompts: list[list[int]], model: ServedModel, alternatives: int | None
+    body: SamplingBody,
+    budget: int,
+    prompts: list[list[int]],
+    model: ServedModel,
+    alternatives: int | None,
+    grammar: AnswerGrammar | None = None,
+    grammar_after: int | None = None,
 ) -> SamplingParams:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     changed: dict[str, Any] = {}
@@ -197,6 +207,8 @@ def _params(
                                   if (value := getattr(body, name))}  # fmt: skip
     if body.logit_bias:
         of_request["logit_bias"] = _biases(body.logit_bias, model.limits.vocab_size)
+    if grammar is not None:
+        of_request |= _grammar_fields(body, grammar, model) | {"grammar_after": grammar_after}
     kind = RequestProcessors if of_request else LogitsProcessors
     params = SamplingParams(
         max_tokens=budget,
@@ -211,6 +223,15 @@ def _params(
         processors=kind(**asdict(model.spec.processors) | changed | of_request) if changed or of_request else None,
     )
     return params if body.seed is not None else replace(params, seed=derived_seed(prompts, params))
+
+
+def _grammar_fields(body: SamplingBody, grammar: AnswerGrammar, model: ServedModel) -> dict[str, Any]:
+    """The settings that hold an answer to its grammar. Raises ApiError."""
+    library = model.grammars.check_installed(grammar.param)
+    if body.ignore_eos or body.stop_token_ids == [] or not (body.stop_token_ids or model.spec.eos_token_ids):
+        raise ApiError(400, f"{grammar.param}: the answer needs a token that ends it; leave ignore_eos out, and give "
+                       "stop_token_ids if the model has none", grammar.param)  # fmt: skip
+    return {"grammar": grammar.text, "grammar_library": library}
 
 
 def _biases(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -17,6 +17,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.identity import engine_identity
 from evalengine.records.sealed import content_sha256
 from evalengine.serve.errors import ApiError
+from evalengine.serve.grammars import Grammars
 from evalengine.serve.tool_calls import ToolFormat, find_format, with_objects
 from evalengine.version import CONTRACT_VERSION
 
@@ -49,6 +50,7 @@ class ServedModel:
         self.most_detokenized = max(MOST_DETOKENIZED, llm.limits.max_model_len)
         self._longest_token = max(map(len, self.tokenizer.get_vocab()))  # characters; of bytes written as such, no less
         self.think_end = config.model.think_end_token
+        self.grammars = Grammars(llm.tokenizer, llm.limits.vocab_size, tuple(llm.spec.eos_token_ids))
         self.identity = served_identity(config, llm)
         self.fingerprint = f"fp_{content_sha256(self.identity)[:32]}"
         self._lock = threading.Lock()  # the template's process answers one question after another
@@ -99,6 +101,23 @@ class ServedModel:
     def _too_long(self, size: str, field: str) -> ApiError:
         return ApiError(400, f"the prompt has {size}; it and its answer may have {self.limits.max_model_len} tokens "
                         "together: shorten it", field, "context_length_exceeded")  # fmt: skip
+
+    def thinking_end(self, prompt: str, param: str) -> int | None:
+        """The token that ends the thinking of an answer; None for a model without, and where the prompt has ended it.
+
+        Raises: ApiError if the end is several tokens: a grammar begins behind one. param: the field that asks for it.
+        """
+        end = self.think_end
+        if end is None:
+            return None
+        text = end if isinstance(end, str) else self.decoded([end])
+        if prompt.rstrip().endswith(text.strip()):
+            return None
+        ids = [end] if isinstance(end, int) else encode_as(self.tokenizer, end, False)
+        if len(ids) != 1:
+            raise ApiError(400, f"{param}: not supported with this server's model.think_end_token={end!r}, which is "
+                           f"{len(ids)} tokens", param)  # fmt: skip
+        return ids[0]
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises ApiError for ids that are none."""

@@ -55,7 +55,7 @@ HONOURED: dict[str, Any] = {
 # What asks for something that is not built.
 REFUSED: dict[str, Any] = {
     "store": True, "service_tier": "flex",
-    "response_format": {"type": "json_object"}, "modalities": ["text", "audio"], "audio": {"voice": "x"},
+    "response_format": {"type": "xml"}, "modalities": ["text", "audio"], "audio": {"voice": "x"},
     "functions": [{"name": "f"}], "function_call": "auto", "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "moderation": {"a": 1},
     "parallel_tool_calls": False, "tool_choice": "required", "best_of": 2, "suffix": "x",

@@ -29,7 +29,10 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": QUESTION, "max_tokens": 6, "temperature": 0, "logprobs": 2}),
     ("/v1/completions", {"prompt": QUESTION, "max_tokens": 5, "n": 2, "stop": "=", "frequency_penalty": 1.5}),
     ("/v1/completions", {"prompt": "1 + 1 =", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}),
-    ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 5, "stream": True}),
+    (
+        "/v1/chat/completions",
+        {"messages": CHAT, "max_tokens": 5, "stream": True, "response_format": {"type": "json_object"}},
+    ),
 ]
 
 

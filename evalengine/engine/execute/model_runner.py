@@ -17,7 +17,7 @@ from torch import Tensor
 from evalengine.engine.execute.batch import Batch, LogitsRequests, NextToken, Pending, Result, SequenceShare
 from evalengine.engine.execute.cuda_graphs import Decoded, PendingTokens
 from evalengine.engine.execute.parallel.ranks import Ranks
-from evalengine.engine.execute.processing import NOTHING_LEFT, forbid, penalise
+from evalengine.engine.execute.processing import forbid, penalise
 from evalengine.engine.execute.rank_runner import Culprits, RankRunner
 from evalengine.engine.execute.read_out import DeviceResults
 from evalengine.engine.execute.sharing import Sharing
@@ -216,7 +216,7 @@ def _chosen(ops: Ops, choosing: list[tuple[SequenceShare, Generating]], scores: 
     for (_, seq), state in zip(choosing, states, strict=True):
         if state is not None:
             state.advance(seq.token_ids)
-            seq.error = NOTHING_LEFT if len(state.forbidden) == scores.shape[1] else None
+            seq.error = state.nothing_left(scores.shape[1])
     penalise(scores, states)
     logprobs = ops.log_softmax(scores)
     forbid(logprobs, states)

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalengine.engine.text.grammar import Constraint
 from evalengine.models.processors import LogitsProcessors, RequestProcessors
 
 NOTHING_LEFT = "its logits processors forbid every token (model.generation_config=none ignores the checkpoint's)"
+DEAD_END = "no token continues the answer in its grammar"
 
 
 class Processing:
@@ -29,7 +31,14 @@ class Processing:
     Their state is a function of the token ids alone. These only ever grow, so each is looked at once.
     """
 
-    def __init__(self, processors: LogitsProcessors, eos_ids: Sequence[int], num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        processors: LogitsProcessors,
+        eos_ids: Sequence[int],
+        num_prompt_tokens: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """constraint: the grammar's, where the processors have one."""
         self.penalty = np.float32(processors.repetition_penalty)
         self.seen = np.empty(0, dtype=np.int64)  # token ids, each once, where there is a penalty
         self.forbidden: set[int] = set()  # token ids that must not come next
@@ -44,6 +53,8 @@ class Processing:
         self._of_request = processors if isinstance(processors, RequestProcessors) else RequestProcessors()
         self._bias = dict(self._of_request.logit_bias)
         self._counts: Counter[int] = Counter()  # generated tokens, where there is a penalty on them
+        self._constraint = constraint
+        self.allowed: np.ndarray | None = None  # bool [V]: the tokens that the grammar allows next; None: all
         self._taken = 0  # tokens looked at
 
     def advance(self, token_ids: list[int]) -> None:
@@ -69,7 +80,17 @@ class Processing:
             self.forbidden.update(self._eos_ids)
         if num_new == 0:
             self.forbidden.update(processors.begin_suppress_tokens)
+        if self._constraint is not None:
+            self.allowed = self._constraint.allowed(token_ids[self._num_prompt_tokens :])
         self._taken = len(token_ids)
+
+    def nothing_left(self, vocab_size: int) -> str | None:
+        """Why no token can come next; None if one can."""
+        if self._constraint is None or self.allowed is None:
+            return NOTHING_LEFT if len(self.forbidden) == vocab_size else None
+        left = self.allowed.copy()
+        left[[*self.forbidden]] = False
+        return None if left.any() else ": ".join(filter(None, (DEAD_END, self._constraint.error)))
 
     def _add_terms(self, token_ids: list[int]) -> None:
         """Brings `terms` up to date; OpenAI's formula (`RequestProcessors`)."""
@@ -117,3 +138,8 @@ def forbid(logprobs: Tensor, states: Sequence[Processing | None]) -> None:
     if cells:
         rows, columns = torch.tensor(cells, device=logprobs.device).unbind(-1)
         logprobs[rows, columns] = float("-inf")
+    masks = {row: s.allowed for row, s in enumerate(states) if s is not None and s.allowed is not None}
+    if masks:
+        some = torch.tensor([*masks], device=logprobs.device)
+        blocked = torch.from_numpy(~np.stack([*masks.values()])).to(logprobs.device)
+        logprobs[some] = logprobs[some].masked_fill(blocked, float("-inf"))

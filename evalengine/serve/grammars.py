@@ -1,0 +1,149 @@
+"""From `response_format` and `tool_choice` to the grammar of an answer, and its check before the engine meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalengine.engine.text import grammar
+from evalengine.serve.errors import ApiError
+from evalengine.util.line_worker import LineWorker
+
+MOST_CHARACTERS = 1 << 15  # of a grammar: one step of a text constant of this length takes 75 ms and 11 MB
+# One space, or a line break and indentation. Without a bound a small model may write white space up to max_tokens.
+JSON_OPTIONS = {"whitespace_pattern": r"( |\n {0,32})"}
+NOT_INSTALLED = "needs llguidance, which this server has not: pip install 'evalengine[serve]'"
+_NAMES = {"text": ("type",), "json_object": ("type",), "json_schema": ("type", "json_schema")}
+_NAMES_OF_A_SCHEMA = ("name", "description", "schema", "strict")
+
+
+@dataclass(frozen=True)
+class AnswerGrammar:
+    """The grammar that an answer must follow, and the field of the request that asks for it."""
+
+    text: str  # Lark, in llguidance's dialect
+    param: str
+
+
+def of_format(given: Mapping[str, Any] | None) -> AnswerGrammar | None:
+    """The grammar of a `response_format`; None for text. Raises ApiError for what is none."""
+    if given is None:
+        return None
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _NAMES:
+        raise _wrong(f"response_format: its type must be one of {', '.join(_NAMES)}")
+    if further := sorted(given.keys() - {*_NAMES[kind]}):
+        raise _wrong(f"response_format: {kind} has no field {further[0][:60]!r}")
+    if kind == "text":
+        return None
+    schema: Any = {"type": "object"}
+    if kind == "json_schema":
+        described = given.get("json_schema")
+        if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+            raise _wrong("response_format: json_schema must be an object whose schema is an object")
+        if further := sorted(described.keys() - {*_NAMES_OF_A_SCHEMA}):
+            raise _wrong(f"response_format: json_schema has no field {further[0][:60]!r}")
+        if not isinstance(described.get("strict"), bool | None):
+            raise _wrong("response_format: strict must be true or false")
+        if not all(isinstance(described.get(name, ""), str) for name in ("name", "description")):
+            raise _wrong("response_format: name and description must be texts")
+        schema = described["schema"]
+    return AnswerGrammar(_limited(f"start: {_json_rule(schema, 'response_format')}", "response_format"),
+                         "response_format")  # fmt: skip
+
+
+def _json_rule(schema: Mapping[str, Any], param: str) -> str:
+    """A rule for JSON of a schema. The client's options for llguidance, which could make it ignore keywords, are
+    replaced. Raises ApiError for a schema that is too long or too deep, without writing all of it."""
+    parts, size = [], 0
+    try:
+        for part in json.JSONEncoder(allow_nan=False).iterencode({**schema, "x-guidance": JSON_OPTIONS}):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_CHARACTERS:
+                raise _wrong(_TOO_LONG, param)
+    except (ValueError, RecursionError) as error:
+        raise _wrong("the schema holds a number that JSON has not, or is nested too deeply", param) from error
+    return f"%json {''.join(parts)}"
+
+
+_TOO_LONG = f"the schema has more than {MOST_CHARACTERS:,} characters of JSON"
+
+
+def _limited(text: str, param: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise _wrong(_TOO_LONG, param)
+    return text
+
+
+def _wrong(why: str, param: str = "response_format") -> ApiError:
+    return ApiError(400, why if why.startswith(param) else f"{param}: {why}", param)
+
+
+class Grammars:
+    """Compiles the grammars of one model's requests.
+
+    `compiled` may take seconds, so it is called in one thread of its own: clients without a grammar do not wait for it.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """tokenizer: the engine's own object, for which grammars are cached."""
+        self._of_model = tokenizer, vocab_size, eos_ids
+        self._lock = threading.Lock()
+        self._worker: LineWorker | None = None
+        self.library = grammar.library()
+        self._problem = "" if self.library else NOT_INSTALLED
+        if self.library:
+            try:  # now: writing the tokenizer as JSON lets no other thread run
+                grammar.token_table(tokenizer, vocab_size, eos_ids)
+            except ValueError as error:
+                self._problem = f"llguidance cannot read the model's tokenizer: {error}"
+
+    def check_installed(self, param: str) -> str:
+        """The library and its version. Raises ApiError if grammars cannot be had here."""
+        if self._problem or self.library is None:
+            raise _wrong(self._problem, param)
+        return self.library
+
+    def compiled(self, wanted: AnswerGrammar) -> grammar.Grammar:
+        """The grammar, to be kept until the engine has answered. Raises ApiError for one that is not supported."""
+        with self._lock:
+            error = self._error(wanted.text)
+        found = None if error else grammar.compiled(self._of_model[0], wanted.text, *self._of_model[1:])
+        if found is not None and not (error := found.error) and not found.begins():
+            error = "no answer conforms to it"
+        if error:
+            raise _wrong(f"not supported: {_first_line(error)}", wanted.param)
+        assert found is not None
+        return found
+
+    def _error(self, text: str) -> str:
+        """What is wrong with a grammar, found in a process with limits; empty if nothing is."""
+        if self._worker is None:
+            self._worker = _start()
+        if (answer := self._worker.ask({"grammar": text})) is not None:
+            return str(answer["error"])
+        self._worker = None
+        return f"it takes more than {grammar.SECONDS} s or {grammar.BYTES >> 20} MiB to compile"
+
+
+def _first_line(error: str) -> str:
+    """llguidance's first line, without its place in a grammar that the client has not written."""
+    line = error.partition("\n")[0]
+    _, found, said = line.partition("failed to compile JSON schema: ")
+    return (said if found else line)[:300]
+
+
+def _start() -> LineWorker:
+    import llguidance
+    import numpy
+
+    # With -I Python imports nothing of the user's environment or folder; the libraries may lie in folders of their own.
+    places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (llguidance, numpy)})
+    code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({grammar.__file__!r}, run_name='__main__')"
+    return LineWorker(["-I", "-c", code], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
