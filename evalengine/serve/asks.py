@@ -13,12 +13,13 @@ from typing import Any
 from evalengine.config.arguments import LARGEST, shown
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.submission import check_requests
+from evalengine.engine.text.thinking import special_ids
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors, RequestProcessors
 from evalengine.records.sealed import canonical
-from evalengine.serve.bodies import ChatBody, CompletionBody, SamplingBody
+from evalengine.serve.bodies import ChatBody, CompletionBody, NamedTool, SamplingBody
 from evalengine.serve.errors import ApiError
-from evalengine.serve.grammars import AnswerGrammar, of_format
+from evalengine.serve.grammars import AnswerGrammar, of_format, of_tools
 from evalengine.serve.model import ServedModel
 from evalengine.serve.settings import ServeSettings
 from evalengine.serve.tool_calls import offered
@@ -145,7 +146,7 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
 
 def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> Ask:
     """What a chat asks, whose messages the template has put into words. Raises as `completion_ask`."""
-    grammar = of_format(body.response_format)
+    grammar = _answer_grammar(body, model)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
@@ -164,6 +165,18 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
     tools = offered(body.tools) if model.tool_format is not None and body.tool_choice != "none" else ()
     ask = Ask(True, [ids], [prompt], body.n or 1, params, alternatives, tools=tools, grammar=grammar, **_common(body))
     return _checked(ask, model, settings)
+
+
+def _answer_grammar(body: ChatBody, model: ServedModel) -> AnswerGrammar | None:
+    """The grammar that a chat asks for; None for any answer. Raises ApiError."""
+    grammar, choice = of_format(body.response_format), body.tool_choice
+    if grammar is not None and body.tools and choice != "none":
+        raise ApiError(400, "response_format: a schema leaves no room for calls of tools; leave tools out, or set "
+                       "tool_choice=none", "response_format")  # fmt: skip
+    if choice in (None, "auto", "none"):
+        return grammar
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    return of_tools(body.tools, named, model.tool_format, special_ids(model.tokenizer))
 
 
 def _common(body: SamplingBody) -> Mapping[str, Any]:

@@ -108,6 +108,19 @@ class CompletionBody(SamplingBody):
     add_special_tokens: bool = True
 
 
+class FunctionName(_Object):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(_Object):
+    """The one tool that an answer must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatBody(SamplingBody):
     """`POST /v1/chat/completions`."""
 
@@ -117,7 +130,7 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     tools: Objects | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: Literal[True] | None = None  # how many calls are written is for the model to say
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None

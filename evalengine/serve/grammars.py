@@ -12,6 +12,7 @@ from typing import Any
 
 from evalengine.engine.text import grammar
 from evalengine.serve.errors import ApiError
+from evalengine.serve.tool_calls import ToolFormat
 from evalengine.util.line_worker import LineWorker
 
 MOST_CHARACTERS = 1 << 15  # of a grammar: one step of a text constant of this length takes 75 ms and 11 MB
@@ -55,6 +56,41 @@ def of_format(given: Mapping[str, Any] | None) -> AnswerGrammar | None:
         schema = described["schema"]
     return AnswerGrammar(_limited(f"start: {_json_rule(schema, 'response_format')}", "response_format"),
                          "response_format")  # fmt: skip
+
+
+def of_tools(
+    tools: list[dict[str, Any]] | None, named: str | None, tool_format: ToolFormat | None, special: Mapping[str, int]
+) -> AnswerGrammar:
+    """The grammar of an answer that calls tools: one call of the function `named`, or else one or more of any.
+
+    special: the tokenizer's special tokens. Raises ApiError, also where the model's format of calls is not known.
+    """
+    functions = [tool.get("function") for tool in tools or []]
+    some = [one for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    if named is not None:
+        some = [one for one in some if one["name"] == named]
+    if not some:
+        raise _wrong("names none of tools" if named is not None else "required needs tools", "tool_choice")
+    if tool_format is None:
+        raise _wrong("the model's chat template shows no format of calls that is known", "tool_choice")
+    shape = tool_format.shape
+    mark = f"<[{special[shape.mark]}]>" if shape.mark in special else _literal(shape.mark)
+    further = "" if named is not None else f"({_literal(shape.between)} call)*"
+    lines = [" ".join(["start:", mark, _literal(shape.begin), "call", further, _literal(shape.end)]),
+             f"call: {' | '.join(f'call_{number}' for number in range(len(some)))}"]  # fmt: skip
+    for number, one in enumerate(some):
+        schema = {"type": "object"} if one.get("parameters") is None else one["parameters"]
+        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+            raise _wrong("the parameters of a function must be a schema of an object", "tools")
+        before = f'{shape.opening}{{"name": {json.dumps(one["name"])}, "{tool_format.arguments}": '
+        rule = _json_rule({"type": "object", **schema}, "tools")
+        lines.append(f"call_{number}: {_literal(before)} {rule} {_literal('}' + shape.closing)}")
+        text = _limited("\n".join(lines), "tools")
+    return AnswerGrammar(text, "tools")
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text) if text else ""
 
 
 def _json_rule(schema: Mapping[str, Any], param: str) -> str:

@@ -15,6 +15,18 @@ ID_LENGTH = 9  # hexadecimal digits: Mistral's templates take ids of nine letter
 
 
 @dataclass(frozen=True)
+class CallShape:
+    """The text around the JSON of calls, for answers that must call: as the models' templates write it."""
+
+    begin: str = ""  # of the answer
+    opening: str = ""  # of each call
+    closing: str = ""
+    between: str = ""  # two calls
+    end: str = ""  # of the answer
+    mark: str = ""  # a text before `begin`, which tokenizers may have as a special token
+
+
+@dataclass(frozen=True)
 class ToolFormat:
     """One way to write calls."""
 
@@ -24,6 +36,7 @@ class ToolFormat:
     # (what is read, the answer with its special tokens' texts) -> (the content before the calls, the calls as they
     # stand). Raises ValueError for what is no whole call.
     read: Callable[[str, str], tuple[str, list[Any]]]
+    shape: CallShape
     arguments: str = "arguments"  # the field of a call that holds them
 
     def calls(self, text: str, raw: str, offered: Collection[str]) -> tuple[str, list[Call]]:
@@ -97,10 +110,13 @@ def _no_number(name: str) -> NoReturn:
 HERMES_OPENING = "<tool_call>"
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
 FORMATS = (
-    ToolFormat("hermes", HERMES_OPENING, HERMES_OPENING, _hermes),
-    ToolFormat("mistral", "[TOOL_CALLS]", None, _mistral),
-    ToolFormat("llama3_json", '"parameters": dictionary of argument name', None, _llama, "parameters"),
-)
+    ToolFormat("hermes", HERMES_OPENING, HERMES_OPENING, _hermes,
+               CallShape(opening=f"{HERMES_OPENING}\n", closing="\n</tool_call>", between="\n")),
+    ToolFormat("mistral", "[TOOL_CALLS]", None, _mistral,
+               CallShape(mark="[TOOL_CALLS]", begin=" [", between=", ", end="]")),
+    ToolFormat("llama3_json", '"parameters": dictionary of argument name', None, _llama,
+               CallShape(between="; "), "parameters"),
+)  # fmt: skip
 
 
 def find_format(template: str | None) -> ToolFormat | None:

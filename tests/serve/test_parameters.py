@@ -58,7 +58,7 @@ REFUSED: dict[str, Any] = {
     "response_format": {"type": "xml"}, "modalities": ["text", "audio"], "audio": {"voice": "x"},
     "functions": [{"name": "f"}], "function_call": "auto", "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "moderation": {"a": 1},
-    "parallel_tool_calls": False, "tool_choice": "required", "best_of": 2, "suffix": "x",
+    "parallel_tool_calls": False, "tool_choice": "any", "best_of": 2, "suffix": "x",
     "stream_options": {"include_usage": True}, "top_logprobs": 2, "tools": [{"type": "function"}],
 }  # fmt: skip
 BY_ENDPOINT: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ import tests.serve.needs  # noqa: F401  # first
 # isort: split
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 
 from evalengine.engine.request import RequestOutput
 from evalengine.engine.text.detokenizer import Detokenizer
+from evalengine.serve.errors import ApiError
+from evalengine.serve.grammars import of_tools
 from evalengine.serve.tool_calls import FORMATS, find_format, offered, with_objects
 from tests.e2e.command import with_more_template
 from tests.serve.running import Running, running
@@ -178,16 +181,79 @@ def test_text_stays_text(tooled: tuple[Any, Running], monkeypatch: pytest.Monkey
     assert cut["finish_reason"] == "length" and cut["message"]["tool_calls"], "an answer that was cut off says so"
 
 
+PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"],
+              "additionalProperties": False, "$defs": {"n": {"enum": [1, 22]}}}  # fmt: skip
+QUOTED = 'é"\\n'  # as a name that must be escaped
+NUMBERED = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", QUOTED)]
+
+
+def test_an_answer_that_must_call_calls(tooled: tuple[Any, Running]) -> None:
+    """`required` and a named function: any answer that the grammar allows is read as whole calls."""
+    grammar = pytest.importorskip("evalengine.engine.text.grammar")
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install 'evalengine[serve]'")
+    fmt, server = tooled
+    spec, tokenizer, rng = server.llm.spec, server.llm.tokenizer, random.Random(2)
+    ends, counts = [*spec.eos_token_ids], []
+    for named in (None, None, None, QUOTED):
+        text = of_tools(NUMBERED, named, fmt, {}).text
+        compiled = grammar.compiled(tokenizer, text, spec.vocab_size, ends)
+        constraint, ids = compiled.constraint(spec.vocab_size, ends, None), []
+        while not (allowed := constraint.allowed(ids))[ends].all() or (
+            rng.random() < 0.5 and allowed.sum() != len(ends)
+        ):
+            allowed[ends] = False
+            ids.append(rng.choice(allowed.nonzero()[0].tolist()))
+            assert len(ids) < 1000
+        answer = tokenizer.decode(ids)
+        content, calls = fmt.calls(answer, answer, ("add", QUOTED))
+        assert not content and calls and all(arguments in ({"a": 1}, {"a": 22}) for _, arguments in calls), answer
+        assert named is None or [name for name, _ in calls] == [named]
+        counts.append(len(calls))
+    assert max(counts) > 1
+
+
+def test_tool_choice(tooled: tuple[Any, Running]) -> None:
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install 'evalengine[serve]'")
+    _, server = tooled
+    body: dict[str, Any] = {"tools": NUMBERED, "max_tokens": 60}
+    free = server.chat("3 plus 4.5?", **body | {"max_tokens": 9})["choices"][0]
+    assert "tool_calls" not in free["message"], "by itself the model calls nothing"
+    named = {"type": "function", "function": {"name": "add"}}
+    choice = server.chat("3 plus 4.5?", tool_choice=named, **body)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "add" and choice["finish_reason"] == "tool_calls"
+    assert not choice["message"]["content"]
+
+    messages = [{"role": "user", "content": "a"}]
+    for wrong, param in (
+        ({"tool_choice": {"type": "function", "function": {"name": "mul"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"not": {}}}}]}, "tools"),
+        ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
+    ):
+        answer = server.post("/v1/chat/completions", {"messages": messages, "tools": NUMBERED, **wrong})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_a_mark_that_is_a_special_token_is_that_token() -> None:
+    tool = [{"function": {"name": "f"}}]
+    assert of_tools(tool, None, MISTRAL, {"[TOOL_CALLS]": 5}).text.startswith('start: <[5]> " [" call')
+    assert of_tools(tool, "f", MISTRAL, {}).text.startswith('start: "[TOOL_CALLS]" " [" call  "]"')
+    with pytest.raises(ApiError, match="no format of calls that is known"):
+        of_tools(tool, None, None, {})
+
+
 def test_other_choices_are_refused(served: Running) -> None:
     for field, value in (
-        ("tool_choice", "required"),
+        ("tool_choice", "any"),
         ("tool_choice", {"type": "function"}),
+        ("tool_choice", "required"),  # without tools
         ("parallel_tool_calls", False),
     ):
         body = {"messages": [{"role": "user", "content": "a"}], field: value}
         refused = served.post("/v1/chat/completions", body)
-        assert refused.status_code == 400 and f"{field}: not built" in refused.json()["error"]["message"], refused.text
-        assert refused.json()["error"]["param"] == field
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == field, refused.text
+        assert refused.json()["error"]["message"].startswith(f"{field}: ")
 
 
 def test_a_long_stream_with_tools_gives_its_content_before_the_call(tmp_path: Path) -> None:
