@@ -57,7 +57,7 @@ class Ask:
     token_ids: bool = False
     tools: tuple[str, ...] = ()  # the functions whose calls are read out of the answer
     first_sample: int = 0  # the number of each prompt's first sample
-    grammar: AnswerGrammar | None = None  # to be compiled before the engine meets it
+    grammar: AnswerGrammar | None = None  # to be compiled before it reaches the engine
 
     @cached_property
     def id(self) -> str:

@@ -1,24 +1,20 @@
-"""From `response_format` and `tool_choice` to the grammar of an answer, and its check before the engine meets it."""
+"""From `response_format` and `tool_choice` to the grammar of an answer, and its check before it reaches the engine."""
 
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from evalengine.engine.text import grammar
 from evalengine.serve.errors import ApiError
 from evalengine.serve.tool_calls import ToolFormat
-from evalengine.util.line_worker import LineWorker
 
 MOST_CHARACTERS = 1 << 15  # of a grammar: one step of a text constant of this length takes 75 ms and 11 MB
 # One space, or a line break and indentation. Without a bound a small model may write white space up to max_tokens.
 JSON_OPTIONS = {"whitespace_pattern": r"( |\n {0,32})"}
-NOT_INSTALLED = "needs llguidance, which this server has not: pip install 'evalengine[serve]'"
+NOT_INSTALLED = "llguidance is not installed on this server: pip install 'evalengine[serve]'"
 _NAMES = {"text": ("type",), "json_object": ("type",), "json_schema": ("type", "json_schema")}
 _NAMES_OF_A_SCHEMA = ("name", "description", "schema", "strict")
 
@@ -37,22 +33,22 @@ def of_format(given: Mapping[str, Any] | None) -> AnswerGrammar | None:
         return None
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _NAMES:
-        raise _wrong(f"response_format: its type must be one of {', '.join(_NAMES)}")
+        raise _wrong(f"its type must be one of {', '.join(_NAMES)}")
     if further := sorted(given.keys() - {*_NAMES[kind]}):
-        raise _wrong(f"response_format: {kind} has no field {further[0][:60]!r}")
+        raise _wrong(f"{kind} has no field {further[0][:60]!r}")
     if kind == "text":
         return None
     schema: Any = {"type": "object"}
     if kind == "json_schema":
         described = given.get("json_schema")
         if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
-            raise _wrong("response_format: json_schema must be an object whose schema is an object")
+            raise _wrong("json_schema must be an object whose schema is an object")
         if further := sorted(described.keys() - {*_NAMES_OF_A_SCHEMA}):
-            raise _wrong(f"response_format: json_schema has no field {further[0][:60]!r}")
+            raise _wrong(f"json_schema has no field {further[0][:60]!r}")
         if not isinstance(described.get("strict"), bool | None):
-            raise _wrong("response_format: strict must be true or false")
+            raise _wrong("strict must be true or false")
         if not all(isinstance(described.get(name, ""), str) for name in ("name", "description")):
-            raise _wrong("response_format: name and description must be texts")
+            raise _wrong("name and description must be texts")
         schema = described["schema"]
     return AnswerGrammar(_limited(f"start: {_json_rule(schema, 'response_format')}", "response_format"),
                          "response_format")  # fmt: skip
@@ -70,9 +66,11 @@ def of_tools(
     if named is not None:
         some = [one for one in some if one["name"] == named]
     if not some:
-        raise _wrong("names none of tools" if named is not None else "required needs tools", "tool_choice")
+        raise _wrong(
+            "no function of tools has this name" if named is not None else "required needs tools", "tool_choice"
+        )
     if tool_format is None:
-        raise _wrong("the model's chat template shows no format of calls that is known", "tool_choice")
+        raise _wrong("the model's chat template has no known format of tool calls", "tool_choice")
     shape = tool_format.shape
     mark = f"<[{special[shape.mark]}]>" if shape.mark in special else _literal(shape.mark)
     further = "" if named is not None else f"({_literal(shape.between)} call)*"
@@ -104,7 +102,7 @@ def _json_rule(schema: Mapping[str, Any], param: str) -> str:
             if size > MOST_CHARACTERS:
                 raise _wrong(_TOO_LONG, param)
     except (ValueError, RecursionError) as error:
-        raise _wrong("the schema holds a number that JSON has not, or is nested too deeply", param) from error
+        raise _wrong("the schema is nested too deeply, or contains a number that JSON cannot express", param) from error
     return f"%json {''.join(parts)}"
 
 
@@ -118,7 +116,7 @@ def _limited(text: str, param: str) -> str:
 
 
 def _wrong(why: str, param: str = "response_format") -> ApiError:
-    return ApiError(400, why if why.startswith(param) else f"{param}: {why}", param)
+    return ApiError(400, f"{param}: {why}", param)
 
 
 class Grammars:
@@ -130,8 +128,6 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         """tokenizer: the engine's own object, for which grammars are cached."""
         self._of_model = tokenizer, vocab_size, eos_ids
-        self._lock = threading.Lock()
-        self._worker: LineWorker | None = None
         self.library = grammar.library()
         self._problem = "" if self.library else NOT_INSTALLED
         if self.library:
@@ -148,24 +144,11 @@ class Grammars:
 
     def compiled(self, wanted: AnswerGrammar) -> grammar.Grammar:
         """The grammar, to be kept until the engine has answered. Raises ApiError for one that is not supported."""
-        with self._lock:
-            error = self._error(wanted.text)
-        found = None if error else grammar.compiled(self._of_model[0], wanted.text, *self._of_model[1:])
-        if found is not None and not (error := found.error) and not found.begins():
-            error = "no answer conforms to it"
-        if error:
-            raise _wrong(f"not supported: {_first_line(error)}", wanted.param)
-        assert found is not None
+        tokenizer, vocab_size, eos_ids = self._of_model
+        found = grammar.compiled(tokenizer, wanted.text, vocab_size, eos_ids)
+        if found.error or not found.begins():
+            raise _wrong(f"not supported: {_first_line(found.error or 'no answer conforms to it')}", wanted.param)
         return found
-
-    def _error(self, text: str) -> str:
-        """What is wrong with a grammar, found in a process with limits; empty if nothing is."""
-        if self._worker is None:
-            self._worker = _start()
-        if (answer := self._worker.ask({"grammar": text})) is not None:
-            return str(answer["error"])
-        self._worker = None
-        return f"it takes more than {grammar.SECONDS} s or {grammar.BYTES >> 20} MiB to compile"
 
 
 def _first_line(error: str) -> str:
@@ -173,13 +156,3 @@ def _first_line(error: str) -> str:
     line = error.partition("\n")[0]
     _, found, said = line.partition("failed to compile JSON schema: ")
     return (said if found else line)[:300]
-
-
-def _start() -> LineWorker:
-    import llguidance
-    import numpy
-
-    # With -I Python imports nothing of the user's environment or folder; the libraries may lie in folders of their own.
-    places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (llguidance, numpy)})
-    code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({grammar.__file__!r}, run_name='__main__')"
-    return LineWorker(["-I", "-c", code], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})

@@ -239,7 +239,7 @@ def test_a_mark_that_is_a_special_token_is_that_token() -> None:
     tool = [{"function": {"name": "f"}}]
     assert of_tools(tool, None, MISTRAL, {"[TOOL_CALLS]": 5}).text.startswith('start: <[5]> " [" call')
     assert of_tools(tool, "f", MISTRAL, {}).text.startswith('start: "[TOOL_CALLS]" " [" call  "]"')
-    with pytest.raises(ApiError, match="no format of calls that is known"):
+    with pytest.raises(ApiError, match="no known format of tool calls"):
         of_tools(tool, None, None, {})
 
 

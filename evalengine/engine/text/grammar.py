@@ -4,20 +4,22 @@ llguidance bounds each step by fuel, and what an earlier step has cached costs n
 untouched copy of its grammar's matcher and computes the mask at every token, also where it replays tokens: the step at
 which a limit is hit is then the same on every schedule.
 
-Building a grammar has no bound in llguidance. Run as a program, with an address space limited by `BYTES`, this file
-checks grammars: it reads lines {"grammar"} and answers each {"error"}, and SIGPROF ends it after `SECONDS` of CPU time.
-It imports nothing of evalengine for that.
+Building a grammar has no bound in llguidance, and a grammar may come from a client or with a receipt. So each is first
+built in a separate process, which runs this file by its path and imports nothing of evalengine: it reads lines
+{"grammar"} and answers each {"error"} within `SECONDS` of CPU time and `BYTES` of memory, or ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -35,24 +37,29 @@ def library() -> str | None:
 
 
 class Grammar:
-    """A grammar that is compiled for one model's tokens. `error` says why it cannot be, on one line; else empty."""
+    """A grammar that is compiled for one model's tokens. `error` says why it cannot be; else empty."""
 
     def __init__(self, tokens: Any, text: str) -> None:
         """tokens: what `token_table` gave. text: Lark, in llguidance's dialect."""
         from llguidance import LLMatcher
 
         self._tokens = tokens
-        self._matcher = LLMatcher(tokens, text, log_level=0, limits=_limits())
-        self.error = " ".join(self._matcher.get_error().split())
+        error = _error_of(text)
+        self._matcher = LLMatcher(tokens, "" if error else text, log_level=0, limits=_limits())
+        self.error = error or self._matcher.get_error()
 
     def begins(self) -> bool:
         """Whether any token can come first. It is asked of a copy."""
-        matcher = self._matcher.deep_copy()
+        matcher = self.matcher()
         return any(matcher.compute_bitmask()) and not matcher.is_error()
 
     def constraint(self, vocab_size: int, end_ids: Sequence[int], after: int | None) -> Constraint:
         """The grammar's hold on one sequence. end_ids: tokens that end an answer. after: see `Constraint`."""
-        return Constraint(self._matcher, self._tokens.eos_tokens, vocab_size, end_ids, after)
+        return Constraint(self, self._tokens.eos_tokens, vocab_size, end_ids, after)
+
+    def matcher(self) -> Any:
+        """A matcher at the grammar's beginning, which shares nothing with others."""
+        return self._matcher.deep_copy()
 
 
 class Constraint:
@@ -63,11 +70,11 @@ class Constraint:
     """
 
     def __init__(
-        self, matcher: Any, eos_ids: Sequence[int], vocab_size: int, end_ids: Sequence[int], after: int | None
+        self, grammar: Grammar, eos_ids: Sequence[int], vocab_size: int, end_ids: Sequence[int], after: int | None
     ) -> None:
-        """matcher: at the grammar's beginning; it is copied. eos_ids: what its masks show where it may end."""
-        self._pristine, self._eos_ids, self._end_ids, self._after = matcher, list(eos_ids), list(end_ids), after
-        self._vocab_size = vocab_size
+        """eos_ids: what the grammar's masks show where it may end."""
+        self._grammar, self._after, self._vocab_size = grammar, after, vocab_size
+        self._eos_ids, self._end_ids = ([i for i in ids if i < vocab_size] for ids in (eos_ids, end_ids))
         self._matcher: Any = None  # None: the grammar does not apply yet, or no token was wanted yet
         self._taken = 0  # output tokens that were looked at
         self._allowed: np.ndarray | None = None
@@ -76,21 +83,22 @@ class Constraint:
         """The tokens that may follow these output tokens, bool [V]. The ids only ever grow."""
         if self._allowed is None:
             if self._after is None:
-                self._matcher = self._pristine.deep_copy()
+                self._matcher = self._grammar.matcher()
             self._allowed = self._mask()
         for token in output_ids[self._taken :]:
             if self._matcher is not None:
                 self._matcher.consume_token(token)
             elif token == self._after:
-                self._matcher = self._pristine.deep_copy()
+                self._matcher = self._grammar.matcher()
             self._allowed = self._mask()
         self._taken = len(output_ids)
         return self._allowed
 
     @property
     def error(self) -> str:
-        """What llguidance says of a matcher that cannot go on, on one line; else empty."""
-        return "" if self._matcher is None else " ".join(self._matcher.get_error().split())
+        """Why the matcher cannot go on, on one line; empty while it can."""
+        said = "" if self._matcher is None else self._grammar.error or self._matcher.get_error()
+        return " ".join(said.split())
 
     def _mask(self) -> np.ndarray:
         mask = np.ones(self._vocab_size, dtype=np.bool_)
@@ -104,7 +112,7 @@ class Constraint:
         given = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
         mask[:] = False
         mask[: len(given)] = given
-        mask[[token for token in self._eos_ids if token < self._vocab_size]] = False
+        mask[self._eos_ids] = False
         if self._after is not None:
             mask[self._after] = False
         mask[self._end_ids] = is_whole
@@ -142,6 +150,28 @@ def compiled(tokenizer: Any, text: str, vocab_size: int, eos_ids: Sequence[int])
         with _lock:
             known = _grammars.setdefault((id(table), text), made)
     return known
+
+
+_worker_lock = threading.Lock()
+_workers: list[Any] = []  # the process that builds grammars first, while it lives
+
+
+def _error_of(text: str) -> str:
+    """What is wrong with a grammar, found in a process with limits; empty if nothing is."""
+    import llguidance
+
+    from evalengine.util.line_worker import LineWorker
+
+    with _worker_lock:
+        if not _workers:
+            # With -I Python imports nothing of the user's environment or folder; libraries may be in separate folders.
+            places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (llguidance, np)})
+            code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({__file__!r}, run_name='__main__')"
+            _workers.append(LineWorker(["-I", "-c", code], {**os.environ, "OPENBLAS_NUM_THREADS": "1"}))
+        if (answer := _workers[0].ask({"grammar": text})) is not None:
+            return str(answer["error"])
+        _workers.clear()
+    return f"it takes more than {SECONDS} s or {BYTES >> 20} MiB to compile"
 
 
 def _limits() -> Any:
