@@ -244,7 +244,8 @@ def test_cpu_and_cuda_give_the_same_bytes() -> None:
     logits = torch.randn(4, 5000, generator=generator) * 30
     results = []
     for device in ("cpu", "cuda"):
-        states = [Processing(LogitsProcessors(1.1 + i, 2, suppress_tokens=(i,)), (), 1) for i in range(4)]
+        more = {"logit_bias": ((7, -1.5),), "frequency_penalty": 0.3}
+        states = [Processing(RequestProcessors(1.1 + i, 2, suppress_tokens=(i,), **more), (), 1) for i in range(4)]
         rows = logits.to(device)
         rows = rows.clone()
         for i, state in enumerate(states):

@@ -90,6 +90,7 @@ def test_lines_are_printed_in_one_place() -> None:
     }
     assert calls == {
         "cli.jobs: '---\\n'.join((to_yaml(job.config) for job in jobs))",
+        "engine.text.grammar: json.dumps(reply)",
         "engine.text.template_worker: json.dumps(reply)",
         "cli.commands.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0])",
         "report.cli.gate: command",

@@ -193,7 +193,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         fails, said = LLMatcher.validate_grammar_with_warnings(json.loads(line)["grammar"], limits=_limits())
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps({"error": said[0] if fails else ""}), flush=True)
+        reply = {"error": said[0] if fails else ""}
+        print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":
