@@ -209,7 +209,10 @@ def generating_sequence(
     if processors.in_force():
         constraint = None
         if isinstance(processors, RequestProcessors) and processors.grammar:
-            grammar = compiled(tokenizer, processors.grammar, spec.vocab_size, spec.eos_token_ids)
+            try:
+                grammar = compiled(tokenizer, processors.grammar, spec.vocab_size, spec.eos_token_ids)
+            except ValueError as error:
+                raise ConfigError(f"processors.grammar: llguidance cannot read the tokenizer: {error}") from error
             constraint = grammar.constraint(spec.vocab_size, ends, processors.grammar_after)
         seq.processing = Processing(processors, ends, seq.num_prompt_tokens, constraint)
     if request.begun is not None:

@@ -161,8 +161,9 @@ class Server:
                            "rate_limit_exceeded")  # fmt: skip
         self._num_compiling += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._compilers, self.model.grammars.compiled, ask.grammar)
+            loop, compiled = asyncio.get_running_loop(), self.model.grammars.compiled
+            count = len(ask.generations([*range(len(ask.choices))]))
+            return await loop.run_in_executor(self._compilers, compiled, ask.grammar, count)
         finally:
             self._num_compiling -= 1
 

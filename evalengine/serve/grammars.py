@@ -142,12 +142,16 @@ class Grammars:
             raise _wrong(self._problem, param)
         return self.library
 
-    def compiled(self, wanted: AnswerGrammar) -> grammar.Grammar:
-        """The grammar, to be kept until the engine has answered. Raises ApiError for one that is not supported."""
+    def compiled(self, wanted: AnswerGrammar, count: int) -> grammar.Grammar:
+        """The grammar, built for so many sequences, to be kept until the engine has answered.
+
+        Raises: ApiError for one that is not supported.
+        """
         tokenizer, vocab_size, eos_ids = self._of_model
         found = grammar.compiled(tokenizer, wanted.text, vocab_size, eos_ids)
         if found.error or not found.begins():
             raise _wrong(f"not supported: {_first_line(found.error or 'no answer conforms to it')}", wanted.param)
+        found.prepare(count)
         return found
 
 

@@ -36,7 +36,7 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
                     "stream": number % 2 == 1,
                     "presence_penalty": number - 2,
                     "logit_bias": {"50": 2 * number},
-                    "response_format": {"type": ("text", "json_object")[number // 2]},
+                    "response_format": {"type": ("text", "json_object")[number % 2]},
                 },
             ),
         ]

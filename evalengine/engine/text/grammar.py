@@ -1,8 +1,8 @@
 """Grammars that an answer follows, by llguidance: the answer's tokens alone determine which may come next.
 
-llguidance bounds each step by fuel, and what an earlier step has cached costs none. So every sequence starts from an
-untouched copy of its grammar's matcher and computes the mask at every token, also where it replays tokens: the step at
-which a limit is hit is then the same on every schedule.
+llguidance bounds each step by fuel, and what an earlier step has cached costs none. A matcher's `deep_copy` shares the
+cache. So every sequence has a matcher that is built anew, and computes the mask at every token, also where it replays
+tokens: the step at which a limit is hit is then the same on every schedule.
 
 Building a grammar has no bound in llguidance, and a grammar may come from a client or with a receipt. So each is first
 built in a separate process, which runs this file by its path and imports nothing of evalengine: it reads lines
@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +26,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
-SECONDS, BYTES = 2, 1 << 30
+SECONDS, BYTES = 0.5, 1 << 30
 
 
 def library() -> str | None:
@@ -41,15 +42,13 @@ class Grammar:
 
     def __init__(self, tokens: Any, text: str) -> None:
         """tokens: what `token_table` gave. text: Lark, in llguidance's dialect."""
-        from llguidance import LLMatcher
-
-        self._tokens = tokens
-        error = _error_of(text)
-        self._matcher = LLMatcher(tokens, "" if error else text, log_level=0, limits=_limits())
-        self.error = error or self._matcher.get_error()
+        self._tokens, self._text = tokens, text
+        self._ready: deque[Any] = deque()
+        self.error = _error_of(text)
+        self.error = self.error or self.matcher().get_error()
 
     def begins(self) -> bool:
-        """Whether any token can come first. It is asked of a copy."""
+        """Whether any token can come first."""
         matcher = self.matcher()
         return any(matcher.compute_bitmask()) and not matcher.is_error()
 
@@ -57,9 +56,21 @@ class Grammar:
         """The grammar's hold on one sequence. end_ids: tokens that end an answer. after: see `Constraint`."""
         return Constraint(self, self._tokens.eos_tokens, vocab_size, end_ids, after)
 
+    def prepare(self, count: int) -> None:
+        """Builds matchers for so many sequences now, in the caller's thread instead of the engine's."""
+        self._ready += [self._built() for _ in range(count)]
+
     def matcher(self) -> Any:
         """A matcher at the grammar's beginning, which shares nothing with others."""
-        return self._matcher.deep_copy()
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            return self._built()
+
+    def _built(self) -> Any:
+        from llguidance import LLMatcher
+
+        return LLMatcher(self._tokens, "" if self.error else self._text, log_level=0, limits=_limits())
 
 
 class Constraint:
