@@ -32,6 +32,8 @@ _ACTIVATIONS = {
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """[..., H] -> float32 [..., H]: d * rsqrt(mean(d^2) + eps) * weight + bias, d = x - mean(x).
 
+    weight, bias: [H], or [G, H] for x [..., G, H], of which row [..., g, :] takes their row g.
+
     The numbers are summed on the grid of 2^(e-44), the squares of their deviations, rounded to float64, on that of
     2^(2e-44), e the exponent of the row's largest magnitude, or deviation. A row with an infinity or a NaN becomes NaN.
     """
@@ -39,13 +41,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     rows = x.reshape(-1, hidden)
     out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
     wide_weight, wide_bias = em.widen(weight), None if bias is None else em.widen(bias)
+    heads = torch.arange(len(rows), device=x.device) % len(weight) if weight.ndim == 2 else None
     for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
         mean = em.row_sum(wide.clone(), em.grid(em.row_absmax(wide), em.SUM_BITS)).mul_(1.0 / hidden)
         mean_square = em.row_sum_of_squares(wide.sub_(mean)).mul_(1.0 / hidden)
-        wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
+        wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight if heads is None else wide_weight[heads[tile]])
         if wide_bias is not None:
-            wide.add_(wide_bias)
+            wide.add_(wide_bias if heads is None else wide_bias[heads[tile]])
         em.store_float32(wide, out[tile])
     return out.view(x.shape)
 

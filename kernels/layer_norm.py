@@ -32,16 +32,34 @@ def normalize(x, mask, weight, bias, n, eps, DTYPE: tl.constexpr, BIAS: tl.const
 def _layer_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride,
     residual_inner_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
-    ADD: tl.constexpr, BIAS: tl.constexpr,
+    ADD: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     device_math.after_previous_kernel()
     x, out, column, mask = load_rows(
         x_ptr, residual_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride, residual_inner_stride,
         H, BLOCK, INNER, ROWS, ADD,
     )  # fmt: skip
-    weight = tl.load(weight_ptr + column, column < H, 0.0)[None, :]
-    bias = tl.load(bias_ptr + column, column < H, 0.0)[None, :]
+    if HEADS == 1:
+        weight = tl.load(weight_ptr + column, column < H, 0.0)[None, :]
+        bias = tl.load(bias_ptr + column, column < H, 0.0)[None, :]
+    else:
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        place = (row % HEADS)[:, None] * H + column[None, :]
+        weight, bias = tl.load(weight_ptr + place, mask, 0.0), tl.load(bias_ptr + place, mask, 0.0)
     tl.store(out_ptr + out, normalize(x.to(tl.float32), mask, weight, bias, H, eps, x.dtype, BIAS), mask)
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    schedule: tuple[int, int] | None,
+) -> tuple[Tensor, Tensor]:
+    vectors, by_head = (weight, weight if bias is None else bias), weight.ndim == 2
+    constants = (bias is not None, len(weight) if by_head else 1)
+    return norm_rows(_layer_norm_kernel, x, residual, vectors, eps, schedule, constants, by_head=by_head)
 
 
 def layer_norm(
@@ -49,12 +67,12 @@ def layer_norm(
 ) -> Tensor:
     """x [..., H] of any leading strides, weight and bias [H] of x's dtype -> contiguous [..., H].
 
-    A row that holds an infinity or a NaN becomes NaN as a whole; one whose variance is beyond float32 becomes the bias.
-    H is at most 16384 (`limits.MAX_TERMS`), else ValueError. `_schedule` is (rows a program, warps), for tests and
-    verify: it cannot change a bit.
+    For x [..., G, H] weight and bias may be [G, H], a row for each head. A row of x that holds an infinity or a NaN
+    becomes NaN as a whole; one whose variance is beyond float32 becomes the bias. H is at most 16384
+    (`limits.MAX_TERMS`), else ValueError. `_schedule` is (rows a program, warps), for tests and verify: it cannot
+    change a bit.
     """
-    vectors = (weight, weight if bias is None else bias)
-    return norm_rows(_layer_norm_kernel, x, None, vectors, eps, _schedule, (bias is not None,))[0]
+    return _launch(x, None, weight, bias, eps, _schedule)[0]
 
 
 def add_layer_norm(
@@ -67,5 +85,4 @@ def add_layer_norm(
     _schedule: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x, residual [..., H] -> (layer_norm of their sum, the sum), the sum rounded to the dtype, normed as rounded."""
-    vectors = (weight, weight if bias is None else bias)
-    return norm_rows(_layer_norm_kernel, x, residual, vectors, eps, _schedule, (bias is not None,))
+    return _launch(x, residual, weight, bias, eps, _schedule)

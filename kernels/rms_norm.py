@@ -116,11 +116,13 @@ def norm_rows(
     eps: float,
     schedule: tuple[int, int] | None,
     constants: tuple,
+    *,
+    by_head: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Launches a norm's kernel: x, the residual, vectors [H] in, the normed rows and the sum out -> those two.
 
-    constants: the kernel's constexprs after ADD.
+    constants: the kernel's constexprs after ADD. by_head: vectors are [G, H] for x [..., G, H], a row for each head.
     """
     key = (kernel, operand_key(x), operand_key(residual), *map(operand_key, vectors), eps, schedule, constants)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -129,7 +131,7 @@ def norm_rows(
     if replayer := _launches.get(key):
         replayer(x, other, *vectors, out, total)
         return out, total
-    _check(kernel.__name__.strip("_").removesuffix("_kernel"), x, residual, vectors)
+    _check(kernel.__name__.strip("_").removesuffix("_kernel"), x, residual, vectors, by_head)
     if out.numel() == 0:
         return out, total
     hidden = x.shape[-1]
@@ -152,14 +154,14 @@ def norm_rows(
     return out, total
 
 
-def _check(name: str, x: Tensor, residual: Tensor | None, vectors: tuple[Tensor, ...]) -> None:
-    hidden = x.shape[-1]
+def _check(name: str, x: Tensor, residual: Tensor | None, vectors: tuple[Tensor, ...], by_head: bool) -> None:
+    hidden, expected = x.shape[-1], x.shape[-2:] if by_head else x.shape[-1:]
     if hidden > MAX_TERMS:
         raise ValueError(f"{name} over {hidden} numbers: at most {MAX_TERMS}")
     for what, vector in zip(("weight", "bias"), vectors, strict=False):
-        if vector.shape != (hidden,) or vector.dtype != x.dtype:
+        if vector.shape != expected or vector.dtype != x.dtype:
             raise ValueError(
-                f"{name} of {x.dtype} {list(x.shape)} needs a {what} of {x.dtype} [{hidden}], "
+                f"{name} of {x.dtype} {list(x.shape)} needs a {what} of {x.dtype} {list(expected)}, "
                 f"not {vector.dtype} {list(vector.shape)}"
             )
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
@@ -178,7 +180,7 @@ def _launch(
     schedule: tuple[int, int] | None,
 ) -> tuple[Tensor, Tensor]:
     # With 80 registers, not 90, an SM runs 6 blocks of 128 threads, not 5.
-    options = {"maxnreg": 80 if x.element_size() == 2 else None}
+    options: dict[str, Any] = {"maxnreg": 80 if x.element_size() == 2 else None}
     return norm_rows(_rms_norm_kernel, x, residual, (weight,), eps, schedule, (offset, cast_first), **options)
 
 

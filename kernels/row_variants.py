@@ -8,7 +8,7 @@ from typing import NamedTuple
 class NormVariant(NamedTuple):
     """What a norm's kernel computes; the default is Llama's."""
 
-    kind: str = "rms"  # or "layer"
+    kind: str = "rms"  # or "layer", "layer of each head" (of q and k, a weight for each)
     offset: float = 0.0  # added to the weight of an RMS norm
     cast_first: bool = True  # whether an RMS norm is rounded before the weight multiplies
     bias: bool = False  # whether a layer norm has one

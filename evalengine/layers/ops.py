@@ -118,7 +118,9 @@ class Ops(ABC):
 
     @abstractmethod
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
-        """[..., H] -> [..., H]: the norm that `norm` describes. A plain one is `rms_norm`."""
+        """[..., H] -> [..., H]: the norm that `norm` describes. A plain one is `rms_norm`.
+
+        weight: [H]; of a layer norm without a bias also [G, H] for x [T, G, H], a row for each head."""
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The residual stream's rounded sum."""

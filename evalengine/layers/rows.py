@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,27 @@ class RowNorm(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.norm(x, self.weight, self.bias, self.norm)
+
+
+class HeadNorm(RowNorm):
+    """[T, h, D] -> [T, h, D]: a norm over D, without a bias, with weights [h, D]: this rank's of all H heads.
+
+    A checkpoint tensor `NAME.I` has the weight [D] of head I.
+    """
+
+    def __init__(self, ops: Ops, heads: int, size: int, norm: Norm) -> None:
+        super().__init__(ops, size, replace(norm, bias=False))
+        part, parts = ops.tp.part_of(min(ops.tp.size, heads))  # with fewer heads than ranks, several hold one
+        self.heads, local = heads, heads // parts
+        self.first, self.weight = part * local, self.new_parameter(local, size)
+
+    def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.{head}": (self.size,) for head in range(self.heads)}
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        head = int(shard.rpartition(".")[2]) - self.first
+        if 0 <= head < len(param):
+            param[head].copy_(loaded_weight)
 
 
 class AddNorm(RowNorm):

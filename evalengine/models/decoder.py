@@ -30,6 +30,7 @@ from evalengine.layers.rows import (
     ActivationLayer,
     Add,
     AddNorm,
+    HeadNorm,
     QueryFactors,
     Rope,
     RopeTable,
@@ -66,8 +67,11 @@ class DecoderAttention(nn.Module):
         )
         if block.output_gate:
             self.output_gate = SigmoidGate(ops)
-        if spec.qk_norm:
-            of_head = block.qk_norm_of == "head"
+        of_head = block.qk_norm_of == "head"
+        if spec.qk_norm and block.qk_norm_of == "each head":
+            self.q_norm: RowNorm = HeadNorm(ops, spec.num_heads, spec.head_dim, spec.norms)
+            self.k_norm: RowNorm = HeadNorm(ops, spec.num_kv_heads, spec.head_dim, spec.norms)
+        elif spec.qk_norm:
             self.q_norm = RowNorm(ops, spec.head_dim if of_head else spec.num_heads * spec.head_dim, spec.norms)
             self.k_norm = RowNorm(ops, spec.head_dim if of_head else spec.num_kv_heads * spec.head_dim, spec.norms)
         self.norms = (self.q_norm, self.k_norm) if spec.qk_norm else None
@@ -116,7 +120,7 @@ class DecoderAttention(nn.Module):
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q [T, Hq, D] and k [T, Hkv, D], normed over each head, or over all heads of all ranks."""
-        if self.block.qk_norm_of == "head":
+        if self.block.qk_norm_of != "vector":
             return self.q_norm(q), self.k_norm(k)
         whole_q, whole_k = self.qkv_proj.gather_heads(q, "q_proj"), self.qkv_proj.gather_heads(k, "k_proj")
         q_heads = self.q_norm(whole_q).unflatten(-1, (-1, q.shape[-1]))

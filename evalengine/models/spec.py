@@ -15,7 +15,7 @@ import torch
 from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence
-from evalengine.kernels.row_variants import RowVariants
+from evalengine.kernels.row_variants import NormVariant, RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
@@ -53,7 +53,8 @@ class Block:
     softcap: float | None = None  # scores become cap * tanh(score / cap)
     scale: float | None = None  # of q . k; None: head_dim ** -0.5
     sinks: bool = field(default=False, metadata=LATER)  # whether each head has a logit without a value
-    qk_norm_of: Literal["head", "vector"] = "head"  # whether q and k norms span a head, or all heads
+    # Whether q and k norms span a head (with one weight for all, or one for each head), or all heads.
+    qk_norm_of: Literal["head", "each head", "vector"] = "head"
     qk_norm_last: bool = False  # whether they come after RoPE
     norm_before: bool = True  # whether a branch's input is normed
     norm_after: bool = False  # whether its output is, before it is added
@@ -231,6 +232,8 @@ class ModelSpec:
     def row_variants(self) -> RowVariants:
         """What norms and RoPE compute beside Llama's."""
         norms = () if self.norms.is_plain else (self.norms.variant,)
+        if self.qk_norm and self.blocks[0].qk_norm_of == "each head":
+            norms = (*norms, NormVariant("layer of each head", cast_first=False))
         return RowVariants(norms, any(rope.wide for rope in self.ropes))
 
     def kv_heads_of_rank(self, ranks: int) -> int:

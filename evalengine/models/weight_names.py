@@ -20,6 +20,7 @@ from evalengine.models.spec import Block, ModelSpec
 
 OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
 OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
+_OF_A_HEAD = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(\d+)")  # StableLM's norms of q and k
 # Parts whose rows are heads of queries or keys.
 _OF_HEADS = frozenset(f"self_attn.{name}" for name in ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj"))
 # Tensors that hold one projection, or two, of all experts, [E, ...]: as transformers 5 has them in memory.
@@ -72,6 +73,8 @@ class WeightNames:
         part = self.parts.get(match[2], match[2])
         if expert := OF_AN_EXPERT.fullmatch(part):
             part = f"mlp.experts.{expert[1]}.{self.expert_parts.get(expert[2], expert[2])}"
+        elif head := _OF_A_HEAD.fullmatch(part):
+            part = f"self_attn.{head[1]}_norm.{head[2]}"
         return f"model.layers.{match[1]}.{part}{match[3]}"
 
     def pieces(self, spec: ModelSpec, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -116,6 +119,9 @@ class WeightNames:
             yield from (
                 (f"self_attn.{own}", by_head[:, i].flatten(0, 1)) for i, own in enumerate(("q_proj", "gate_proj"))
             )
+            return
+        elif block.qk_norm_of == "each head" and part in ("self_attn.q_norm", "self_attn.k_norm") and tensor.ndim == 2:
+            yield from ((f"{part}.{head}", weight) for head, weight in enumerate(tensor))
             return
         elif isinstance(recurrence, GatedDelta) and part in ("mixer.in_proj_qkvz", "mixer.in_proj_ba"):
             yield from _by_key_head(recurrence, part, tensor)
@@ -216,7 +222,7 @@ def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor
             return tensor
         kept = torch.arange(tensor.shape[0] - turned)
         return tensor[torch.cat([kept, pairs + len(kept)]).to(tensor.device)]
-    if part not in _OF_HEADS:
+    if part.rstrip(".0123456789") not in _OF_HEADS:
         return tensor
     order = rope.head_order(spec.head_dim)
     if order is None or tensor.shape[0] % spec.head_dim:

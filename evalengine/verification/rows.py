@@ -55,6 +55,9 @@ def verify_row_variants(
     random = operands.Random(dtype, device)
     of_heads: list[dict[str, Any]] = [{}] if variants.wide_rope else []
     for kind, offset, cast_first, with_bias in variants.norms:
+        if kind == "layer of each head":
+            _verify_head_norms(verdict, random, num_heads, head_dim, rows)
+            continue
         if kind == "layer":
             name, bias = f"layer_norm, bias {with_bias},", random(hidden_size) if with_bias else None
             alone: Callable = partial(_layer_norm, bias=bias)
@@ -67,6 +70,18 @@ def verify_row_variants(
         _verify_norm(verdict, random, hidden_size, rows, name, alone, fused)
     for variant in of_heads:
         _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows, variant, variants.wide_rope)
+
+
+def _verify_head_norms(
+    verdict: KernelsVerdict, random: operands.Random, num_heads: int, head_dim: int, rows: int
+) -> None:
+    x, weight = random(rows, num_heads, head_dim), random(num_heads, head_dim)
+    whole = layer_norm.layer_norm(x, weight, None, EPS)
+    alone = [layer_norm.layer_norm(x[:, head], weight[head], None, EPS) for head in range(num_heads)]
+    name = f"layer_norm of {num_heads} heads D{head_dim}"
+    verdict.require_equal(f"{name} against each head", whole, torch.stack(alone, 1))
+    single = layer_norm.layer_norm(x[-1:], weight, None, EPS)
+    verdict.require_equal(f"{name}, {rows} rows against 1", whole[-1:], single)
 
 
 def _layer_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:

@@ -180,12 +180,6 @@ def test_a_divisor_of_zero_is_a_sentence(case_name: str, field: str) -> None:
         spec_from_json(raw)
 
 
-@pytest.mark.parametrize(("case_name", "field"), [("command-r", "use_qk_norm"), ("stablelm", "qk_layernorm")])
-def test_norms_with_a_weight_for_each_head_are_refused(case_name: str, field: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field}=true: norms with a weight for each head"):
-        spec_from_json({**configuration(*case(case_name)).to_dict(), field: True})
-
-
 @pytest.mark.parametrize(
     ("case_name", "field", "value"),
     [

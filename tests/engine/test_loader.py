@@ -200,6 +200,8 @@ def test_dummy_weights_look_random_across_the_parts_they_are_made_in() -> None:
     a, b = tensors["a.weight"] / DUMMY_STD, tensors["b.weight"] / DUMMY_STD
     assert abs(float(a.mean())) < 0.01 and abs(float(a.std()) - 1) < 0.01
     assert abs(float((a * b).mean())) < 0.01, "tensors are unlike each other"
+    norms = dict(dummy_tensors({"norm.weight": (3,), "q_norm.11.weight": (3,)}, torch.device("cpu")))
+    assert all(torch.equal(weight, torch.ones(3)) for weight in norms.values())
     for shift in (1, 2, 4096, HASHED_AT_ONCE):
         assert abs(float((a[shift:] * a[:-shift]).mean())) < 0.01, f"a repeats itself at {shift}"
 

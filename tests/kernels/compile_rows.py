@@ -62,8 +62,8 @@ def norms() -> Iterator[dict[str, Any]]:
         for offset, cast_first in ((0.0, True), (0.0, False), (1.0, False)):
             variant = {"OFFSET": offset, "CAST_FIRST": cast_first}
             yield _counted(rms_norm._rms_norm_kernel, dtype, {**LAYOUT, **variant})
-        for bias in (True, False):
-            yield _counted(layer_norm._layer_norm_kernel, dtype, {**LAYOUT, "BIAS": bias})
+        for bias, heads in ((True, 1), (False, 1), (False, 12)):
+            yield _counted(layer_norm._layer_norm_kernel, dtype, {**LAYOUT, "BIAS": bias, "HEADS": heads})
 
 
 def heads() -> Iterator[dict[str, Any]]:

@@ -151,6 +151,7 @@ def rows() -> None:
     rms_norm.rms_norm(x, weight, 1e-6)
     rms_norm.add_rms_norm(x, x, weight, 1e-6, offset=1.0, cast_first=False)
     layer_norm.add_layer_norm(x, x, weight, weight, 1e-6)
+    layer_norm.layer_norm(x.unflatten(1, (8, 125)), weight.view(8, 125), None, 1e-6)
 
 
 def packed() -> None:

@@ -98,6 +98,18 @@ def test_layer_norm_depends_on_no_order(columns: int) -> None:
     ), "torch's own depends on no order here: this test shows nothing"
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 513), (7, 3, 65), (5, 8, 129)])
+def test_layer_norm_of_each_head(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight for each head gives each head's bytes, also where tiles begin within a token."""
+    monkeypatch.setattr(exact_math, "TILE", 2 * shape[2])
+    x, weight, bias = randn(*shape), randn(*shape[1:], seed=1), randn(*shape[1:], seed=2)
+    for own in (None, bias):
+        alone = [
+            exact_rows.layer_norm(x[:, i], weight[i], None if own is None else own[i], 1e-5) for i in range(shape[1])
+        ]
+        assert_bitwise_equal(exact_rows.layer_norm(x, weight, own, 1e-5), torch.stack(alone, 1))
+
+
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_a_bad_number_spoils_its_own_row_only(bad: float) -> None:
     """A normed row with NaN or an infinity becomes NaN as a whole; element by element only the number itself counts."""

@@ -115,6 +115,23 @@ def test_schedule_cannot_matter(dtype: torch.dtype, hidden: int) -> None:
             assert_bitwise_equal(actual, expected)
 
 
+@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_for_each_head(dtype: torch.dtype, tokens: int, heads: int) -> None:
+    """The heads of a merged tensor in one launch have each head's bytes, and are within their roundings of float64."""
+    x, weight = randn(tokens, heads + 2, 65, dtype=dtype)[:, 1:-1], randn(heads, 65, dtype=dtype, seed=2)
+    whole = layer_norm(x, weight, None, EPS)
+    alone = [layer_norm(x[:, head], weight[head], None, EPS) for head in range(heads)]
+    assert_bitwise_equal(whole, torch.stack(alone, 1))
+    assert_bitwise_equal(layer_norm(x, weight, None, EPS), whole)  # a repeated launch
+    truth = reference.layer_norm(x, torch.ones_like(weight[0]), None, EPS) * weight.double()
+    assert ((whole - truth).abs() <= 1.01 * UNIT[dtype] * truth.abs() + 2.0**-18 * weight.abs() + 2.0**-24).all()
+    assert_bitwise_equal(layer_norm(x, weight, None, EPS, _schedule=(2, 1)), whole)
+    both = layer_norm(x, weight, weight, EPS)
+    assert_bitwise_equal(both[:, -1], layer_norm(x[:, -1], weight[-1], weight[-1], EPS))
+
+
 def test_strided_inputs() -> None:
     """Views have the bytes of contiguous copies."""
     x, weight, bias = randn(6, 3, 140), randn(130, seed=2), randn(129, seed=3)
@@ -152,6 +169,12 @@ def test_what_is_refused() -> None:
         layer_norm(x, weight[:7], None, EPS)
     with pytest.raises(ValueError, match="needs a bias"):
         layer_norm(x, weight, weight.half(), EPS)
+    layer_norm(x[:, None], x[:1], None, EPS)  # its launch must not serve another weight
+    for other in (x, randn(3, 8)):
+        with pytest.raises(ValueError, match=r"needs a weight of torch.float32 \[1, 8\], not torch.float32 \[., 8\]"):
+            layer_norm(x[:, None], other, None, EPS)
+    with pytest.raises(ValueError, match=r"needs a bias of torch.float32 \[2, 8\]"):
+        layer_norm(x, x, weight, EPS)
     with pytest.raises(ValueError, match="must agree"):
         add_layer_norm(x, x[:1], weight, weight, EPS)
     with pytest.raises(ValueError, match="layer_norm over 16385 numbers: at most 16384"):

@@ -14,6 +14,7 @@ from evalengine.kernels.shapes import LinearShape
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.parallel import TensorParallel
 from evalengine.layers.recurrent import CausalConv
+from evalengine.layers.rows import HeadNorm
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.hf_config import from_hf
 from evalengine.models.spec import Block, ModelSpec, RopeSpec
@@ -95,7 +96,7 @@ def test_so_are_those_of_every_family(name: str, ranks: int) -> None:
     layers, experts = set(), set()
     for path, layer in DecoderForCausalLM(spec, ops).model.layers.named_modules():
         weight = getattr(layer, "weight", None)
-        if weight is None or weight.ndim < 2 or isinstance(layer, CausalConv):
+        if weight is None or weight.ndim < 2 or isinstance(layer, CausalConv | HeadNorm):
             continue
         shape = LinearShape(*weight.shape[-2:], getattr(layer, "bias", None) is not None)
         (experts if ".experts." in path else layers).add(shape)

@@ -174,7 +174,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cwm": ("cwm", {"sliding_window": WINDOW}),
     "helium": ("helium", {"head_dim": 16}),
     "stablelm": ("stablelm", {"head_dim": None, "use_qkv_bias": True}),
+    "stablelm-12b": ("stablelm", {"head_dim": None, "use_parallel_residual": True, "qk_layernorm": True}),
     "command-r": ("cohere", {"head_dim": None, "logit_scale": 0.25}),
+    "command-r-plus": ("cohere", {"head_dim": None, "logit_scale": 0.25, "use_qk_norm": True}),
     "glm": ("glm", {}),
     "gemma": ("gemma", {}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
@@ -245,7 +247,8 @@ def saved_random(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
         model.set_experts_implementation("eager")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim == 1:  # Gemma's norms add 1 to their weights themselves.
+            if parameter.ndim == 1 or parameter_name.endswith("norm.weight"):
+                # Gemma's norms add 1 to their weights themselves.
                 one = "norm" in parameter_name and not config.model_type.startswith("gemma")
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + one)
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     "name",
     [
         *("gemma2", "olmo2", "cohere2", "pythia", "qwen3-moe", "gpt-oss", "deepseek-v3"),
-        *("qwen3.5", "lfm2", "falcon-h1-normed", "nemotron-h", "olmo-hybrid"),
+        *("qwen3.5", "lfm2", "falcon-h1-normed", "nemotron-h", "olmo-hybrid", "command-r-plus"),
     ],
 )
 def test_logits_are_as_near_to_float64_as_transformers_are(name: str, tmp_path: Path) -> None:

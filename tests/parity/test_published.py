@@ -53,6 +53,8 @@ ALTERED = {  # fields of published files with other values than those that a cla
     "Qwen3-8B": {"hidden_act": "swish"},
     "starcoder2-3b": {"hidden_act": "gelu_new"},
     "Apertus-8B-Instruct-2509": {"hidden_act": "relu2"},
+    "c4ai-command-r-v01": {"use_qk_norm": True},
+    "stablelm-2-1_6b": {"qk_layernorm": True},
 }
 COHERE2 = {  # of c4ai-command-r7b-12-2024, in tiny sizes
     "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "bos_token_id": 5, "eos_token_id": 7, "head_dim":
@@ -94,8 +96,6 @@ def test_what_no_family_computes_is_named(name: str) -> None:
 BY_THE_MODULE = {  # what transformers' own module computes where the native family does not
     "another activation": ("Llama-3.2-1B", {"hidden_act": "gelu"}),
     "an activation of no family": ("starcoder2-3b", {"hidden_act": "gelu_fast"}),
-    "norms with a weight for each head": ("c4ai-command-r-v01", {"use_qk_norm": True}),
-    "the same of StableLM": ("stablelm-2-1_6b", {"qk_layernorm": True}),
 }
 
 

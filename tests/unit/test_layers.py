@@ -21,6 +21,7 @@ from evalengine.layers.embedding import LMHead, VocabEmbedding
 from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.parallel import TensorParallel, vocabulary_ranges
+from evalengine.layers.rows import HeadNorm
 from evalengine.layers.variants import Norm
 from evalengine.models.hf_config import from_hf
 from evalengine.models.registry import family_of_type, get_family
@@ -108,6 +109,20 @@ def test_merged_shards_concatenate_within_each_part(tp_size: int) -> None:
         gates = torch.cat([rank[kind][: 12 // tp_size] for rank in ranks])
         ups = torch.cat([rank[kind][12 // tp_size :] for rank in ranks])
         assert same_bytes(gates, whole[f"gate_proj.{kind}"]) and same_bytes(ups, whole[f"up_proj.{kind}"])
+
+
+@pytest.mark.parametrize(("tp_size", "heads"), [(1, 6), (2, 6), (2, 2), (4, 2), (4, 1)])
+def test_norms_of_each_head_follow_their_heads(tp_size: int, heads: int) -> None:
+    """A rank holds the weights of the heads that it projects, also where several ranks hold one head."""
+    norm = Norm(1e-5, kind="layer", cast_first=False, bias=True)
+    whole = random_checkpoint(HeadNorm(fast(), heads, 4, norm))
+    stacked = torch.stack([whole[f"proj.{head}.weight"] for head in range(heads)])
+    for rank in range(tp_size):
+        ops = of_rank(rank, tp_size)
+        own = fill(HeadNorm(ops, heads, 4, norm), whole)
+        assert list(own) == ["weight"]
+        qkv = QKVLinear(ops, 3, 2 * tp_size * heads, heads, 4)
+        assert same_bytes(own["weight"], qkv.own_heads(stacked[None], "k_proj")[0])
 
 
 @pytest.mark.parametrize(("tp_size", "kv_heads"), [(1, 2), (2, 2), (2, 1), (4, 4), (4, 2), (4, 1)])

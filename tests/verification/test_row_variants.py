@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma2Config, LlamaConfig, Olmo2Config
+from transformers import Gemma2Config, LlamaConfig, Olmo2Config, StableLmConfig
 
 from evalengine.kernels import layer_norm, qkv, rms_norm
 from evalengine.kernels.row_variants import LLAMA, NormVariant, RowVariants
@@ -23,6 +23,7 @@ from tests.verification.verify_double import DEVICE
 from tests.verification.verify_double import alone as alone  # The fixture is used by its name.
 
 GEMMA, OLMO = NormVariant(offset=1.0, cast_first=False), NormVariant(cast_first=False)
+HEADS = NormVariant("layer of each head", cast_first=False)
 NORMS = (GEMMA, OLMO, NormVariant("layer", cast_first=False, bias=True), NormVariant("layer", cast_first=False))
 
 
@@ -33,9 +34,11 @@ def row_verdict(variants: RowVariants) -> KernelsVerdict:
 
 
 def test_fused_kernels_equal_their_parts() -> None:
-    """Three comparisons a norm, and four for q and k of each RMS norm, and with float32 tables Llama's, too."""
-    for variants, checked in ((RowVariants(NORMS), 20), (RowVariants(NORMS, True), 24), (RowVariants((), True), 4)):
-        verdict = row_verdict(variants)
+    """Three comparisons a norm, and four for q and k of each RMS norm, and with float32 tables Llama's, too; two for
+    norms of each head."""
+    cases = ((NORMS, False, 20), (NORMS, True, 24), ((), True, 4), ((HEADS,), False, 2))
+    for norms, wide, checked in cases:
+        verdict = row_verdict(RowVariants(norms, wide))
         assert not verdict.failed and not verdict.dropped and verdict.checked == checked
 
 
@@ -50,11 +53,14 @@ def test_a_fused_kernel_that_differs_fails_by_name(monkeypatch: pytest.MonkeyPat
         return store(*args)
 
     monkeypatch.setattr(qkv, "qk_norm_rope_store", store_with_llamas_norm)
-    failed = row_verdict(RowVariants(NORMS)).failed
+    norm = layer_norm.layer_norm
+    monkeypatch.setattr(layer_norm, "layer_norm", lambda x, w, *args: norm(x, w if w.ndim == 1 else w[0], *args))
+    failed = row_verdict(RowVariants((*NORMS, HEADS))).failed
     names = [text.split(": ")[0] for text in failed]
     for words in ("offset 1.0, cast first False", "offset 0.0, cast first False"):
         assert f"add_rms_norm, {words}, H96 against rms_norm, {words}," in names
     assert "add_layer_norm, bias False, H96 against layer_norm, bias False," in names
+    assert "layer_norm of 2 heads D16 against each head" in names
     assert sum(name.startswith("qk_norm_rope_store D16 with norms, offset 1.0") for name in names) == 2
 
 
@@ -81,6 +87,7 @@ def test_a_models_description_says_what_to_compare() -> None:
         (LlamaConfig(), LLAMA),
         (Gemma2Config(), RowVariants((GEMMA,))),
         (Olmo2Config(), RowVariants((OLMO,), True)),
+        (StableLmConfig(qk_layernorm=True), RowVariants((NORMS[2], HEADS))),
     ):
         assert from_hf(config).shapes.row_variants == variants, type(config)
 

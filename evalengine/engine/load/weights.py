@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from evalengine.kernels.packed_rows import PackedForm, PackedRows
 
 DUMMY_STD = 0.02  # dummy weights' standard deviation: transformers' usual initializer_range
+_NORM = re.compile(r".*norm(\.\d+)?\.weight")  # also of one head
 HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
 
 
@@ -22,7 +24,7 @@ def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> I
     """
     for name in sorted(shapes):
         tensor = torch.ones(shapes[name], device=device)
-        if not name.endswith("norm.weight"):
+        if not _NORM.fullmatch(name):
             for start, part in enumerate(tensor.view(-1).split(HASHED_AT_ONCE)):
                 part.copy_(_uniform(name, start * HASHED_AT_ONCE, len(part), device))
         yield name, tensor

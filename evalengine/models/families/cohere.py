@@ -1,7 +1,7 @@
 """Cohere's Command R and R7B: attention and feed-forward take the same layer norm's output and are added together.
 
 Layers turn pairs side by side; of R7B only those that see a window do, the others have no positions. Command R+ norms
-each head of q and k by separate weights, which only transformers' module computes.
+each head of q and k by separate weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import WINDOW, by_layer, describe, rope_of, window
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata, add_windows, named
-from evalengine.models.registry import Family, NotNative
+from evalengine.models.registry import Family
 from evalengine.models.rope import NO_ROPE
 from evalengine.models.spec import Block, ModelSpec
 
@@ -20,13 +20,13 @@ _EPS = "layer_norm_eps"
 
 def _spec(family: Family, config: Any, blocks: tuple[Block, ...]) -> ModelSpec:
     rope, norm = rope_of(config, interleaved=True, wide=True), Norm(eps=0.0, kind="layer", cast_first=False)
-    return describe(family, config, rope=rope, eps=_EPS, blocks=blocks, norm=norm, logits_scale=config.logit_scale)
+    scale, qk_norm = config.logit_scale, blocks[0].qk_norm_of == "each head"
+    return describe(family, config, qk_norm=qk_norm, rope=rope, eps=_EPS, blocks=blocks, norm=norm, logits_scale=scale)
 
 
 def _command_r(family: Family, config: Any) -> ModelSpec:
-    if config.use_qk_norm:
-        raise NotNative("use_qk_norm=true: norms with a weight for each head are not supported")
-    return _spec(family, config, (Block(parallel="one norm"),))
+    block = Block(parallel="one norm", qk_norm_of="each head" if config.use_qk_norm else "head")
+    return _spec(family, config, (block,))
 
 
 def _r7b(family: Family, config: Any) -> ModelSpec:

@@ -1,6 +1,6 @@
 """StableLM 2: a Llama with layer norms and RoPE on a quarter of a head.
 
-The 12B model norms each head of q and k by separate weights, which only transformers' module computes.
+The 12B model norms each head of q and k by separate weights.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from typing import Any
 from evalengine.layers.variants import Norm
 from evalengine.models.describe import activation_of, describe
 from evalengine.models.gguf_form import Config, GGUFForm, Metadata
-from evalengine.models.registry import Family, NotNative
+from evalengine.models.registry import Family
 from evalengine.models.spec import Block, ModelSpec
 
 
 def _spec(family: Family, config: Any) -> ModelSpec:
-    if config.qk_layernorm:
-        raise NotNative("qk_layernorm=true: norms with a weight for each head are not supported")
-    block = Block(parallel="one norm" if config.use_parallel_residual else None, activation=activation_of(config))
+    block = Block(
+        qk_norm_of="each head" if config.qk_layernorm else "head",
+        parallel="one norm" if config.use_parallel_residual else None,
+        activation=activation_of(config),
+    )
     return describe(
         family,
         config,
         biases=(config.use_qkv_bias, False),
+        qk_norm=config.qk_layernorm,
         eps="layer_norm_eps",
         blocks=(block,),
         norm=Norm(eps=0.0, kind="layer", cast_first=False, bias=True),
