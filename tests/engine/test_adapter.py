@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from evalengine.config.implied import complete_model
 from evalengine.config.schema import ModelConfig
-from evalengine.engine.load.adapter import CONFIG, Parameters, resolve_adapter, with_adapter
+from evalengine.engine.load.adapter import CONFIG, resolve_adapter
 from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.load.module_weights import _adapted
@@ -135,6 +134,21 @@ def test_an_adapter_is_merged_by_its_formula(case: str, saved: Path, tmp_path: P
     assert torch.allclose(ours, logits(found(whole)), atol=1e-5)
 
 
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("module", "other"), [(EMBEDDING, HEAD), (HEAD, EMBEDDING)])
+def test_a_table_saved_next_to_lora(module: str, other: str, both: bool, saved: Path, tmp_path: Path) -> None:
+    """PEFT loads it into the parameter that the tied tables share, and adds LoRA to one of them."""
+    base, tables = saved / "qwen3", (f"{module}.weight", *[f"{other}.weight"] * both)
+    merged = written(tmp_path / "a", base, {module: (4, PLAIN)}, tables, target_modules=[module.rpartition(".")[2]])
+    tensors = load_file(tmp_path / "a" / WEIGHTS)
+    table = tensors[f"{PREFIX}{module}.base_layer.weight"] = tensors.pop(f"{PREFIX}{module}.weight")
+    save_file(tensors, tmp_path / "a" / WEIGHTS)
+    merged[f"{other}.weight"] = merged[f"{other}.weight"] if both else table
+    whole = Path(shutil.copytree(base, tmp_path / "whole"))
+    save_file(merged, whole / "model.safetensors")
+    assert torch.allclose(logits(found(base, tmp_path / "a")), logits(found(whole)), atol=1e-5)
+
+
 def test_biases_are_replaced(base: Path, tmp_path: Path) -> None:
     edit(base, attention_bias=True)
     sizes = {f"{attention}.{part}_proj.bias": 8 if part in "kv" else 16 for attention in ATTENTION for part in "qkvo"}
@@ -198,83 +212,6 @@ def test_the_adapter_is_of_the_identity(base: Path, tmp_path: Path) -> None:
     assert (named.name, named.adapter) == ("m+lora", "./runs/lora")
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"peft_type": "IA3"}, "peft_type='IA3': only LORA"),
-        ({"task_type": "SEQ_CLS"}, "task_type='SEQ_CLS': only CAUSAL_LM"),
-        *(({name: True}, f"{name}=True: not supported") for name in ("use_dora", "lora_bias", "use_qalora")),
-        ({"layer_replication": [[0, 2]]}, "layer_replication="),
-        ({"trainable_token_indices": [3]}, "trainable_token_indices="),
-        ({"target_parameters": ["experts.down_proj"]}, "target_parameters="),
-        ({"megatron_config": {"a": 1}}, "megatron_config="),
-        ({"ensure_weight_tying": True}, "ensure_weight_tying=True"),
-        ({"some_new_method": {"x": 1}}, "some_new_method="),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa': PEFT changes the base weights"),
-        ({"bias": "some"}, "bias='some': must be none, all or lora_only"),
-        ({"r": 0, "use_rslora": "no"}, "use_rslora='no': must be .*r=0: must be an integer"),
-        ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern: q_proj=1.5: must be an integer"),
-        ({"alpha_pattern": {"(": 1}}, "alpha_pattern: '\\(' is no regular expression"),
-        ({"lora_alpha": math.nan}, "lora_alpha=nan: must be a number"),
-        ({"target_modules": 3}, "target_modules=3: must be a list of names or a pattern"),
-        ({"target_modules": "["}, "target_modules: '\\[' is no regular expression"),
-        ({"modules_to_save": "lm_head"}, "modules_to_save='lm_head': must be a list of names"),
-        ({"layers_to_transform": "1"}, "layers_to_transform='1': must be a number"),
-    ],
-)
-def test_a_configuration_that_is_not_supported_is_named(
-    saved: Path, tmp_path: Path, fields: dict[str, Any], words: str
-) -> None:
-    written(tmp_path / "a", saved / "llama", {}, **{**OF_Q, **fields})
-    with pytest.raises(ConfigError, match=f"(?s)model.adapter={tmp_path / 'a'}: {CONFIG}: {words}"):
-        found(saved / "llama", tmp_path / "a")
-
-
-Q_A = f"{PREFIX}{Q_PROJ[0]}.lora_A.weight"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({Q_A: None}, r"needs lora_A and lora_B, not B"),
-        ({Q_A: torch.ones(5, 16)}, r"lora_A.weight is \[5, 16\], expected \[4, 16\]"),
-        ({Q_A: torch.full((4, 16), torch.nan)}, "lora_A.weight has an infinity or a NaN"),
-        ({Q_A: torch.ones(4, 16, dtype=torch.int8)}, "lora_A.weight is I8, not one of"),
-        ({"model.norm.weight": torch.ones(16)}, "model.norm.weight does not begin with base_model.model."),
-        ({f"{PREFIX}model.norm.weight": torch.ones(16)}, "norm.weight is not LoRA's, and its module"),
-        ({f"{PREFIX}{Q_PROJ[0]}.lora_magnitude_vector": torch.ones(16)}, "magnitude_vector is not LoRA's"),
-        ({f"{PREFIX}lm_head.weight": torch.ones(24, 16)}, r"is \[24, 16\], and the model's \[23, 16\]"),
-        (
-            {f"{PREFIX}{Q_PROJ[0].replace('q_', 'k_')}.lora_A.weight": torch.ones(4, 16)}
-            | {f"{PREFIX}{Q_PROJ[0].replace('q_', 'k_')}.lora_B.weight": torch.ones(8, 4)},
-            f"is of a module that {CONFIG} does not select",
-        ),
-        (
-            {f"{PREFIX}{part}.weight": torch.ones(23, 16) for part in (HEAD, f"{HEAD}.modules_to_save")},
-            "are one weight",
-        ),
-        (
-            {f"{PREFIX}model.layers.1.cross.q_proj.lora_A.weight": torch.ones(4, 16)}
-            | {f"{PREFIX}model.layers.1.cross.q_proj.lora_B.weight": torch.ones(16, 4)},
-            r"changes model.layers.1.cross.q_proj.weight, which the model does not have",
-        ),
-        (
-            dict.fromkeys(
-                [Q_A.replace("layers.0", "layers.1"), Q_A.replace("layers.0", "layers.1").replace("_A", "_B")]
-            ),
-            f"no lora_A and lora_B for {Q_PROJ[1]}, which {CONFIG} selects",
-        ),
-    ],
-)
-def test_every_tensor_must_be_used(saved: Path, tmp_path: Path, change: dict[str, Tensor | None], words: str) -> None:
-    base, adapter = saved / "llama", tmp_path / "a"
-    written(adapter, base, ON_Q, **OF_Q)
-    tensors: dict[str, Tensor | None] = {**load_file(adapter / WEIGHTS), **change}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, adapter / WEIGHTS)
-    with pytest.raises(EvalEngineError, match=words):
-        logits(found(base, adapter))
-
-
 def test_modules_that_the_model_lacks_are_skipped(
     saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,30 +258,3 @@ def test_a_module_that_has_its_inputs_first(tmp_path: Path) -> None:
     assert torch.allclose(
         merged, tensors["transformer.h.0.attn.c_attn.weight"].double() + (b.double() @ a.double()).t()
     )
-
-
-def test_what_no_adapter_is_merged_into(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, adapter = saved / "llama", tmp_path / "a"
-    written(adapter, base, ON_Q, **OF_Q)
-    with pytest.raises(ConfigError, match="loaded with dummy weights; an adapter needs the safetensors"):
-        found(base, adapter, load_format="dummy")
-    with pytest.raises(ConfigError, match=r"it has an adapter and no model; set model\.adapter="):
-        found(adapter)
-    with pytest.raises(ConfigError, match=r"model\.adapter=.*: no adapter_config\.json there"):
-        found(base, base)
-    with pytest.raises(ConfigError, match="adapter_revision: set without"):
-        found(base, adapter_revision="abc")
-    packed = {name: replace(tensor, method="scaled", packing="fp8") for name, tensor in stored_tensors(base).items()}
-    resolved = resolve_adapter(ModelConfig(path=str(base), adapter=str(adapter)))
-    with pytest.raises(ConfigError, match=r"q_proj\.lora_A\.weight changes a packed weight \(fp8\); set model\.path"):
-        with_adapter(packed, resolved, Parameters(key=str, foreign=lambda name: None))
-    calls = []
-
-    def snapshot(repo_id: str, **options: Any) -> str:
-        calls.append((repo_id, options["revision"], *options["allow_patterns"]))
-        return str(adapter)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    hub = found(base, Path("some/lora"), adapter_revision="abc").adapter
-    assert hub is not None and (hub.source, hub.revision) == ("some/lora", "a")
-    assert calls == [("some/lora", "abc", CONFIG, WEIGHTS, "adapter_model.bin", "tokenizer_config.json")]

@@ -77,7 +77,7 @@ class Adapter:
             return False
         if (targets := config.get("target_modules")) is None:  # PEFT's choice by the kind of model
             return True
-        if isinstance(targets, str) and targets.lower() == "all-linear":
+        if _is_all_linear(targets):
             return True
         if not _matches(targets, module):
             return False
@@ -169,13 +169,12 @@ def with_adapter(
         merging.sort(tensor)
     modules = [*merging.pairs, *merging.replaced]
     if tied and {EMBEDDING, HEAD} & {parameters.key(f"{module}.weight") for module in modules}:
-        for name, other in ((EMBEDDING, HEAD), (HEAD, EMBEDDING)):
-            if name not in merging.stored and other in merging.stored:
-                merging.stored[name] = merging.stored[other]
-    merging.replace()
+        merging.stored = _with_both_tables(merging.stored)
+    merging.replace(tied)
     merging.update()
+    merging.check_effect()
     if complete:
-        merging.check_complete(stored)
+        merging.check_complete(stored, tied)
     if merging.problems:
         raise EvalEngineError(
             f"{adapter.files[1]}: {listed(merging.problems, MAX_NAMES, '; ')}. Set model.path to the model that the "
@@ -191,6 +190,7 @@ class _Merging:
         self.adapter, self.parameters, self.stored = adapter, parameters, stored
         self.pairs: dict[str, dict[str, StoredTensor]] = {}  # module -> its matrices, by "A", "embedding_A", ...
         self.replaced: dict[str, list[StoredTensor]] = {}  # module -> whole tensors
+        self.taken: set[str] = set()  # the keys of whole tensors that replace the checkpoint's
         self.problems: list[str] = []
         self.skipped: Counter[str] = Counter()
 
@@ -207,12 +207,18 @@ class _Merging:
             module = re.sub(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)", "", name).rpartition(".")[0]
             self.replaced.setdefault(module, []).append(tensor)
 
-    def replace(self) -> None:
-        """Take whole tensors of the adapter instead of the checkpoint's."""
+    def replace(self, tied: bool) -> None:
+        """Take whole tensors of the adapter instead of the checkpoint's.
+
+        A table outside `modules_to_save` is one parameter in PEFT if the model is tied: it replaces the embedding and
+        the head, unless the file has the other one as well.
+        """
+        shared: dict[str, StoredTensor] = {}
         for module, tensor in ((module, tensor) for module, tensors in self.replaced.items() for tensor in tensors):
             name = f"{module}.{tensor.name.rpartition('.')[2]}"
             bias = self.adapter.config.get("bias") in ("all", "lora_only") and name.endswith(".bias")
-            table = self.parameters.key(name) in (EMBEDDING, HEAD)  # PEFT saves these next to their adapters
+            key = self.parameters.key(name)
+            table = key in (EMBEDDING, HEAD)  # PEFT saves these next to their adapters
             if not (self.adapter.saves(module) or bias or table):
                 self._problem(tensor, "is not LoRA's, and its module is not in modules_to_save")
             elif (base := self._base(tensor, name)) is not None:
@@ -220,7 +226,11 @@ class _Merging:
                     self._problem(tensor, f"is {[*tensor.shape]}, and the model's {[*base.shape]}")
                 elif tensor.file == base.file:
                     self._problem(tensor, f"and {plain(base.name)} are one weight")
-                self.stored[self.parameters.key(name)] = tensor
+                self.stored[key] = tensor
+                self.taken.add(key)
+                if tied and table and not self.adapter.saves(module):
+                    shared[HEAD if key == EMBEDDING else EMBEDDING] = tensor
+        self.stored |= {key: tensor for key, tensor in shared.items() if key not in self.taken}
 
     def update(self) -> None:
         """Add the products of matrices to weights."""
@@ -247,17 +257,28 @@ class _Merging:
                     self._problem(tensor, f"is {[*tensor.shape]}, expected {[*shape]}")
             self.stored[self.parameters.key(name)] = replace(base, update=LowRank(a, b, scale, transposed))
 
-    def check_complete(self, stored: Mapping[str, StoredTensor]) -> None:
-        """Note what the configuration selects and the adapter lacks, but for experts: whether each of them is a module
-        depends on the version of transformers that trained the adapter."""
-        listed_targets = isinstance(self.adapter.config.get("target_modules"), list)
-        for key, tensor in stored.items():
-            module, _, kind = tensor.name.rpartition(".")
-            if self.stored[key] != tensor or ".experts." in module:
+    def check_effect(self) -> None:
+        """Report an adapter that changes nothing: it has no tensors, or all its LoRA is of skipped modules."""
+        updates = any(tensor.update is not None for tensor in self.stored.values())
+        if not self.problems and not (updates if self.pairs else self.taken):
+            skipped = f": the model does not have {listed([plain(name) for name in self.skipped], MAX_NAMES)}"
+            tensors = "LoRA matrices" if self.pairs else "tensors"
+            self.problems.append(f"none of its {tensors} changes the model{skipped if self.skipped else ''}")
+
+    def check_complete(self, stored: Mapping[str, StoredTensor], tied: bool) -> None:
+        """Report what the configuration selects and the adapter lacks. Experts are exempt: whether each of them is a
+        module depends on the version of transformers that trained the adapter. So are targets without names."""
+        targets = self.adapter.config.get("target_modules")
+        named = targets is not None and not _is_all_linear(targets)
+        for key, tensor in (_with_both_tables(stored) if tied else stored).items():
+            name = tensor.name if key in stored else key
+            module, _, kind = name.rpartition(".")
+            updated = self.stored.get(key, tensor).update is not None
+            if ".experts." in module or updated or (key in self.taken and self.adapter.saves(module)):
                 continue
             if self.adapter.saves(module):
-                self.problems.append(f"no {plain(tensor.name)}, which is in modules_to_save")
-            elif listed_targets and kind == "weight" and len(tensor.shape) == 2 and self.adapter.selects(module):
+                self.problems.append(f"no {plain(name)}, which is in modules_to_save")
+            elif named and kind == "weight" and len(tensor.shape) == 2 and self.adapter.selects(module):
                 self.problems.append(f"no lora_A and lora_B for {plain(module)}, which {CONFIG} selects")
 
     def _base(self, tensor: StoredTensor, name: str, count: int = 1) -> StoredTensor | None:
@@ -328,6 +349,16 @@ def _pattern_problems(name: str, patterns: Iterable[str]) -> Iterator[str]:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             yield f"{name}: {shown(pattern)} is no regular expression ({one_line(error)})"
+
+
+def _with_both_tables(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """A tied model's tensors with its table as the embedding and as the head."""
+    tables = stored.get(EMBEDDING, stored.get(HEAD)), stored.get(HEAD, stored.get(EMBEDDING))
+    return {**stored, **{key: table for key, table in zip((EMBEDDING, HEAD), tables, strict=True) if table is not None}}
+
+
+def _is_all_linear(targets: Any) -> bool:
+    return isinstance(targets, str) and targets.lower() == "all-linear"
 
 
 def _matches(targets: Any, module: str) -> bool:

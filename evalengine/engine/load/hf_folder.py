@@ -182,8 +182,8 @@ def _adapted(
         return names.renamed(name) or name
 
     parameters = Parameters(key, foreign=lambda name: foreign_module(key(name), modules))
-    tied = spec_from_json({**raw, "eos_token_id": None}).tie_word_embeddings
-    return with_adapter(stored, adapter, parameters, tied=tied)
+    base = _as_stored(spec_from_json({**raw, "eos_token_id": None}), stored, has_dtype=True)
+    return with_adapter(stored, adapter, parameters, tied=base.tie_word_embeddings)
 
 
 def refuse_pipes(path: Path) -> None:
