@@ -172,6 +172,16 @@ def test_an_adapter_that_changes_nothing(
         logits(found(base, adapter, implementation=implementation))
 
 
+def test_the_base_folder_has_another_adapter(base: Path, tmp_path: Path) -> None:
+    written(base, base, ON_Q, **OF_Q)
+    written(tmp_path / "a", base, {Q_PROJ[0]: (4, PLAIN)}, target_modules=[Q_PROJ[0]])
+    for adapter in (None, tmp_path / "a"):
+        with pytest.raises(ConfigError, match="an adapter belongs to these weights, which would be left out"):
+            found(base, adapter)
+    (tmp_path / "link").symlink_to(base)
+    assert torch.equal(logits(found(base, tmp_path / "link")), logits(found(base, base)))
+
+
 def test_a_saved_head_does_not_stand_for_skipped_layers(base: Path, tmp_path: Path) -> None:
     fields = {"target_modules": "all-linear", "modules_to_save": ["lm_head"]}
     adapter = with_modules(tmp_path / "a", ["model.language_model.layers.0.self_attn.q_proj"], **fields)

@@ -47,7 +47,8 @@ def folder_spec(
     refuse_pipes(path)
     config_file = path / CONFIG if path.is_dir() else path
     raw = _config(config_file)
-    if with_weights and adapter is None and (path / ADAPTER_CONFIG).exists():
+    is_own = adapter is not None and adapter.path.resolve() == path.resolve()
+    if with_weights and not is_own and (path / ADAPTER_CONFIG).exists():
         raise ConfigError(
             f"{setting}: {ADAPTER_CONFIG} says that an adapter belongs to these weights, which would be left out; set "
             f"model.adapter={path} to merge it, or remove the file to do without the adapter"
