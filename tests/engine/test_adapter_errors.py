@@ -62,6 +62,10 @@ def base(tmp_path: Path) -> Path:
         ({"target_modules": "["}, "target_modules: '\\[' is no regular expression"),
         ({"modules_to_save": "lm_head"}, "modules_to_save='lm_head': must be a list of names"),
         ({"layers_to_transform": "1"}, "layers_to_transform='1': must be a number"),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, r"rank_pattern: '\(\?i\)q_proj' is no regular expression"),
+        ({"alpha_pattern": {"(?i)q_proj": 4}}, r"alpha_pattern: '\(\?i\)q_proj' is no regular expression"),
+        ({"layers_pattern": "(?i)layers"}, r"layers_pattern: '\(\?i\)layers' is no regular expression"),
+        ({"layers_pattern": ["(?P<index>layers)"]}, r"layers_pattern: .*index.* is no regular expression"),
     ],
 )
 def test_a_configuration_that_is_not_supported_is_named(
@@ -70,6 +74,14 @@ def test_a_configuration_that_is_not_supported_is_named(
     written(tmp_path / "a", base, {}, **{**OF_Q, **fields})
     with pytest.raises(ConfigError, match=f"(?s)model.adapter={tmp_path / 'a'}: {CONFIG}: {words}"):
         found(base, tmp_path / "a")
+
+
+@pytest.mark.parametrize("layer", ["1", "9" * 5000])
+def test_a_layer_without_a_number_is_not_selected(base: Path, tmp_path: Path, layer: str) -> None:
+    fields = {**OF_Q, "layers_to_transform": [1], "layers_pattern": "layers|h" if layer == "1" else "layers"}
+    adapter = with_modules(tmp_path / "a", [f"model.layers.{layer}.self_attn.q_proj"], **fields)
+    with pytest.raises(EvalEngineError, match=f"is of a module that {CONFIG} does not select"):
+        found(base, adapter)
 
 
 Q_A = f"{PREFIX}{Q_PROJ[0]}.lora_A.weight"

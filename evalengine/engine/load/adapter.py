@@ -34,6 +34,10 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(.+)\.lora_(?:([AB])\.weight|(embedding_[AB]))")
 _LARGEST_RANK = 1 << 16
+_LAYER_DIGITS = 6  # the most in a layer's number
+# The expressions into which PEFT puts the patterns of a configuration.
+_LAYERS = r"(?:^|.*?\.)%s\.(?P<index>\d+)\."
+_MODULE_END = r"(.*\.)?(%s)$"
 # Fields that say how an adapter was trained, and change nothing of what it computes.
 _TRAINING = frozenset(
     {
@@ -86,8 +90,10 @@ class Adapter:
             return True
         patterns = config.get("layers_pattern") or r"[^.]*"
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            if found := re.match(rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\.", module):
-                return int(found["index"]) in ([layers] if isinstance(layers, int) else layers)
+            if found := re.match(_LAYERS % pattern, module):
+                index = found["index"]  # None if the pattern has alternatives: "layers|h"
+                wanted = [layers] if isinstance(layers, int) else layers
+                return index is not None and len(index) <= _LAYER_DIGITS and int(index) in wanted
         return False
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
@@ -344,9 +350,10 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _pattern_problems(name: str, patterns: Iterable[str]) -> Iterator[str]:
+    forms = {"layers_pattern": _LAYERS, "rank_pattern": _MODULE_END, "alpha_pattern": _MODULE_END}
     for pattern in patterns:
         try:
-            re.compile(pattern)
+            re.compile(forms.get(name, "%s") % pattern)
         except (re.error, RecursionError, OverflowError) as error:
             yield f"{name}: {shown(pattern)} is no regular expression ({one_line(error)})"
 
@@ -369,6 +376,6 @@ def _matches(targets: Any, module: str) -> bool:
 
 def _of_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if re.match(_MODULE_END % pattern, module):
             return value
     return default
