@@ -194,6 +194,15 @@ def test_the_base_folder_has_another_adapter(base: Path, tmp_path: Path) -> None
     assert torch.equal(logits(found(base, tmp_path / "link")), logits(found(base, base)))
 
 
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+def test_an_adapter_that_overflows(base: Path, tmp_path: Path, implementation: str) -> None:
+    written(tmp_path / "a", base, {Q_PROJ[0]: (4, PLAIN)}, target_modules=[Q_PROJ[0]])
+    tensors = {name: tensor * 1e25 for name, tensor in load_file(tmp_path / "a" / WEIGHTS).items()}
+    save_file(tensors, tmp_path / "a" / WEIGHTS)
+    with pytest.raises(EvalEngineError, match=rf"{Q_PROJ[0]}\.weight has an infinity or a NaN with .*q_proj\.lora_A"):
+        logits(found(base, tmp_path / "a", implementation=implementation))
+
+
 def test_a_saved_head_does_not_stand_for_skipped_layers(base: Path, tmp_path: Path) -> None:
     fields = {"target_modules": "all-linear", "modules_to_save": ["lm_head"]}
     adapter = with_modules(tmp_path / "a", ["model.language_model.layers.0.self_attn.q_proj"], **fields)

@@ -148,7 +148,14 @@ def read_parts(tensor: StoredTensor) -> list[Tensor | None]:
 
 def _content(first: Tensor, tensor: StoredTensor, device: torch.device | None) -> Tensor:
     if tensor.update is not None:
-        return _updated(first if device is None else first.to(device), tensor.update)
+        merged = _updated(first if device is None else first.to(device), tensor.update)
+        extremes = torch.stack(torch.aminmax(merged))  # both NaN if one is; isfinite of all takes 30 times as long
+        if not extremes.isfinite().all():
+            raise EvalEngineError(
+                f"{tensor.file}: {plain(tensor.name)} has an infinity or a NaN with {plain(tensor.update.a.name)} of "
+                f"{tensor.update.a.file} added; check lora_alpha and the adapter"
+            )
+        return merged
     if tensor.method is None:
         return first
     try:
