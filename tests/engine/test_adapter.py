@@ -134,16 +134,21 @@ def test_an_adapter_is_merged_by_its_formula(case: str, saved: Path, tmp_path: P
     assert torch.allclose(ours, logits(found(whole)), atol=1e-5)
 
 
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("tables", ["one", "both", "untied"])
 @pytest.mark.parametrize(("module", "other"), [(EMBEDDING, HEAD), (HEAD, EMBEDDING)])
-def test_a_table_saved_next_to_lora(module: str, other: str, both: bool, saved: Path, tmp_path: Path) -> None:
+def test_a_table_saved_next_to_lora(module: str, other: str, tables: str, saved: Path, tmp_path: Path) -> None:
     """PEFT loads it into the parameter that the tied tables share, and adds LoRA to one of them."""
-    base, tables = saved / "qwen3", (f"{module}.weight", *[f"{other}.weight"] * both)
-    merged = written(tmp_path / "a", base, {module: (4, PLAIN)}, tables, target_modules=[module.rpartition(".")[2]])
+    base = Path(shutil.copytree(saved / "qwen3", tmp_path / "base"))
+    if tables == "untied":  # by a head with other values, as in transformers
+        weights = load_file(base / "model.safetensors")
+        save_file({**weights, f"{HEAD}.weight": weights[f"{EMBEDDING}.weight"] + 1}, base / "model.safetensors")
+    kept = (f"{module}.weight", *[f"{other}.weight"] * (tables == "both"))
+    merged = written(tmp_path / "a", base, {module: (4, PLAIN)}, kept, target_modules=[module.rpartition(".")[2]])
     tensors = load_file(tmp_path / "a" / WEIGHTS)
     table = tensors[f"{PREFIX}{module}.base_layer.weight"] = tensors.pop(f"{PREFIX}{module}.weight")
     save_file(tensors, tmp_path / "a" / WEIGHTS)
-    merged[f"{other}.weight"] = merged[f"{other}.weight"] if both else table
+    if tables == "one":
+        merged[f"{other}.weight"] = table
     whole = Path(shutil.copytree(base, tmp_path / "whole"))
     save_file(merged, whole / "model.safetensors")
     assert torch.allclose(logits(found(base, tmp_path / "a")), logits(found(whole)), atol=1e-5)
