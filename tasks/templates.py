@@ -23,6 +23,10 @@ from evalengine.util import limits
 
 Row = dict[str, Any]
 
+# The longest literal whose MemoryError means deep nesting, for which Python's parser raises it at once: parsing this
+# many characters takes at most half of `limits.BYTES`.
+SMALL_LITERAL = 1 << 20
+
 
 def _refuse_random(*_: Any, **__: Any) -> None:
     raise TemplateError("it asks for a random text, so no two runs would have the same prompts")
@@ -145,8 +149,7 @@ class Field:
             return value
         if len(value) >= 2 and value[0] == "[" and value[-1] == "]":
             try:
-                with limits.named(self.setting):
-                    return ast.literal_eval(value)
+                return self._literal(value)
             except limits.LimitExceeded:
                 raise
             except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -169,12 +172,21 @@ class Field:
             return self._column(row)
         written = self.render(row)
         try:
-            with limits.named(self.setting):
-                return ast.literal_eval(written)
+            return self._literal(written)
         except limits.LimitExceeded:
             raise
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise ValueError(f"{self.setting}: writes {written[:80]!r}, which is no list") from error
+
+    def _literal(self, text: str) -> Any:
+        """The value of a Python literal. Raises LimitExceeded, and what `ast.literal_eval` raises for other texts."""
+        with limits.named(self.setting):
+            try:
+                return ast.literal_eval(text)
+            except MemoryError as error:
+                if len(text) > SMALL_LITERAL:
+                    raise
+                raise ValueError("is nested too deeply") from error
 
     def _column(self, row: Row) -> Any:
         if self.source not in row:

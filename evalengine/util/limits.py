@@ -64,7 +64,7 @@ def _each(items: Iterable[Item]) -> Iterator[Item]:
 
 
 class named:
-    """A block whose excess of a limit becomes a LimitExceeded that names the setting."""
+    """A block whose excess of a limit becomes a LimitExceeded that names the setting; without limits, no effect."""
 
     __slots__ = ("_setting",)
 
@@ -77,5 +77,5 @@ class named:
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is OutOfTime:
             raise LimitExceeded(f"{self._setting}: is not finished after {SECONDS} s of processor time") from None
-        if kind is MemoryError:
+        if kind is MemoryError and _limited:
             raise LimitExceeded(f"{self._setting}: needs more than {BYTES >> 20} MiB of memory") from None

@@ -21,6 +21,7 @@ from evalengine.harness.plan import load_tasks, prepare
 from evalengine.tasks.rows import Rows
 from evalengine.tasks.templates import Field
 from evalengine.util import limits
+from evalengine.util.forked import ForkedTask
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HUGE = "{{ 'a' * 10**10 }}"
@@ -81,6 +82,22 @@ def test_every_plan_has_the_limits(
     words = [in_file(tmp_path, doc_to_text=HUGE), "model.api=http://127.0.0.1:9/v1", "model.name=m"]
     with pytest.raises(ConfigError, match="doc_to_text: needs more than 1024 MiB"):
         plan(compose_jobs(words)[0].config)
+
+
+@pytest.mark.parametrize("nested", ["not " * 7000 + "1", "-" * 7000])
+@pytest.mark.parametrize("confined", [False, True])
+def test_deep_nesting_is_no_lack_of_memory(nested: str, confined: bool) -> None:
+    """Python's parser raises MemoryError for it at once."""
+    text = f"[{nested}]"
+
+    def work() -> tuple[Any, str]:
+        target = Field("doc_to_target", "{{a}}").target({"a": text}, frozenset(), counts=False)
+        with pytest.raises(ValueError, match="which is no list") as error:
+            Field("doc_to_choice", "{{a}}").choices({"a": text}, frozenset())
+        return target, str(error.value)
+
+    with ForkedTask(work, worthwhile=False, limited=confined) as done:
+        assert done.result() == (text, f"doc_to_choice: writes {text[:80]!r}, which is no list")
 
 
 @pytest.mark.parametrize("source", ["{{ 'a' * 10**9 }}", "{{ 'a' | center(10**9) }}", "{{ '%1000000000d' % 1 }}"])
