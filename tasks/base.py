@@ -116,9 +116,9 @@ class Task(TaskHooks):
     @property
     def needs_limits(self) -> bool:
         """Whether `check` and the scoring of answers must run in a process with limits (`util.limits`). What they did
-        for a document there may then be repeated without: it gives the same texts. A user's class is Python code, which
-        has no limits."""
-        return self.limited and self.can_fork
+        for a document there may then be repeated without: it gives the same texts. A user's class is Python code; it
+        has limits only if it can fork."""
+        return self.limited and (self.can_fork or type(self).__module__.startswith("evalengine.tasks."))
 
     def load(self) -> None:
         """Reads the evaluated rows, and the exemplars if the task uses any, and checks them. Raises ConfigError."""

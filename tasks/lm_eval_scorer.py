@@ -19,6 +19,13 @@ def scorer_problems(config: TaskConfig, extra: str, packages: Sequence[str]) -> 
 
     extra: the extra of this package that installs the scorer. packages: the modules that it imports beside lm-eval's.
     """
+    file = config.template.lm_eval_file
+    if file is None:
+        yield (
+            f"cls={config.cls}: is for this package's tasks alone, whose template.lm_eval_file names lm-eval's scorer; "
+            "use one of them, or a class of your own (cls: mypackage.module:Class)"
+        )
+        return
     missing = [name for name in ("lm_eval", *packages) if find_spec(name) is None]
     if missing:
         yield (
@@ -26,8 +33,6 @@ def scorer_problems(config: TaskConfig, extra: str, packages: Sequence[str]) -> 
             f"'evalengine[{extra}]'"
         )
         return
-    file = config.template.lm_eval_file
-    assert file is not None, "the class names it"
     try:
         current = (installed_content(file).get("metadata") or {}).get("version")
     except ValueError as error:

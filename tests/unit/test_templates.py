@@ -37,7 +37,8 @@ def filters(**step: Any) -> list[dict[str, Any]]:
 
 def in_file(folder: Path, **settings: Any) -> str:
     """The word that names a task's file in the current folder, after writing it with two rows."""
-    rows = [{"q": "one?", "a": "1", "choices": ["x"]}, {"q": "two?", "a": "2", "choices": ["x"]}]
+    same = {"choices": ["x"], "prompt": "", "test": "", "entry_point": ""}
+    rows = [{"q": "one?", "a": "1", **same}, {"q": "two?", "a": "2", **same}]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "mine.yaml").write_text(json.dumps(TASK | settings))
     return "task=./mine.yaml"
@@ -48,6 +49,7 @@ def in_file(folder: Path, **settings: Any) -> str:
     [
         ({"doc_to_text": HUGE}, "row 0 is not as expected: doc_to_text: needs more than 1024 MiB of memory"),
         ({"doc_to_text": ENDLESS}, "row 0 is not as expected: doc_to_text: is not finished after 0.1 s"),
+        ({"doc_to_text": ENDLESS, "cls": "code:HumanEval"}, "row 0 is not as expected: doc_to_text: is not finished"),
         ({"doc_to_target": "{% if a == '2' %}" + HUGE + "{% endif %}"}, "row 1 is not as expected: doc_to_target: "),
         ({"doc_to_text": "{{ q * 10**7 }}"}, "doc_to_text: makes a text of more than 16,777,216 characters"),
         ({"doc_to_text": "{{ ('a' * 60) | regex_replace('(a|a)*b', '') }}"}, "row 0 is not as expected: doc_to_text: "),
@@ -72,6 +74,16 @@ def test_templates_and_patterns_of_a_file_have_limits(
     with pytest.raises(ConfigError) as error:
         prepare(job.config)
     assert wanted in str(error.value)
+
+
+@pytest.mark.parametrize("cls", ["ifeval:IFEval", "minerva:Minerva"])
+def test_a_class_that_calls_lm_evals_scorer_needs_its_file(
+    cls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (job,) = compose_jobs([in_file(tmp_path, cls=cls)])
+    with pytest.raises(ConfigError, match=f"tasks.mine.cls={cls}: is for this package's tasks alone"):
+        prepare(job.config)
 
 
 @pytest.mark.parametrize("plan", [load_tasks, endpoint_plan])
