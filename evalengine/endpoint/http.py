@@ -88,6 +88,27 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_Timed(sock, deadline))
 
 
+def _connected(address: tuple[str, int], *_: Any, deadline: float) -> socket.socket:
+    """As `socket.create_connection`, but the timeout limits all of the host's addresses together: each may take its
+    share of the time that is left."""
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for untried, (family, kind, protocol, _name, place) in zip(range(len(found), 0, -1), found, strict=True):
+        try:
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(max(0.001, deadline - time.monotonic()) / untried)
+                connection.connect(place)
+                connection.settimeout(max(0.001, deadline - time.monotonic()))  # for TLS to begin
+                return connection
+            except OSError:
+                connection.close()
+                raise
+        except OSError:
+            if untried == 1:
+                raise
+    raise OSError(f"{address[0]} has no address")
+
+
 class _Deadline(http.client.HTTPConnection):
     """A connection whose timeout limits everything from connecting to the last byte of the response, except the
     resolver's time to find an address."""
@@ -96,6 +117,7 @@ class _Deadline(http.client.HTTPConnection):
         super().__init__(host, timeout=timeout, **options)
         self._deadline = time.monotonic() + timeout
         self.response_class = partial(_Response, deadline=self._deadline)  # type: ignore[assignment]
+        self._create_connection = partial(_connected, deadline=self._deadline)
 
     def connect(self) -> None:
         super().connect()
@@ -264,11 +286,9 @@ def _check_text(choice: Any) -> None:
 
 
 def _body_message(error: urllib.error.HTTPError) -> str:
-    """The message in an error's body, or its reason phrase."""
+    """The message in an error's body, or its reason phrase if the body does not come in time or cannot be read."""
     try:
         return _message(parse_json(error.read(MAX_ERROR_BYTES)))
-    except TimeoutError:
-        raise
     except (OSError, ValueError, http.client.HTTPException):
         return str(error.reason)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -74,16 +75,18 @@ def test_a_text_of_null_is_an_empty_answer(endpoint: str) -> None:
 
 
 BODY = b'{"choices": [{"text": "1"}]}'
+LATE = "no complete answer within endpoint.timeout=1 seconds"
 DRIPS = {
-    "a body": (OK + b"Content-Length: 28\r\n\r\n", BODY),
-    "a head": (OK, b"X-Wait: " + b"a" * 500),
-    "an error": (b"HTTP/1.1 503 Busy\r\nContent-Length: 5000\r\n\r\n", b"x" * 5000),
-    "nothing": (b"", b""),
+    "a body": (OK + b"Content-Length: 28\r\n\r\n", BODY, LATE),
+    "a head": (OK, b"X-Wait: " + b"a" * 500, LATE),
+    "an error": (b"HTTP/1.1 503 Busy\r\nContent-Length: 5000\r\n\r\n", b"x" * 5000, "status 503: Busy"),
+    "a refusal": (b"HTTP/1.1 401 No\r\nContent-Length: 5000\r\n\r\n", b"x" * 5000, "status 401: No"),
+    "nothing": (b"", b"", LATE),
 }
 
 
 @pytest.mark.parametrize("drip", DRIPS.values(), ids=DRIPS)
-def test_the_time_limit_is_of_a_whole_answer(drip: tuple[bytes, bytes]) -> None:
+def test_the_time_limit_is_of_a_whole_answer(drip: tuple[bytes, bytes, str]) -> None:
     """An endpoint that sends a byte every 0.1 s: no read takes as long as the limit of 1 s."""
     ended = threading.Event()
 
@@ -106,8 +109,38 @@ def test_the_time_limit_is_of_a_whole_answer(drip: tuple[bytes, bytes]) -> None:
         url, begin = f"http://127.0.0.1:{listener.getsockname()[1]}/v1", time.monotonic()
         reply = Client(url, EndpointConfig(retries=0, timeout=1))._reply(0, {})
         assert 0.9 < time.monotonic() - begin < 2.5
-        assert "no complete answer within endpoint.timeout=1 seconds" in reply.error and not reply.rejected
+        assert drip[2] in reply.error and not reply.rejected
+        assert reply.for_all is ("401" in reply.error)
         assert ended.wait(5), "the connection is given up, too"
+
+
+def test_the_time_limit_is_of_all_addresses_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of two addresses that accept no connection, and one that answers."""
+    resolve = socket.getaddrinfo
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            read_request(connection)
+            connection.sendall(choices('{"text": "1"}'))
+
+    def ask() -> Reply:
+        return Client("http://host.test/v1", EndpointConfig(retries=0, timeout=1))._reply(0, {})
+
+    with ExitStack() as opened:
+        full, listener = (opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=n)) for n in (0, 1))
+        for _ in range(3):  # no more connections fit into its queue
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        ports = [full.getsockname()[1]] * 2
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **named: [
+            resolve("127.0.0.1", port, type=socket.SOCK_STREAM)[0] for port in ports])  # fmt: skip
+        reply = ask()
+        assert LATE in reply.error and 0.9 < reply.seconds < 1.5
+        threading.Thread(target=answer, daemon=True).start()
+        ports.append(listener.getsockname()[1])
+        assert answer_of(ask()).text == "1"
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
