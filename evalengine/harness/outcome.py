@@ -110,11 +110,13 @@ def scorer(
 
 
 def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: Sequence[TaskPlan]) -> list[TaskResult]:
-    """`work(tasks)`, a result per task in their order; tasks that need limits are another process's work."""
+    """`work(tasks)`, a result per task in their order; tasks that need limits are another process's work. The others
+    wait for it, since either work may use all cores."""
     confined = [own for own in tasks if own.task.needs_limits]
     with ForkedTask(partial(work, confined), worthwhile=False, limited=bool(confined)) as elsewhere:
-        results = work([own for own in tasks if not own.task.needs_limits])
-        by_name = {result.name: result for result in [*results, *(elsewhere.result() if confined else ())]}
+        results = elsewhere.result()
+    results += work([own for own in tasks if not own.task.needs_limits])
+    by_name = {result.name: result for result in results}
     return [by_name[own.task.name] for own in tasks]
 
 

@@ -29,6 +29,7 @@ from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")
+_helps = False  # whether this process was forked to work next to another one, which has the other cores
 _DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 MOST = 8  # processes: beyond, the copying of their results takes longer than they save
 
@@ -128,10 +129,11 @@ def shares(
 
 
 def cores() -> int:
-    """The cores that this process may use for forked processes; 1 where processes cannot be forked safely."""
+    """The cores that this process may use for forked processes; 1 where processes cannot be forked safely, and in a
+    forked process without limits. A limited one may have all work of a kind, and uses all cores."""
     daemon = multiprocessing.current_process().daemon  # which may have no children
     # Ray's threads print, and the lock of an output that one of them holds would stay locked in a forked process.
-    if sys.platform != "linux" or daemon or "ray" in sys.modules:
+    if sys.platform != "linux" or daemon or _helps or "ray" in sys.modules:
         return 1
     return len(os.sched_getaffinity(0))
 
@@ -145,6 +147,8 @@ def _work(work: Callable[[], Any], sender: Connection, parent: int, limited: boo
 
 
 def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: bool) -> None:
+    global _helps
+    _helps = not limited
     gc.freeze()  # Collections then pass over what was inherited, whose memory they would copy by touching it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would raise here

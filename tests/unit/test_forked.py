@@ -166,6 +166,15 @@ def test_a_process_dies_with_a_killed_parent() -> None:
         time.sleep(0.01)
 
 
+def test_only_a_limited_process_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    for limited, wanted in ((False, 1), (True, len(os.sched_getaffinity(0)))):
+        with ForkedTask(forked.cores, limited=limited) as process:
+            if process._process:  # a machine may have one core
+                assert process.result() == wanted
+
+
 def test_a_daemon_does_everything_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of a pool may have no children."""
     monkeypatch.undo()

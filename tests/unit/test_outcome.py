@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,6 +80,22 @@ def test_patterns_have_limits_for_each_answer(
     assert [sample.doc_id for sample in result.samples] == [0, 1]
     with pytest.raises(EvalEngineError, match=rf"tasks.mine: the answer to document 1 .*{wanted}: is not finished"):
         score("b", "a" * 60)
+
+
+def test_tasks_with_limits_are_scored_alone() -> None:
+    """The scoring of either kind may use all cores."""
+    plans: Any = [SimpleNamespace(task=SimpleNamespace(name=str(n), needs_limits=n % 2 == 1)) for n in range(4)]
+
+    def work(tasks: Sequence[TaskPlan]) -> Any:
+        begin = time.monotonic()
+        time.sleep(0.1)
+        span = begin, time.monotonic()
+        return [SimpleNamespace(name=own.task.name, span=span) for own in tasks]
+
+    results: Any = score_tasks(work, plans)
+    assert [result.name for result in results] == ["0", "1", "2", "3"]
+    first, second = sorted({result.span for result in results})
+    assert first[1] <= second[0]
 
 
 def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
