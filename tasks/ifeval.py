@@ -46,7 +46,7 @@ class IFEval(Templated):
     columns = ("key", "prompt", "instruction_id_list", "kwargs")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"instruction_id_list": (list,), "kwargs": (list,)}
     extra = EXTRA
-    limited = False  # `scorer_problems` rejects the templates of a user's file
+    limited = False  # `scorer_problems` rejects files in lm-eval's keys
     metrics: ClassVar[dict[str, Metric]] = {
         "prompt_level_strict_acc": Metric(),
         "inst_level_strict_acc": Metric(FLAT),

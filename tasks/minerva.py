@@ -42,7 +42,7 @@ class Minerva(Templated):
     columns = ("problem", "solution")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"problem": (str,), "solution": (str,)}
     extra = EXTRA
-    limited = False  # `scorer_problems` rejects the templates of a user's file
+    limited = False  # `scorer_problems` rejects files in lm-eval's keys
     metrics: ClassVar[dict[str, Metric]] = {"exact_match": Metric(), "math_verify": Metric()}
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
