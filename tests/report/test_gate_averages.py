@@ -13,6 +13,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
+from evalengine.report.gate.steps import SEQUENTIAL, steps_of
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from tests.report.gate_runs import METRIC, make_run
@@ -111,13 +112,44 @@ def test_parts_of_a_group_are_judged_where_the_policy_names_them() -> None:
 
 
 def test_a_group_by_its_value_alone_and_one_whose_documents_differ() -> None:
-    checks = group_checks(*answers(lost=9, won=3), tasks={"mmlu": {"max_regression_percent": 9.0, "margin": None}})
+    checks = group_checks(*answers(lost=9, won=3), margin_percent=1.0, tasks={"mmlu": {"max_regression_percent": 9.0}})
     assert checks["mmlu"].status == "pass" and checks["mmlu_15"].status == "undecided"
     a, b = answers(lost=3, won=3)
     fewer = {**b.scores, (TASKS[3], *METRIC): dict(enumerate([1.0] * 100 + [0.0] * 98))}
     checks = group_checks(a, replace(b, scores=fewer))
     assert checks["mmlu"].status == checks[TASKS[3]].status == "fail"
     assert "2 documents have a value in one of the two only" in checks["mmlu"].message
+
+
+def test_a_groups_weights_are_those_that_give_both_runs_values() -> None:
+    """Where all tasks of the baseline score alike, its value does not tell a macro mean from a micro mean."""
+    old = {"big": [1.0] * 190, "small": [1.0] * 10}
+    new = {**old, "small": [0.0] * 10}
+    macro = {"results": {("g", *METRIC): (0.5, None)}}
+    a, b = (replace(grouped(make_run(scores, total=total), {"g": members}), groups={"g": members})
+            for scores, total, members in ((old, -1.5, ["big", "small"]), (new, -2.5, ["small", "big"])))  # fmt: skip
+    b = replace(b, results={**b.results, **macro["results"]})
+    (check,) = (check for check in evaluate(parse_policy({"accuracy": {"margin": 2.0}}, "t").rule, a, b)
+                if check.task == "g")  # fmt: skip
+    assert check.status == "fail" and "1.0000 -> 0.5000 (-50.00 points)" in check.message
+
+
+def test_a_parts_own_setting_says_what_is_better_in_it() -> None:
+    a, b = (replace(run, higher_is_better={}) for run in answers(lost=9, won=3))
+    with pytest.raises(ConfigError, match="do not say which way is better"):
+        group_checks(a, b, skip=False)
+    entries = {"metrics": {METRIC[0]: {"higher_is_better": True}}}
+    named = group_checks(a, b, tasks={**dict.fromkeys(TASKS, entries), "mmlu_stem": entries})
+    assert named["mmlu"].status == "fail"
+
+
+def test_a_gate_in_steps_does_not_judge_a_group() -> None:
+    a, b = (grouped(run, {"mmlu": TASKS}) for run in answers(lost=3, won=3))
+    b = replace(b, identity={**b.identity, SEQUENTIAL: {"step": 50, "seed": 0}})
+    with pytest.raises(ConfigError, match="mmlu exact_match: a group is judged over whole sets; set skip: true"):
+        steps_of(parse_policy({"accuracy": {"margin": 0.8}}, "test"), a, b)
+    skipped = {"accuracy": {"margin": 0.8, "tasks": {"mmlu": {"skip": True}}}}
+    assert steps_of(parse_policy(skipped, "test"), a, b) is not None
 
 
 def test_a_pattern_of_an_average_leaves_out_the_group_that_it_fits() -> None:

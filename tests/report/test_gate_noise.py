@@ -11,7 +11,7 @@ from evalengine.report.gate import gate as gate_module
 from evalengine.report.gate.gate import gate
 from evalengine.report.gate.report import Report
 from evalengine.report.read.run import Run
-from tests.report.gate_runs import make_run
+from tests.report.gate_runs import METRIC, make_run
 
 
 def flipped(*documents: int, numerics: str = "fast", total: float = -1.6) -> Run:
@@ -34,6 +34,7 @@ def test_flips_are_held_to_those_of_another_schedule(monkeypatch: pytest.MonkeyP
     assert "; 6 scores flip, 6 by another schedule of the baseline alone (one-sided p of no more than that 0.66)" in (
         same.message
     )
+    assert same.brief.endswith("(one-sided p of no more than that 0.66)"), "a line of the terminal has it, too"
     (more,) = judged(monkeypatch, flipped(*range(14)), noise).checks
     assert "14 scores flip, 6 by another" in more.message and "p of no more than that 0.0039)" in more.message
 
@@ -47,3 +48,16 @@ def test_another_configuration_is_no_noise(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_baseline_is_no_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     report = judged(monkeypatch, flipped(1), flipped(total=-1.5))
     assert report.exit_code == 2 and "is the baseline itself" in report.problems[0]
+
+
+def test_the_flips_of_a_group_are_those_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_group(run: Run) -> Run:
+        ((_, scores),) = run.scores.items()
+        value = sum(scores.values()) / len(scores), None
+        return replace(run, groups={"g": ["t"]}, results={**run.results, ("g", *METRIC): value},
+                       higher_is_better={**run.higher_is_better, ("g", *METRIC): True})  # fmt: skip
+
+    runs = [of_group(run) for run in (flipped(*range(3, 9)), elsewhere(flipped(*range(6))), flipped(total=-1.5))]
+    report = judged(monkeypatch, *runs)
+    (group,) = (check for check in report.checks if check.task == "g")
+    assert "6 scores flip, 6 by another schedule" in group.brief

@@ -16,7 +16,7 @@ import numpy as np
 
 from evalengine.report.compare.comparability import document_change
 from evalengine.report.numbers import exact_sum, same_value
-from evalengine.report.read.groups import members
+from evalengine.report.read.groups import members, members_of_both
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey, direction
 from evalengine.report.stats.clusters import across_tasks, cluster_names
@@ -200,8 +200,8 @@ def group_pairs(a: Run, b: Run, key: ScoreKey, higher_is_better: bool) -> tuple[
     The tasks are fixed and keep their weights: only documents, or clusters of them, are a random sample. None where a
     run's mean is not one of its tasks' documents (`members`), a task is not in both, or a score is not finite.
     """
-    left, right = members(a, key), members(b, key)
-    if not left or [part for part, _ in left] != [part for part, _ in right]:
+    left = members_of_both(a, b, key)
+    if not left:
         return None
     columns: tuple[list[list[float]], list[list[float]]] = ([], [])
     clusters: list[str] = []

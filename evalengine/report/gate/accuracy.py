@@ -14,7 +14,7 @@ from evalengine.report.gate.judging import judged, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
-from evalengine.report.read.groups import below, members
+from evalengine.report.read.groups import below, members_of_both
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.perplexity import ratios
@@ -50,16 +50,6 @@ def mean_of(name: str, average: Average, a: Run) -> Mean:
     return Mean(f"average {name}", title, tuple(zip(keys, weights, strict=True)), average.limits)
 
 
-def group_means(keys: Iterable[ScoreKey], a: Run, b: Run) -> dict[ScoreKey, tuple[tuple[ScoreKey, float], ...]]:
-    """The groups whose mean follows from their tasks' documents in both runs; with the tasks' weights in it."""
-    means = {}
-    for key in keys:
-        parts, others = (members(run, key) for run in (a, b))
-        if parts and [part for part, _ in parts] == [part for part, _ in others]:
-            means[key] = tuple(parts)
-    return means
-
-
 def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
     """A check per task and metric, and per average. Raises `ConfigError` for a task without a metric that could be
     tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
@@ -76,26 +66,26 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in unskipped if broken.get(key)]
     waiting = [key for key in unskipped if steps and not steps.whole and key not in a.scores]
     by_value = [key for key in unskipped if limits[key].max_regression_percent is not None]
-    groups = group_means([key for key in unskipped if key not in (*waiting, *by_value)], a, b)
-    # A group's tasks, and groups inside it, are judged themselves only where the policy names them.
-    inside = {(task, *key[1:]) for key in (*groups, *waiting) for task in below(a.groups, key[0])} & {*unskipped}
-    reported = sorted(key for key in inside if not rule.entries(key[0]) and not broken.get(key))
+    groups = {key: members_of_both(a, b, key) for key in unskipped if key not in (*waiting, *by_value)}
+    groups = {key: parts for key, parts in groups.items() if parts}
+    inside = parts_of_groups(rule, groups, a) & {*unskipped}
+    reported = sorted(key for key in inside if not broken.get(key))
     checks += [Check("accuracy", *_names(key), "skip", _reported(key, a, b)) for key in reported]
-    unskipped, waiting = ([key for key in some if key not in reported] for some in (unskipped, waiting))
+    unskipped = [key for key in unskipped if key not in reported]
     for_later = "is judged once all documents are asked"
     checks += [Check("accuracy", *_names(key), "undecided", for_later) for key in waiting]
     unskipped = [key for key in unskipped if key not in waiting]
     whole = [key for key in unskipped if key not in a.scores and key not in groups and ratios((a, b), key) is None]
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
     means: dict[ScoreKey | str, Mean] = {}
-    means |= {key: Mean(*_names(key), groups[key], limits[key]) for key in unskipped if key in groups}
+    means |= {key: Mean(*_names(key), tuple(groups[key]), limits[key]) for key in unskipped if key in groups}
     means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
     for name, mean in [*means.items()]:
         if why := [f"{key[0]}: {broken[key]}" for key, _ in mean.parts if broken[key]]:
             checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
             del means[name]
     tested = {key: limits[key] for key in unskipped if key not in (*whole, *groups) and not broken.get(key)}
-    checks += _tested(a, b, tested, means, steps)
+    checks += _tested(a, b, tested, means, limits, steps)
     untested_tasks = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
     if untested_tasks or not checks:
         untested = ", ".join(sorted(untested_tasks)) or str(a.source)
@@ -104,18 +94,29 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     return sorted(checks, key=lambda check: (check.task, check.name))
 
 
+def parts_of_groups(rule: AccuracyRule, groups: Iterable[ScoreKey], a: Run) -> set[ScoreKey]:
+    """The metrics of groups' tasks, and of groups inside them, which are judged themselves only where the policy names
+    them."""
+    inside = {(task, *key[1:]) for key in groups for task in below(a.groups, key[0])}
+    return {key for key in inside if not rule.entries(key[0])}
+
+
 def _reported(key: ScoreKey, a: Run, b: Run) -> str:
     """What became of a part of a group, which is not judged."""
     if key not in a.results or key not in b.results:
-        return "part of a group: not judged itself; the run or the baseline has no value"
+        return "part of a group, not judged itself"
     old, new = a.results[key][0], b.results[key][0]
     return f"part of a group, not judged itself unless tasks: names it: {old:.4f} -> {new:.4f}"
 
 
 def _tested(
-    a: Run, b: Run, limits: Mapping[ScoreKey, Limits], means: Mapping[ScoreKey | str, Mean], steps: Steps | None
-) -> Iterator[Check]:
-    """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
+    a: Run, b: Run, limits: Mapping[ScoreKey, Limits], means: Mapping[ScoreKey | str, Mean],
+    own_limits: Mapping[ScoreKey, Limits], steps: Steps | None,
+) -> Iterator[Check]:  # fmt: skip
+    """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction.
+
+    own_limits: those of every metric, which may say what is better in a part of a mean.
+    """
     same: dict[ScoreKey | str, ScoreKey] = {
         key: first if limits[first] == limits[key] else key for key, first in one_test(limits, (a, b)).items()
     }
@@ -131,7 +132,10 @@ def _tested(
             evidence = of_ratio(key, a, b, own, higher, count)
         gathered[key] = evidence, own, tuple(_lost(key, a, b, 1 if higher else -1)), _same_bits(key, a, b)
     for name, mean in means.items():
-        directions = {key: _higher(key, a, mean.limits) for key, _ in mean.parts}
+        directions = {}
+        for key, _ in mean.parts:
+            own = own_limits[key]
+            directions[key] = _higher(key, a, mean.limits if own.higher_is_better is None else own)
         same_bits = all(_same_bits(key, a, b) for key, _ in mean.parts)
         gathered[name] = of_mean(mean, a, b, directions, count), mean.limits, (), same_bits
     p_values = family_p({metric: tested_p(*gathered[metric][:2]) for metric in tested}, same)

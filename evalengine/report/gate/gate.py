@@ -12,12 +12,14 @@ from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
+from evalengine.report.gate.accuracy import parts_of_groups
 from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
 from evalengine.report.gate.policy_reader import load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
 from evalengine.report.gate.steps import SEQUENTIAL, Steps, steps_of
+from evalengine.report.read.groups import members, members_of_both
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
@@ -50,15 +52,20 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
     """
     for check in checks:
         key = (check.task, *check.name.partition(",")[::2])
-        if check.rule != "accuracy" or any(key not in run.scores for run in (a, b, noise)):
+        parts = [part for part, _ in members_of_both(a, b, key)] or [key]
+        if check.rule != "accuracy" or any(part not in run.scores for run in (a, b, noise) for part in parts):
             yield check
             continue
-        old, new, other = (run.scores[key] for run in (a, b, noise))
+        old, new, other = (
+            {(part, doc): value for part in parts for doc, value in run.scores[part].items()} for run in (a, b, noise)
+        )
         shared = old.keys() & new.keys() & other.keys()
         flipped, alone = ({doc for doc in shared if old[doc] != scores[doc]} for scores in (new, other))
         p = mcnemar(len(alone - flipped), len(flipped - alone))[1]
         counted = f"{len(flipped)} scores flip, {len(alone)} by another schedule of the baseline alone"
-        yield replace(check, message=f"{check.message}; {counted} (one-sided p of no more than that {p:.2g})")
+        counted += f" (one-sided p of no more than that {p:.2g})"
+        brief = check.brief and f"{check.brief}; {counted}"
+        yield replace(check, message=f"{check.message}; {counted}", brief=brief)
 
 
 def gate(
@@ -119,14 +126,16 @@ def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[st
     scores are shares, with the documents that it has and that it needs; and how long the baseline's took."""
     rules, said = _accuracy_rules(load_policy(policy).rule), {}
     run = baseline_of(baseline, base)[0]
-    for key, scores in run.scores.items():
-        shares = all(0 <= value <= 1 for value in scores.values())
-        for limits in [rule.of(*key) for rule in rules] if shares else []:
+    groups = {key: parts for key in run.results if (parts := [part for part, _ in members(run, key)])}
+    for key, parts in {**{key: [key] for key in run.scores}, **groups}.items():
+        values = [value for part in parts for value in run.scores[part].values()]
+        asking = [rule for rule in rules if key not in parts_of_groups(rule, groups, run)]
+        for limits in [rule.of(*key) for rule in asking] if all(0 <= value <= 1 for value in values) else []:
             if not limits.skip and limits.margin and limits.alpha is not None and key[0] not in said:
                 levels = (limits.alpha, limits.power)
                 few, many = (documents_for(limits.margin / 100, flips, *levels) for flips in (0, 0.02))
                 said[key[0]] = (
-                    f"{key[0]}: {len(scores):,} documents; a margin of {limits.margin:g} points needs {few:,} where no "
+                    f"{key[0]}: {len(values):,} documents; a margin of {limits.margin:g} points needs {few:,} where no "
                     f"answer flips, {many:,} where 2 % do, for a pass with probability {limits.power:g}"
                 )
     counts, seconds = run.manifest.counts, run.manifest.timings.run_seconds

@@ -46,7 +46,7 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
     allowed = limits.max_regression if evidence.unit is POINTS else limits.max_regression_percent
     loss = evidence.unit.shown(evidence.bound.loss)
     message = evidence.change
-    if margin is not None and evidence.bound.most == 1.0 and margin >= 100:
+    if margin is not None and allowed is None and evidence.bound.most == 1.0 and margin >= 100:
         raise ConfigError(
             f"accuracy: {evidence.task}: margin={margin:g}: its scores are shares, which can lose no more than 100 "
             "points, so nothing could fail; set fewer points (2 is 0.75 to 0.73)"
@@ -100,9 +100,9 @@ def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) 
     detects = f"Can detect: a loss of more than {limit:g} % of the baseline's value (no test: one value, no spread)"
     if not (old == new or loss <= abs(old) * limit / 100 + 1e-12):  # a NaN on either side is no pass
         return Check(*names, "fail", f"worse by more than {limit:g} %: {message}", (), detects)
-    if margin is None or old == new:
+    if allowed is not None or old == new:
         return Check(*names, "pass", message, (), detects)
-    why = "one value without a spread cannot show that a loss lies within the margin; set margin_percent: null and"
+    why = "one value without a spread cannot show that a loss lies within the margin; set"
     return Check(*names, "undecided", f"{why} max_regression_percent to hold the value alone: {message}", (), detects)
 
 

@@ -82,6 +82,10 @@ def _check(rule: AccuracyRule, a: Run) -> None:
     """Raises ConfigError for limits that have no always-valid form."""
     if rule.averages:
         raise ConfigError("accuracy: averages: are judged over whole sets; leave --step out")
+    for key in a.results:
+        if key[0] in a.groups and not rule.of(*key).skip:
+            raise ConfigError(f"{key[0]} {key[1]}: a group is judged over whole sets; set skip: true for it, so that "
+                              "its tasks are judged, or leave --step out")  # fmt: skip
     for key in a.scores:
         limits: Limits = rule.of(*key)
         if not limits.skip and (limits.margin is None or limits.alpha is None or limits.max_regression is not None):

@@ -40,24 +40,49 @@ def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         waiting.extend((child, depth + 1) for child in reversed(groups.get(name, [])))
 
 
-def members(run: Run, key: ScoreKey) -> list[tuple[ScoreKey, float]]:
-    """A group's tasks under one metric, each with its weight in the group's mean: of its documents, or all alike.
+Members = list[tuple[ScoreKey, float]]  # a group's tasks under one metric, each with its weight in the group's mean
+
+
+def members(run: Run, key: ScoreKey) -> Members:
+    """A group's tasks under one metric, weighted by their documents, or all alike.
 
     Empty for a key of no group, and where neither mean of the documents' scores is what the run reports.
     """
+    return next(iter(_weightings(run, key).values()), [])
+
+
+def members_of_both(a: Run, b: Run, key: ScoreKey) -> Members:
+    """`members` of A, by the weights under which both runs' values are means of their documents' scores: where A's
+    tasks have equal scores, more than one kind of weight gives A's value, and B's tells which is the group's.
+
+    Empty where there is no such kind, or where the groups have other tasks.
+    """
+    ours, theirs = (_weightings(run, key) for run in (a, b))
+    for kind, weighted in ours.items():
+        if kind in theirs and {part for part, _ in weighted} == {part for part, _ in theirs[kind]}:
+            return weighted
+    return []
+
+
+def _weightings(run: Run, key: ScoreKey) -> dict[str, Members]:
+    """The kinds of weights that give a group's value, by what they count."""
     group, metric, name = key
     tasks = leaves(group, run.groups) if group in run.groups else ()
     keys: list[ScoreKey] = [(task, metric, name) for task in tasks]
     scores = [run.scores.get(task_key, {}) for task_key in keys]
     if not keys or key not in run.results or not all(scores):
-        return []
+        return {}
     total = sum(map(len, scores))
     means = [exact_sum(own.values()) / len(own) for own in scores]
-    for weights in ([len(own) / total for own in scores], [1 / len(keys)] * len(keys)):
+    found = {}
+    for kind, weights in (
+        ("documents", [len(own) / total for own in scores]),
+        ("tasks", [1 / len(keys)] * len(keys)),
+    ):
         mean = exact_sum(weight * value for weight, value in zip(weights, means, strict=True))
         if math.isclose(mean, run.results[key][0], rel_tol=1e-6, abs_tol=1e-6):
-            return list(zip(keys, weights, strict=True))
-    return []
+            found[kind] = list(zip(keys, weights, strict=True))
+    return found
 
 
 def groups_of(results: Mapping[str, Any]) -> dict[str, list[str]]:
