@@ -233,6 +233,16 @@ def _yarn(config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_original_length(config: Any) -> Any:
+    """The configuration with a top-level `original_max_position_embeddings` in its `rope_parameters`.
+
+    transformers moves it there only when it computes RoPE's frequencies, where it precedes the value inside.
+    """
+    if hasattr(config, "original_max_position_embeddings") and getattr(config, "rope_parameters", None):
+        config.standardize_rope_params()
+    return config
+
+
 def longest_context(config: Any) -> Any:
     """The model's limit in tokens: `max_position_embeddings`, or with YaRN the original length times the factor.
 

@@ -28,6 +28,7 @@ from evalengine.models.config_fields import (
     refused_fields,
     unknown_fields,
 )
+from evalengine.models.describe import with_original_length
 from evalengine.models.file_values import decoded, is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
 from evalengine.models.registry import Family, NotNative, family_of_type, find_family_of_type, get_family
@@ -172,7 +173,9 @@ def _configuration(raw: Mapping[str, Any], family: Family | None) -> Any:
 
     def made(names: Iterable[str]) -> Any:
         # transformers gets a copy, because it fills in the RoPE parameters that it is given.
-        return CONFIG_MAPPING[raw["model_type"]].from_dict({name: decoded(raw[name]) for name in names})
+        return with_original_length(
+            CONFIG_MAPPING[raw["model_type"]].from_dict({name: decoded(raw[name]) for name in names})
+        )
 
     names = [name for name in raw if name in fields_read]
     try:

@@ -197,6 +197,7 @@ def test_yarn_has_transformers_frequencies_in_every_family(name: str) -> None:
         (131072, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
         (262144, {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32768}, 81920),
         (32768, {"type": "yarn", "factor": 4.0}, 131072),
+        (40960, {"type": "yarn", "factor": 4.0, "top": 16384}, 65536),
         (40960, {"type": "linear", "factor": 4.0}, 40960),
     ],
 )
@@ -210,7 +211,9 @@ def test_yarn_decides_the_longest_context(
 ) -> None:
     """As in vLLM; transformers has no limit. A warning says so where config.json names another one."""
     raw = configuration("qwen3", {"max_position_embeddings": named}).to_dict()
-    raw |= {"rope_parameters": None, "rope_scaling": rope, "rope_theta": 1e6}
+    rope = {**rope}
+    top = {"original_max_position_embeddings": original} if (original := rope.pop("top", None)) else {}
+    raw |= {"rope_parameters": None, "rope_scaling": rope, "rope_theta": 1e6, **top}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with caplog.at_level(logging.WARNING, "evalengine"):
         spec = folder_spec(tmp_path, "here", with_weights=False, implementation=implementation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from copy import deepcopy
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.parallel import TensorParallel, vocabulary_ranges
 from evalengine.layers.rows import HeadNorm
 from evalengine.layers.variants import Norm
-from evalengine.models.hf_config import from_hf
+from evalengine.models.hf_config import from_hf, spec_from_json
 from evalengine.models.registry import family_of_type, get_family
 from evalengine.models.spec import RopeSpec
 
@@ -187,6 +188,21 @@ def test_inv_freq_equals_transformers_to_an_ulp(theta: float, rope: dict, head_d
     actual = from_hf(config).rope.inv_freq(head_dim)
     # torch's own float32 pow is off by an ulp for some numbers; blending carries that error through a few operations.
     torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 32}])
+@pytest.mark.parametrize("rope_type", ["yarn", "llama3", "linear"])
+def test_a_top_level_original_length_counts_as_in_transformers(rope_type: str, inner: dict) -> None:
+    """It precedes the one in `rope_parameters`."""
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, **inner}
+    if rope_type == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    fields = {"max_position_embeddings": 4096, "rope_parameters": rope, "original_max_position_embeddings": 16}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4}
+    spec = spec_from_json({"model_type": "llama", **sizes, **fields})
+    theirs = LlamaRotaryEmbedding(LlamaConfig.from_dict({**sizes, **deepcopy(fields)}))
+    torch.testing.assert_close(spec.rope.inv_freq(8), theirs.inv_freq, rtol=5e-7, atol=0)
+    assert spec.max_position_embeddings == (64 if rope_type == "yarn" else 4096)
 
 
 @pytest.mark.slow  # two processes; kernels/test_exact_isa takes the instructions away from every op

@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from evalengine.errors import ConfigError
+from evalengine.models.describe import with_original_length
 from evalengine.models.file_values import decoded, is_integer, one_line, plain, shown
 from evalengine.models.hf_module import attention, experts
 from evalengine.models.spec_checks import LARGEST
@@ -118,7 +119,7 @@ def quiet() -> Iterator[None]:
 def _configuration(model_type: str, values: Mapping[str, Any]) -> Any:
     try:
         with quiet():
-            return CONFIG_MAPPING[model_type].from_dict(decoded(dict(values)))
+            return with_original_length(CONFIG_MAPPING[model_type].from_dict(decoded(dict(values))))
     except Exception as error:  # transformers' validation raises several unrelated types
         raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
 
