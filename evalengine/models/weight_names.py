@@ -7,7 +7,7 @@ how.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +18,8 @@ from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence,
 from evalengine.models.file_values import plain
 from evalengine.models.spec import Block, ModelSpec
 
-OF_A_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)((?:\.weight|\.bias)?)")  # its number, its part, its kind
+# Its number, its part, its kind.
+OF_A_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]*)\.(.+?)((?:\.weight|\.bias)?)")
 OF_AN_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
 _OF_A_HEAD = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(\d+)")  # StableLM's norms of q and k
 # Parts whose rows are heads of queries or keys.
@@ -155,21 +156,41 @@ OF_TEXT_PART = WeightNames(
 )
 
 
-def foreign_module(name: str, modules: Set[str]) -> str | None:
+# Blocks that no text passes: those of images, sound and further tokens.
+_FOREIGN = re.compile(
+    r"(?:\w+_)?(?:mtp|vision|visual|vit|image|video|audio|speech|multi_modal|multimodal|mm|talker|token2wav|code2wav)(?:_\w+)?"
+)
+_OPS = re.compile(r"norm|proj|embed|scale|lora_", re.IGNORECASE)  # in names of modules that compute with a text
+_OF_GUESSING = re.compile(r"(.+?\.[1-9][0-9]*)\.(?:eh_proj|enorm|hnorm|shared_head|mtp)\..+")
+
+
+def guessing_layers(names: Iterable[str]) -> frozenset[str]:
+    """Return the modules of layers that predict further tokens, by the parts that only such layers have.
+
+    names: of all tensors of a checkpoint.
+    """
+    return frozenset(match[1] for name in names if (match := _OF_GUESSING.fullmatch(name)))
+
+
+def foreign_module(name: str, modules: Set[str], guessing: Set[str] = frozenset()) -> str | None:
     """Return the module of a tensor that is none of the model's, if the model does not have that module, else None.
 
-    Tensors of such a module are skipped: a vision tower, a layer beyond the last, a block that guesses further tokens.
-    modules: paths of the model's modules, also of those that contain others. What may change the model's numbers is
-    never foreign: a tensor inside a layer, of an embedding, a norm or the head, and a single weight or bias outside of
-    any block, which may be an op between layers (`model.embed_norm.weight`).
+    Tensors of such a module are skipped: a vision tower, a block or layer that predicts further tokens.
+    modules: paths of the model's modules, also of those that contain others. guessing: see `guessing_layers`. What may
+    change the model's numbers is never foreign: a tensor inside a layer, of an embedding, a norm or the head, any other
+    layer, and, outside of known blocks, a tensor directly in a module or with the name of an op, which may be between
+    layers (`model.embed_norm.weight`).
     """
-    *path, kind = name.split(".")
+    path = name.split(".")[:-1]
     for depth, part in enumerate(path):
         module, parent = ".".join(path[: depth + 1]), ".".join(path[:depth])
         if module not in modules:
+            if f"{parent}.0" in modules:  # a list of layers
+                return module if module in guessing else None
             contains = not parent or any(other.startswith(f"{parent}.") for other in modules)
-            is_op = depth == len(path) - 1 and kind in ("weight", "bias") and not part.isdecimal()
-            return module if contains and not is_op else None
+            known = _FOREIGN.fullmatch(part) is not None
+            may_be_op = depth == len(path) - 1 or any(_OPS.search(inner) for inner in path[depth:])
+            return module if contains and (known or not may_be_op) else None
         if part.isdecimal():
             return None
     return None

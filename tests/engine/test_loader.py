@@ -99,6 +99,9 @@ def test_everything_that_does_not_fit_is_listed_at_once(folder: Path) -> None:
 
 FOREIGN = {  # a tensor of a module that the model does not have -> the module
     "model.layers.2.eh_proj.weight": "model.layers.2",
+    "model.layers.2.self_attn.q_proj.weight": "model.layers.2",
+    "model.mtp_emb_norm.0.weight": "model.mtp_emb_norm",
+    "v_head.summary.weight": "v_head",
     "mtp.layers.0.self_attn.q_proj.weight": "mtp",
     "mtp.norm.weight": "mtp",
     "visual.blocks.0.attn.qkv.bias": "visual",
@@ -109,6 +112,11 @@ OWN = (
     *("model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.sinks", "model.layers.1.mlp.norm.0.weight"),
     *("model.layers.0.self_attn.k_proj.weight_scale", "model.layers.1.mtp.fc.weight", "model.norm.bias"),
     *("model.embed_norm.weight", "lm_head.bias", "lm_head.lora_A.weight", "model.scale", "score.weight"),
+)
+UNKNOWN = (  # may be ops of a model that the folder's configuration does not describe
+    *("model.embed_norm.gamma", "model.embed_norm.scale", "model.embed_norm.norm.weight", "final_norm.ln.weight"),
+    *("model.embed_projection.0.weight", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"),
+    *("model.layers.2.self_attn.q_proj.weight", "model.layers.00.mlp.w.weight", "model.layers.-1.mlp.w.weight"),
 )
 
 
@@ -129,6 +137,14 @@ def test_tensors_that_may_be_of_the_model_are_not_skipped(folder: Path) -> None:
         load(folder)
     assert all(name in str(caught.value) for name in sorted(OWN)[:MAX_NAMES])
     assert f"and {len(OWN) - MAX_NAMES} more" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_tensors_that_may_change_the_numbers_are_not_skipped(folder: Path, name: str) -> None:
+    """Also those of a layer after the last, unless it predicts further tokens: the configuration may lack a layer."""
+    save_file({**load_file(folder / WEIGHTS), name: torch.ones(2)}, folder / WEIGHTS)
+    with pytest.raises(EvalEngineError, match=f"unexpected: {name}"):
+        load(folder)
 
 
 PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, "use_sliding_window": True}

@@ -145,7 +145,7 @@ def test_tensors_that_do_not_fit_are_named(folder: Path, tmp_path: Path, change:
 
 @pytest.mark.parametrize("name", ["mixtral"])
 def test_tensors_of_further_modules_are_skipped(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names = ("mtp.fc.weight", "model.layers.9.norm.weight", "model.layers.9.e.weight")
+    names = ("mtp.fc.weight", "model.layers.9.enorm.weight", "model.layers.9.e.weight")
     extra = {name: torch.ones(2) for name in names}
     checkpoint = _copy(folder, tmp_path, lambda tensors: tensors.update(extra))
     load_model(checkpoint, create_ops("fast", torch.float32, CPU), 64)

@@ -24,7 +24,7 @@ from evalengine.models.packing import DUMMY_MXFP4, method_of, quantization_of
 from evalengine.models.registry import NotNative, find_family_of_type, get_family, no_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
-from evalengine.models.weight_names import decoder_modules, foreign_module, skipped_tensors
+from evalengine.models.weight_names import decoder_modules, foreign_module, guessing_layers, skipped_tensors
 from evalengine.util.plain_files import read_json
 
 logger = logging.getLogger(__name__)
@@ -159,9 +159,11 @@ def _renamed(stored: dict[str, StoredTensor], spec: ModelSpec) -> tuple[dict[str
     names, modules = get_family(spec.architecture).weights, decoder_modules(spec.num_layers)
     renamed: dict[str, StoredTensor] = {}
     skipped: Counter[str] = Counter()
+    new_names = {name: None if name.endswith("rotary_emb.inv_freq") else names.renamed(name) for name in stored}
+    guessing = guessing_layers(ours for ours in new_names.values() if ours is not None)
     for name, tensor in stored.items():
-        ours = None if name.endswith("rotary_emb.inv_freq") else names.renamed(name)
-        if ours is not None and (module := foreign_module(ours, modules)) is not None:
+        ours = new_names[name]
+        if ours is not None and (module := foreign_module(ours, modules, guessing)) is not None:
             skipped[module] += 1
             continue
         if ours in renamed:

@@ -21,7 +21,7 @@ from evalengine.models.hf_module import source
 from evalengine.models.hf_module.model import TransformersForCausalLM
 from evalengine.models.hf_module.trial import can_capture, check_module
 from evalengine.models.spec import ModelSpec
-from evalengine.models.weight_names import foreign_module, skipped_tensors
+from evalengine.models.weight_names import foreign_module, guessing_layers, skipped_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], o
     except (RuntimeError, ValueError, KeyError) as error:
         raise EvalEngineError(f"{path}: transformers cannot load these tensors ({one_line(error)}). {cure}") from error
     modules = {name for name, _ in module.named_modules()}
-    foreign = {name: foreign_module(name, modules) for name in sorted(found["unexpected_keys"])}
+    unexpected = sorted(found["unexpected_keys"])
+    foreign = {name: foreign_module(name, modules, guessing_layers(unexpected)) for name in unexpected}
     if skipped := Counter(of_module for of_module in foreign.values() if of_module is not None):
         logger.warning("%s: %s", path, skipped_tensors(skipped))
     kinds = {
