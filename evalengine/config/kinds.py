@@ -92,7 +92,7 @@ TokenOrText = Annotated[
     Least0 | Annotated[str, MinLen(1)], must("be the text or the id of what ends a thinking, or null")
 ]
 Automatic = Literal["auto"]
-LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pytorch", "gguf", "dummy"]
 Implementation = Literal["auto", "native", "transformers"]
 Processors = Literal["auto", "none"]
 Chosen = Literal["auto", "always", "off"]

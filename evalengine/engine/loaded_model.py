@@ -226,7 +226,7 @@ def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
         return ModelConfig(
             path=model.source,
             revision=model.revision,
-            load_format="auto" if model.format == "pytorch" else model.format,
+            load_format=model.format,
             implementation=model.spec.implementation,  # type: ignore[arg-type]  # native or transformers
             adapter=None if model.adapter is None else model.adapter.source,
             adapter_revision=None if model.adapter is None else model.adapter.revision,

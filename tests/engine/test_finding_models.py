@@ -14,7 +14,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file
 
 from evalengine.config.schema import ModelConfig
-from evalengine.engine.load.loader import resolve_checkpoint
+from evalengine.engine.load.loader import files_of, resolve_checkpoint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.util.hub import PROBE_SECONDS
 from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3, tokenizer
@@ -165,12 +165,42 @@ def test_a_repository_without_safetensors_is_downloaded_with_its_pytorch_files(
         return str(tmp_path / repo_id)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    pytorch = resolve_checkpoint(ModelConfig(name="t", path="some/one", load_format="pytorch"))
+    assert pytorch.format == "pytorch" and not (pytorch.path / WEIGHTS).exists()
     both = resolve_checkpoint(ModelConfig(name="t", path="some/both"))
     assert both.format == "safetensors" and not (both.path / "pytorch_model.bin").exists()
-    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
     assert resolve_checkpoint(ModelConfig(name="t", path="some/old")).format == "pytorch"
     with pytest.raises(ConfigError, match=r"no \*\.safetensors, only PyTorch files; use auto"):
         resolve_checkpoint(ModelConfig(name="t", path="some/old", load_format="safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("others", "load_format", "kind"),
+    [
+        (["model.gguf"], "auto", "pytorch"),
+        (["adapter_model.safetensors"], "auto", "pytorch"),
+        (["stray.safetensors"], "auto", "pytorch"),
+        (["model.gguf", "adapter_model.safetensors"], "auto", "pytorch"),
+        ([WEIGHTS], "auto", "safetensors"),
+        ([WEIGHTS], "pytorch", "pytorch"),
+        (["other.safetensors"], "safetensors", "safetensors"),
+    ],
+)
+def test_the_weights_are_those_that_transformers_reads(
+    folder: Path, others: list[str], load_format: str, kind: str
+) -> None:
+    """A GGUF file counts only where there are no other weights, and unnamed safetensors only without a .bin."""
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).unlink()
+    for name in others:
+        (folder / name).write_bytes(content if name in (WEIGHTS, "other.safetensors") else b"stray")
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format=load_format))
+    assert checkpoint.format == kind and [file.suffix for file in files_of(checkpoint)] == [
+        ".bin" if kind == "pytorch" else ".safetensors"
+    ]
+    load(folder, load_format=load_format)  # fails for strays
 
 
 def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +219,7 @@ def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatc
 
 
 def test_wrong_load_formats_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.load_format=pickle: must be one of auto, safetensors, gguf, dummy"):
+    with pytest.raises(ConfigError, match=r"model\.load_format=pickle: must be one of auto, safetensors, pytorch"):
         load(folder, load_format="pickle")
     words = {"load_format": "pickle", "implementation": "vllm", "generation_config": "vllm"}
     with pytest.raises(ConfigError) as caught:

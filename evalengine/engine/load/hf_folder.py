@@ -35,12 +35,18 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 def folder_spec(
-    path: Path, setting: str, with_weights: bool, implementation: str = "auto", adapter: Adapter | None = None
+    path: Path,
+    setting: str,
+    with_weights: bool,
+    implementation: str = "auto",
+    adapter: Adapter | None = None,
+    load_format: str = "auto",
 ) -> ModelSpec:
     """The spec of a folder, or of one config .json file.
 
     with_weights: the folder's weights will be loaded, so they tell the dtype, if the configuration leaves it out, and
     whether the head is the embedding table. implementation: `model.implementation`. adapter: will be merged.
+    load_format: of `weight_files`.
 
     Raises `ConfigError` for what is missing, not supported or cannot be meant, `EvalEngineError` for a damaged file.
     """
@@ -64,7 +70,7 @@ def folder_spec(
     source, generation = generation_config(path)
     spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
     if with_weights:
-        stored = stored_tensors(path)
+        stored = stored_tensors(path, load_format)
         if spec.module is None:
             stored, skipped = _renamed(with_packed(stored, quantization_of(raw)), spec)
             if skipped:
@@ -135,14 +141,16 @@ def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
     return file.name, content
 
 
-def model_tensors(path: Path, spec: ModelSpec, adapter: Adapter | None = None) -> dict[str, StoredTensor]:
+def model_tensors(
+    path: Path, spec: ModelSpec, adapter: Adapter | None = None, load_format: str = "auto"
+) -> dict[str, StoredTensor]:
     """The folder's tensors by the names that the model has for them, with the changes of an adapter.
 
     RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
     the head becomes the embedding.
     """
     raw = _config(path / CONFIG)
-    stored, _ = _renamed(with_packed(stored_tensors(path), quantization_of(raw)), spec)
+    stored, _ = _renamed(with_packed(stored_tensors(path, load_format), quantization_of(raw)), spec)
     if adapter is not None:
         stored, _ = _adapted(stored, spec, adapter, raw)
     if spec.tie_word_embeddings and HEAD in stored:

@@ -25,7 +25,7 @@ from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
 from evalengine.engine.load.hf_folder import folder_spec, model_tensors
 from evalengine.engine.load.kept import Kept, allocate, dummy_forms, kept_packed, load_dummies, load_kept
 from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
-from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, read_tensors, weight_files
+from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, has_weights, read_tensors, weight_files
 from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
@@ -130,7 +130,7 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
         if tokenizer is None:
             tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
     else:
-        spec = folder_spec(path, setting, kind != "dummy", model.implementation, adapter)
+        spec = folder_spec(path, setting, kind != "dummy", model.implementation, adapter, kind)
         processors = read_processors(path, model.generation_config, spec.vocab_size, setting)
         spec = dataclasses.replace(spec, processors=processors)
         if tokenizer is None and (kind != "dummy" or (path / "tokenizer.json").exists()):
@@ -156,7 +156,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
     quantized: dict[str, StoredTensor] = {}  # weights whose inputs are quantised, by the decoder's names
     kept = Kept({}, {})
     if checkpoint.format in ("safetensors", "pytorch"):
-        stored = model_tensors(checkpoint.path, checkpoint.spec, checkpoint.adapter)
+        stored = model_tensors(checkpoint.path, checkpoint.spec, checkpoint.adapter, checkpoint.format)
         needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
         fit = _Fit(_targets(needed))
         for name, header in stored.items():
@@ -202,8 +202,7 @@ def _module(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM:
     )  # transformers' modelling code takes seconds to import
 
     check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
-    dummy = checkpoint.format == "dummy"
-    model = load_module(checkpoint.path, checkpoint.spec, ops, dummy=dummy, adapter=checkpoint.adapter)
+    model = load_module(checkpoint.path, checkpoint.spec, ops, checkpoint.format, checkpoint.adapter)
     _check_unchanged(checkpoint)
     return model
 
@@ -236,7 +235,7 @@ def files_of(checkpoint: Checkpoint) -> list[Path]:
 def _files(path: Path, kind: Format) -> list[Path]:
     if kind == "dummy":
         return []
-    return gguf_parts(path) if kind == "gguf" else weight_files(path)
+    return gguf_parts(path) if kind == "gguf" else weight_files(path, kind)
 
 
 def file_stamp(path: Path, kind: Format, adapter: Adapter | None = None) -> Stamp:
@@ -265,16 +264,13 @@ def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
         return path, "dummy"
     ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else [path] if path.suffix.lower() == ".gguf" else []
     ggufs = [file for file in ggufs if not is_later_part(file)] or ggufs
-    if load_format == "gguf" or (load_format == "auto" and ggufs and not any(path.glob("*.safetensors"))):
+    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_weights(path)):
         if len(ggufs) != 1:
             raise ConfigError(f"model.path={path}: {len(ggufs)} .gguf files here; set model.path to one of them")
         return ggufs[0], "gguf"
     if not path.is_dir():
         raise ConfigError(f"model.path={path}: must be a folder with config.json and *.safetensors, or a .gguf file")
-    kind: Format = "pytorch" if weight_files(path)[0].suffix == ".bin" else "safetensors"
-    if load_format not in ("auto", kind):
-        raise ConfigError(f"model.load_format={load_format}: {path} has no *.safetensors, only PyTorch files; use auto")
-    return path, kind
+    return path, "pytorch" if weight_files(path, load_format)[0].suffix == ".bin" else "safetensors"
 
 
 def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.shards import has_named_weights
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.file_values import one_line, plain
 from evalengine.util.hub import offline_if_unreachable
@@ -37,7 +38,8 @@ class Located:
 
 def locate_model(model: ModelConfig) -> Located:
     """The first of `model.path` and `model.alternatives` that exists; `ConfigError` names all that were tried."""
-    patterns = CONFIG_FILES if model.load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES
+    files = {"dummy": (), "pytorch": PYTORCH_FILES}.get(model.load_format, WEIGHT_FILES)
+    patterns = CONFIG_FILES + files
     tried = []
     for path in [model.path, *model.alternatives]:
         try:
@@ -105,7 +107,7 @@ def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...], setting:
             for wanted in (patterns, (*patterns, *PYTORCH_FILES)):
                 found = snapshot_download(repo_id, revision=revision, allow_patterns=list(wanted), etag_timeout=5)
                 folder = Path(found)
-                if not {*WEIGHT_FILES} <= {*patterns} or any(folder.glob(WEIGHT_FILES[0])):
+                if not {*WEIGHT_FILES} <= {*patterns} or has_named_weights(folder, "safetensors"):
                     break
     except LocalEntryNotFoundError as error:
         raise Absent(f"{repo_id} (no such folder; the Hub is unreachable and its cache does not hold it)") from error

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_module(
-    path: Path, spec: ModelSpec, ops: Ops, *, dummy: bool, adapter: Adapter | None = None
+    path: Path, spec: ModelSpec, ops: Ops, load_format: str, adapter: Adapter | None = None
 ) -> TransformersForCausalLM:
-    """The module on `ops.device`, tried. dummy: seeded random weights in place of the folder's.
+    """The module on `ops.device`, tried. load_format: of `Checkpoint`; for dummy, the weights are seeded random ones.
 
     Raises one `EvalEngineError` that lists every tensor that is missing, unexpected or does not fit, and `ConfigError`
     for a module that the trial refuses.
@@ -37,7 +37,7 @@ def load_module(
     assert spec.module is not None
     config = source.configuration(spec.module)
     cls = source.class_of(config)
-    if dummy:
+    if load_format == "dummy":
         shapes = {name: tuple(x.shape) for name, x in source.without_weights(spec.module).named_parameters()}
         with source.quiet():
             module = source.made(cls, config, ops.dtype, source.implementations(cls)).to(ops.device)
@@ -45,7 +45,7 @@ def load_module(
             for name, tensor in dummy_tensors(shapes, ops.device):
                 module.get_parameter(name).copy_(tensor)
     else:
-        stored = stored_tensors(path)
+        stored = stored_tensors(path, load_format)
         if adapter is not None:
             stored = _adapted(stored, spec.module, adapter)
         tensors = {name: tensor.cpu() for name, tensor in read_tensors(stored, ops.device)}

@@ -86,22 +86,33 @@ class StoredTensor:
     update: LowRank | None = None
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint folder, sorted by name: `model.safetensors`, else those that the index names
-    (transformers' order), else every *.safetensors, else `pytorch_model.bin` or those that its index names.
+def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
+    """The weight files of a checkpoint folder, sorted by name: `model.safetensors`, else those that the index names,
+    else `pytorch_model.bin` or those that its index names (transformers' order), else every other *.safetensors.
 
-    Raises `ConfigError` if there are none, `EvalEngineError` for a damaged index or a file that is not there.
+    load_format: "safetensors" or "pytorch" for files of that kind alone. Raises `ConfigError` if there are none,
+    `EvalEngineError` for a damaged index or a file that is not there.
     """
-    return _files_and_index(folder)[0]
+    return _files_and_index(folder, load_format)[0]
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder by name, file by file.
+def has_weights(folder: Path, load_format: str = "auto") -> bool:
+    """Whether `weight_files` has files to name."""
+    return has_named_weights(folder, load_format) or bool(_unnamed(folder, load_format))
+
+
+def has_named_weights(folder: Path, load_format: str) -> bool:
+    """Whether the folder has weights under the names that transformers looks for, or an index of them."""
+    return any((folder / file).exists() for name in _names(load_format) for file in (name, _index_of(name)))
+
+
+def stored_tensors(folder: Path, load_format: str = "auto") -> dict[str, StoredTensor]:
+    """Every tensor of the folder's `weight_files` by name, file by file.
 
     Raises what `weight_files` raises, and one `EvalEngineError` for tensors that stand in two files or elsewhere than
     the index says.
     """
-    files, index = _files_and_index(folder)
+    files, index = _files_and_index(folder, load_format)
     tensors: dict[str, StoredTensor] = {}
     problems = []
     for tensor in (tensor for file in files for tensor in tensors_of(file)):
@@ -198,14 +209,28 @@ def stored_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
     return next((DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in DTYPES), torch.float32)
 
 
-def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+def _names(load_format: str) -> list[str]:
+    return [name for name, kind in ((SINGLE, "safetensors"), (PYTORCH, "pytorch")) if load_format in ("auto", kind)]
+
+
+def _index_of(single: str) -> str:
+    return f"{single}.index.json"
+
+
+def _unnamed(folder: Path, load_format: str) -> list[Path]:
+    """Every *.safetensors file but an adapter's."""
+    files = [] if load_format == "pytorch" else sorted(folder.glob("*.safetensors"))
+    return [file for file in files if file.name != ADAPTER]
+
+
+def _files_and_index(folder: Path, load_format: str) -> tuple[list[Path], dict[str, str] | None]:
     if of_ranks := sorted(file.name for file in folder.glob("*.safetensors") if _OF_A_RANK.fullmatch(file.name)):
         raise ConfigError(
             f"model.path={folder}: {of_ranks[0]} is part of a checkpoint spread over ranks, which is not supported; "
             "save it whole"
         )
-    for single in (folder / SINGLE, folder / PYTORCH):
-        index_file = single.with_name(f"{single.name}.index.json")
+    for single in (folder / name for name in _names(load_format)):
+        index_file = folder / _index_of(single.name)
         if single.exists():
             if index_file.exists():
                 logger.info("%s: %s is read, %s is not (as in transformers)", folder, single.name, index_file.name)
@@ -218,9 +243,11 @@ def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                     f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
                 )
             return files, index
-        every = [file for file in sorted(folder.glob("*.safetensors")) if file.name != ADAPTER]
-        if every and single.name == SINGLE:
-            return every, None
+    if every := _unnamed(folder, load_format):
+        return every, None
+    if load_format != "auto" and has_weights(folder):
+        wanted, found = ("*.safetensors", "PyTorch files") if load_format == "safetensors" else (PYTORCH, "safetensors")
+        raise ConfigError(f"model.load_format={load_format}: {folder} has no {wanted}, only {found}; use auto")
     if (folder / "adapter_config.json").exists():
         raise ConfigError(
             f"model.path={folder}: it has an adapter and no model; set model.adapter={folder}, and model.path to the "
@@ -233,7 +260,7 @@ def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def _index_name(files: list[Path]) -> str:
-    return f"{PYTORCH}.index.json" if files[0].suffix == ".bin" else INDEX
+    return _index_of(PYTORCH) if files[0].suffix == ".bin" else INDEX
 
 
 def _index(file: Path, suffix: str) -> dict[str, str]:

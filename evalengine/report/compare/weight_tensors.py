@@ -127,7 +127,7 @@ def _sets(place: Path) -> Iterator[list[Path]]:
         if shards and all(file.is_file() for file in shards):
             yield shards
     for pattern in ("*.safetensors", "*.gguf"):
-        if every := sorted(place.glob(pattern)):
+        if every := sorted(file for file in place.glob(pattern) if file.name != "adapter_model.safetensors"):
             yield every
 
 
