@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import struct
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from evalengine.config.schema import ModelConfig
+from evalengine.engine.load import shards
 from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
@@ -239,6 +241,39 @@ def test_sharded_pytorch_files_and_shared_tensors_load(folder: Path) -> None:
     (folder / f"{PYTORCH}.index.json").write_text(json.dumps({"weight_map": {**places, "x": "../x.bin"}}))
     with pytest.raises(EvalEngineError, match=r"not the plain name of a \.bin file"):
         engine_logits(folder)
+
+
+def test_pytorch_files_are_unpickled_once_in_each_step_and_not_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of an adapter with several tensors, and a legacy file, which is read whole."""
+    edit(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / SINGLE)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / SINGLE)
+    as_pytorch(folder, _use_new_zipfile_serialization=False)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["o_proj"], "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    prefix = "base_model.model.model.layers"
+    lora = {f"{prefix}.{i}.self_attn.o_proj.lora_{m}.weight": torch.ones(2, 16) for i in range(2) for m in "AB"}
+    lora = {name: tensor.t().contiguous() if "lora_B" in name else tensor for name, tensor in lora.items()}
+    torch.save(lora, adapter / "adapter_model.bin")
+    opened, real = [], torch.load
+
+    def counted(file: Path, **options: Any) -> Any:
+        opened.append(file.name)
+        return real(file, **options)
+
+    def files_in_memory() -> int:
+        gc.collect()
+        return sum(isinstance(item, shards._PyTorchFile) for item in gc.get_objects())
+
+    monkeypatch.setattr(torch, "load", counted)
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), adapter=str(adapter)))
+    assert sorted(opened) == ["adapter_model.bin", PYTORCH] and not files_in_memory()
+    assert load_model(checkpoint, create_ops("exact", torch.float32, torch.device("cpu")), 64)
+    assert sorted(opened[2:]) == ["adapter_model.bin", PYTORCH] and not files_in_memory()
 
 
 class _Hostile:

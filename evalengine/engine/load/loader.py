@@ -25,7 +25,15 @@ from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
 from evalengine.engine.load.hf_folder import folder_spec, model_tensors
 from evalengine.engine.load.kept import Kept, allocate, dummy_forms, kept_packed, load_dummies, load_kept
 from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
-from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, has_weights, read_tensors, weight_files
+from evalengine.engine.load.shards import (
+    DTYPES,
+    MAX_NAMES,
+    StoredTensor,
+    has_weights,
+    pytorch_files_open,
+    read_tensors,
+    weight_files,
+)
 from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
@@ -102,6 +110,7 @@ class _Fit:
             )
 
 
+@pytorch_files_open()
 def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
     """Finds the model (`locate`), and reads its configuration and its tokenizer.
 
@@ -141,6 +150,7 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
     return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, stamp, adapter=adapter)
 
 
+@pytorch_files_open()
 def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM:
     """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
 

@@ -15,6 +15,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -52,6 +53,8 @@ _STORED_DTYPES = {  # safetensors' names for torch's types
 COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
 MAX_NAMES = 8  # the most names of tensors or files that a message lists
 CURE = "download or copy the folder again"
+# The PyTorch files that `pytorch_files_open` keeps open; None outside of it.
+_open_files: ContextVar[dict[tuple[Path, int, int, int, int], _PyTorchFile] | None] = ContextVar("open", default=None)
 # The names of the files that transformers writes for a model spread over ranks, and reads before any other file.
 _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
@@ -84,6 +87,16 @@ class StoredTensor:
     activations: Activations | None = None
     input_scale: StoredTensor | None = None
     update: LowRank | None = None
+
+
+@contextmanager
+def pytorch_files_open() -> Iterator[None]:
+    """Keep PyTorch files open until the end: each opening unpickles a file, and reads all of one in the old format."""
+    token = _open_files.set({})
+    try:
+        yield
+    finally:
+        _open_files.reset(token)
 
 
 def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
@@ -317,7 +330,7 @@ def _open(file: Path) -> Iterator[Any]:
     if not file.is_file():  # opening a pipe would wait for ever
         raise EvalEngineError(f"{file}: not a regular file; download or copy it again")
     if file.suffix == ".bin":
-        yield _PyTorchFile(file)
+        yield _pytorch_file(file)
         return
     try:
         with safe_open(str(file), framework="pt") as tensors:
@@ -327,6 +340,22 @@ def _open(file: Path) -> Iterator[Any]:
             f"{file}: damaged or truncated safetensors file ({one_line(error)}); download or copy it again, "
             "or set model.path to another checkpoint"
         ) from error
+
+
+def _pytorch_file(file: Path) -> _PyTorchFile:
+    """An open PyTorch file, one of the last two inside of `pytorch_files_open`: of a model and of its adapter."""
+    open_files = _open_files.get()
+    if open_files is None:
+        return _PyTorchFile(file)
+    at = file.stat()
+    key = (file, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns)
+    opened = open_files.pop(key, None)
+    if opened is None:
+        while len(open_files) > 1:
+            del open_files[next(iter(open_files))]
+        opened = _PyTorchFile(file)
+    open_files[key] = opened  # the most recent is last
+    return opened
 
 
 class _PyTorchFile:
