@@ -70,9 +70,9 @@ def test_the_host_holds_a_tensor_at_a_time(folder: Path, whole: bool, monkeypatc
     opened: Counter[str] = Counter()
     real_open = shards._open
 
-    def seen(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
+    def seen(stored: Mapping[str, StoredTensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         nonlocal most
-        for name, tensor in [*read_tensors(stored)] if whole else read_tensors(stored):
+        for name, tensor in [*read_tensors(stored, device)] if whole else read_tensors(stored, device):
             most = max(most, anonymous_bytes() - before)
             yield name, tensor
 
