@@ -288,10 +288,15 @@ class _Hostile:
         ({"state_dict": {"a": torch.ones(1)}}, "state_dict is dict, not a tensor"),
         ([torch.ones(1)], "has a list, not tensors by their names"),
         ({"a": torch.ones(2, 2).to_sparse()}, "a is not a dense tensor"),
+        ({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "a is not a dense tensor"),
+        ({"a": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)}, "a is not a dense tensor"),
+        ({1: torch.ones(1)}, "has the key 1 of type int, not a tensor's name"),
+        ({}, "has no tensors"),
+        (torch.jit.script(torch.nn.Identity()), "Python objects other than tensors"),
         (None, "damaged or truncated PyTorch file"),
         (b"PK\x03\x04 garbage", "damaged"),
         (b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u.", "damaged"),
-        (b"", "damaged or truncated PyTorch file"),
+        (b"", r"pytorch_model.bin: empty file; download"),
     ],
 )
 def test_a_pytorch_file_of_anything_else_is_refused_and_runs_no_code(
@@ -302,10 +307,13 @@ def test_a_pytorch_file_of_anything_else_is_refused_and_runs_no_code(
     if content is None:
         whole = (folder / PYTORCH).read_bytes()
         (folder / PYTORCH).write_bytes(whole[: len(whole) // 2])
+    elif isinstance(content, torch.jit.ScriptModule):
+        content.save(folder / PYTORCH)
     elif isinstance(content, bytes):
         (folder / PYTORCH).write_bytes(content)
     else:
         torch.save(content, folder / PYTORCH)
-    with pytest.raises(EvalEngineError, match=words):
+    with pytest.raises(EvalEngineError, match=words) as caught:
         engine_logits(folder)
     assert not (folder / "ran").exists()
+    assert "weights_only" not in str(caught.value), "torch's advice to run the file's code"

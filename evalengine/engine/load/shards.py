@@ -367,23 +367,34 @@ class _PyTorchFile:
 
     def __init__(self, file: Path) -> None:
         """Raises `EvalEngineError` for a damaged file, and for one with anything but tensors by their names."""
+        if not file.stat().st_size:
+            raise EvalEngineError(f"{file}: empty file; {CURE}")
         try:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        except pickle.UnpicklingError as error:
-            raise EvalEngineError(
-                f"{file}: damaged, or it has Python objects other than tensors, which are not loaded "
-                f"({one_line(error)}); convert the checkpoint to safetensors where you trust it"
-            ) from error
         except Exception as error:  # what a damaged pickle raises is not limited to one type
+            if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+                # torch's message advises to load the file by running its code.
+                raise EvalEngineError(
+                    f"{file}: damaged, or it has Python objects other than tensors, which are not loaded; "
+                    "convert the checkpoint to safetensors where you trust it"
+                ) from error
             raise EvalEngineError(f"{file}: damaged or truncated PyTorch file ({one_line(error)}); {CURE}") from error
         if not isinstance(content, dict):
             raise EvalEngineError(f"{file}: has a {type(content).__name__}, not tensors by their names; {CURE}")
+        if not content:
+            raise EvalEngineError(f"{file}: has no tensors; {CURE}")
         for name, tensor in content.items():
-            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            if not isinstance(name, str):
                 raise EvalEngineError(
-                    f"{file}: {plain(str(name))} is {type(tensor).__name__}, not a tensor; save the model's state_dict"
+                    f"{file}: has the key {shown(name)} of type {type(name).__name__}, not a tensor's name; "
+                    "save the model's state_dict"
                 )
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            if not isinstance(tensor, Tensor):
+                raise EvalEngineError(
+                    f"{file}: {plain(name)} is {type(tensor).__name__}, not a tensor; save the model's state_dict"
+                )
+            dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+            if not dense or tensor.device.type != "cpu":
                 raise EvalEngineError(f"{file}: {plain(name)} is not a dense tensor; save it as one")
         self._tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in content.items()}
 
