@@ -101,7 +101,8 @@ def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], o
         raise EvalEngineError(f"{path}: transformers cannot load these tensors ({one_line(error)}). {cure}") from error
     modules = {name for name, _ in module.named_modules()}
     unexpected = sorted(found["unexpected_keys"])
-    foreign = {name: foreign_module(name, modules, guessing_layers(unexpected)) for name in unexpected}
+    guessing = guessing_layers(unexpected)
+    foreign = {name: foreign_module(name, modules, guessing) for name in unexpected}
     if skipped := Counter(of_module for of_module in foreign.values() if of_module is not None):
         logger.warning("%s: %s", path, skipped_tensors(skipped))
     kinds = {

@@ -109,9 +109,9 @@ def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
     return _files_and_index(folder, load_format)[0]
 
 
-def has_weights(folder: Path, load_format: str = "auto") -> bool:
-    """Whether `weight_files` has files to name."""
-    return has_named_weights(folder, load_format) or bool(_unnamed(folder, load_format))
+def has_weights(folder: Path) -> bool:
+    """Whether the folder has any `weight_files`."""
+    return has_named_weights(folder, "auto") or bool(_unnamed(folder, "auto"))
 
 
 def has_named_weights(folder: Path, load_format: str) -> bool:
