@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import jsonschema
 import pytest
 
 from evalengine import LLM, ConfigError, SamplingParams
@@ -27,7 +26,10 @@ from evalengine.serve.grammars import JSON_OPTIONS, MOST_CHARACTERS, NOT_INSTALL
 from evalengine.serve.settings import ServeSettings
 from tests.serve.running import Running, running
 
+pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance", reason="needs llguidance: pip install 'evalengine[serve]'")
+import jsonschema  # after the skip
+
 from evalengine.engine.text import grammar  # after the skip
 
 CHAT = "/v1/chat/completions"

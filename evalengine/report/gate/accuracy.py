@@ -148,7 +148,8 @@ def _tested(
             yield Check("accuracy", *names, "pass", why, cut, "Can detect: any changed token or logprob bit")
             continue
         check = judged(evidence, own, p_values.get(metric), count)
-        yield replace(check, details=(*cut, *(lost if check.status in ("fail", "undecided") else ())))
+        details = (*cut, *(lost if check.status in ("fail", "undecided") else ()))
+        yield replace(check, details=details, brief="; ".join((check.brief, *cut)))
 
 
 def _same_bits(key: ScoreKey, a: Run, b: Run) -> bool:

@@ -152,7 +152,7 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
         status = Text(f"{check.status.upper():<10}", style=CHECK_STYLES.get(check.status, "dim"))
         message = check.message if verbose else check.brief or check.message
         yield status + Text(f"{plain(check.label)}: {plain(message)}", style="default")
-        for detail in check.details if verbose or check.status == "fail" else ():
+        for detail in check.details if verbose or check.status == "fail" or not check.brief else ():
             yield Text(f"          - {plain(detail)}")
         if check.detects and (verbose or not check.brief):
             yield Text(f"          {plain(check.detects)}", style="dim")
