@@ -170,8 +170,8 @@ def with_modules(folder: Path, modules: list[str], **fields: Any) -> Path:
     ("modules", "targets", "skipped"),
     [
         (["transformer.h.0.attn.c_attn"], ["c_attn"], "transformer"),
-        (["model.language_model.layers.0.self_attn.q_proj"], r".*language_model.*q_proj", "model.language_model"),
-        (["model.language_model.layers.0.self_attn.q_proj"], "all-linear", "model.language_model"),
+        (["model.vision_tower.layers.0.self_attn.q_proj"], r".*vision_tower.*q_proj", "model.vision_tower"),
+        (["model.vision_tower.layers.0.self_attn.q_proj"], "all-linear", "model.vision_tower"),
         ([], "all-linear", ""),
     ],
 )
@@ -182,6 +182,14 @@ def test_an_adapter_that_changes_nothing(
     words = f"changes the model{f': the model does not have {skipped}' * bool(skipped)}. Set model.path to"
     with pytest.raises(EvalEngineError, match=words):
         logits(found(base, adapter, implementation=implementation))
+
+
+def test_an_adapter_of_the_text_model_in_a_wrapper(base: Path, tmp_path: Path) -> None:
+    adapter = with_modules(
+        tmp_path / "a", ["model.language_model.layers.0.self_attn.q_proj"], target_modules="all-linear"
+    )
+    with pytest.raises(EvalEngineError, match="which the model does not have"):
+        found(base, adapter)
 
 
 def test_the_base_folder_has_another_adapter(base: Path, tmp_path: Path) -> None:
@@ -205,10 +213,10 @@ def test_an_adapter_that_overflows(base: Path, tmp_path: Path, implementation: s
 
 def test_a_saved_head_does_not_stand_for_skipped_layers(base: Path, tmp_path: Path) -> None:
     fields = {"target_modules": "all-linear", "modules_to_save": ["lm_head"]}
-    adapter = with_modules(tmp_path / "a", ["model.language_model.layers.0.self_attn.q_proj"], **fields)
+    adapter = with_modules(tmp_path / "a", ["model.vision_tower.layers.0.self_attn.q_proj"], **fields)
     head = {f"{PREFIX}lm_head.weight": torch.ones(23, 16)}
     save_file({**load_file(adapter / WEIGHTS), **head}, adapter / WEIGHTS)
-    with pytest.raises(EvalEngineError, match=r"the model does not have model\.language_model"):
+    with pytest.raises(EvalEngineError, match=r"the model does not have model\.vision_tower"):
         found(base, adapter)
 
 
