@@ -136,6 +136,7 @@ def test_a_connection_that_had_a_request_is_closed_after_those_that_had_none(ser
             wait_until(lambda: len(connections.protocols) == 2)
             assert ask(port).status_code == 200
             assert is_closed(silent) and kept in connections.protocols
+            wait_until(lambda: [*connections.protocols] == [kept])  # the server has seen that `ask` is gone
             with connect(port), connect(port, HALF_A_HEAD), connect(port):
                 wait_until(lambda: len(connections.protocols) == 2)
                 assert kept in connections.protocols
