@@ -1,11 +1,11 @@
 """A run whose requests come from clients, one by one: each answer is a leaf, written before the client has it.
 
-Its folder is that of any run. While requests come it holds their journal, and beside it what was asked (`asked.jsonl`);
+Its folder is that of any run. While requests arrive it contains their journal and the requests (`asked.jsonl`);
 `finish` makes records, digest and manifest of them. The line of a request is written before that of its answer: after a
 kill or on a full disk there may be requests without an answer, which do not count, but no answer without its request.
 
-A document is a request: its number is a hash of what was asked, so that two servers which were asked the same have runs
-that compare, whatever the order. An equal request is one leaf: its answer must be the same to the bit, and a machine
+A document is a request: its number is a hash of the request, so that two servers with the same requests have comparable
+runs, whatever the order. An equal request is one leaf: its answer must be the same to the bit, and a machine
 that gives another is found.
 """
 
@@ -115,7 +115,7 @@ class ServedRun:
         self.journal.append(*entries.values())
 
     def problem(self) -> str | None:
-        """Why no answer can be kept now; None if the disk has room for one as long as what it did not take last."""
+        """Why no answer can be recorded now; None if the disk has room for as many bytes as it rejected last."""
         return self.file.problem() or self.journal.file.problem()
 
     def finish(self) -> str | None:

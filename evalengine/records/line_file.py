@@ -1,4 +1,4 @@
-"""`LineFile`: a file of whole lines that grows while a run goes on, and that a full disk leaves as it was."""
+"""`LineFile`: a file that is appended to in whole lines; a failed append, as on a full disk, changes nothing."""
 
 from __future__ import annotations
 

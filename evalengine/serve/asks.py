@@ -168,7 +168,7 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
 
 
 def _answer_grammar(body: ChatBody, model: ServedModel) -> AnswerGrammar | None:
-    """The grammar that a chat asks for; None for any answer. Raises ApiError."""
+    """The grammar of a chat's answer; None for any answer. Raises ApiError."""
     grammar, choice = of_format(body.response_format), body.tool_choice
     if grammar is not None and body.tools and choice != "none":
         raise ApiError(400, "response_format: a schema leaves no room for calls of tools; leave tools out, or set "

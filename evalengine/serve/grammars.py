@@ -21,7 +21,7 @@ _NAMES_OF_A_SCHEMA = ("name", "description", "schema", "strict")
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """The grammar that an answer must follow, and the field of the request that asks for it."""
+    """The grammar that an answer must follow, and the request's field that sets it."""
 
     text: str  # Lark, in llguidance's dialect
     param: str

@@ -105,7 +105,7 @@ class ServedModel:
     def thinking_end(self, prompt: str, param: str) -> int | None:
         """The token that ends the thinking of an answer; None for a model without, and where the prompt has ended it.
 
-        Raises: ApiError if the end is several tokens: a grammar begins behind one. param: the field that asks for it.
+        Raises: ApiError if the end is several tokens: a grammar begins after one token. param: the request's field.
         """
         end = self.think_end
         if end is None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.statistics_cases import flips
 from evalengine.errors import ConfigError
+from evalengine.report.gate import gate as gate_module
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
@@ -150,6 +151,19 @@ def test_a_gate_in_steps_does_not_judge_a_group() -> None:
         steps_of(parse_policy({"accuracy": {"margin": 0.8}}, "test"), a, b)
     skipped = {"accuracy": {"margin": 0.8, "tasks": {"mmlu": {"skip": True}}}}
     assert steps_of(parse_policy(skipped, "test"), a, b) is not None
+
+
+def test_the_documents_needed_are_those_of_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = grouped(answers(lost=3, won=3)[0], {"mmlu": TASKS})
+    monkeypatch.setattr(gate_module, "load_run", lambda name: a)
+    (line,) = gate_module.needs("a", "accuracy")
+    assert line.startswith("mmlu: 4,000 documents; a margin of 2 points needs ")
+    monkeypatch.setattr(
+        gate_module,
+        "load_policy",
+        lambda name: parse_policy({"accuracy": {"margin": 2.0, "tasks": {"*_07": {}}}}, name),
+    )
+    assert [line.split(":")[0] for line in gate_module.needs("a", "own")] == ["mmlu_07", "mmlu"]
 
 
 def test_a_pattern_of_an_average_leaves_out_the_group_that_it_fits() -> None:

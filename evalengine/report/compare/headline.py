@@ -90,8 +90,8 @@ def test_words(
     if need is None or p.p_value > WITHIN_CHANCE:
         return f"{said}: undecided; {p.n:,} {scale.counted}s show no difference"
     more = f"about {_rounded(max(need, p.n + 1)):,} {scale.counted}s"
-    told = f"if it is that large, {more} show it with probability {POWER:g}"
-    return f"{said}: undecided; {told}{f', and the set has {p.n:,}' if all_asked else ''}"
+    condition = f"if it is that large, {more} show it with probability {POWER:g}"
+    return f"{said}: undecided; {condition}{f', and the set has {p.n:,}' if all_asked else ''}"
 
 
 def _oriented(p: PairedResult, scale: Scale) -> tuple[float, float, float]:

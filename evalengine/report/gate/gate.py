@@ -79,7 +79,7 @@ def gate(
 
     base: a git revision, usually the branch that a change is to be merged into; the baseline file is taken from it, and
     a change of that file is among the report's warnings. noise: a run of the baseline's configuration in fast mode
-    under another schedule, whose flips are set beside the run's.
+    under another schedule, with which the run's flips are compared.
 
     Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
     2.
@@ -122,15 +122,16 @@ def _attempt(
 
 
 def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:
-    """What the policy's margins ask of the baseline's tasks, before a run is made: a sentence for each task whose
-    scores are shares, with the documents that it has and that it needs; and how long the baseline's took."""
-    rules, said = _accuracy_rules(load_policy(policy).rule), {}
+    """Return the documents that the policy's margins need, before a run is made: a sentence for each task or group that
+    is judged and whose scores are shares; and how long the baseline took."""
+    said: dict[str, str] = {}
     run = baseline_of(baseline, base)[0]
     groups = {key: parts for key in run.results if (parts := [part for part, _ in members(run, key)])}
+    rules = [(rule, parts_of_groups(rule, groups, run)) for rule in _accuracy_rules(load_policy(policy).rule)]
     for key, parts in {**{key: [key] for key in run.scores}, **groups}.items():
         values = [value for part in parts for value in run.scores[part].values()]
-        asking = [rule for rule in rules if key not in parts_of_groups(rule, groups, run)]
-        for limits in [rule.of(*key) for rule in asking] if all(0 <= value <= 1 for value in values) else []:
+        judging = [rule.of(*key) for rule, only_reported in rules if key not in only_reported]
+        for limits in judging if all(0 <= value <= 1 for value in values) else []:
             if not limits.skip and limits.margin and limits.alpha is not None and key[0] not in said:
                 levels = (limits.alpha, limits.power)
                 few, many = (documents_for(limits.margin / 100, flips, *levels) for flips in (0, 0.02))

@@ -69,7 +69,7 @@ class TokensRule:
 class Average:
     """A mean over tasks, held to limits of its own: "half a point on the average of all mmlu tasks"."""
 
-    tasks: tuple[str, ...]  # names or patterns, as in a shell: mmlu_*; a pattern leaves out groups that it fits
+    tasks: tuple[str, ...]  # names or patterns, as in a shell: mmlu_*; a pattern skips groups
     metric: str  # "metric", or "metric,filter" where a task has several filters
     mean: Literal["macro", "micro"]  # every task counts alike, or every document
     limits: Limits

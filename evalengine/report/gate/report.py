@@ -34,7 +34,7 @@ SIGNS: dict[Verdict, str] = {"pass": "✅", "fail": "❌", "inconclusive": "🟡
 
 
 def plain(text: str, longest: int | None = LONGEST) -> str:
-    """`printable` text of at most `longest` characters: the middle is left out, since a check's p stands at its end."""
+    """`printable` text of at most `longest` characters: the middle is omitted, since a check's p is at its end."""
     shown = printable(text)
     if longest is None or len(shown) <= longest:
         return shown

@@ -115,7 +115,7 @@ def gate(
     """May this change be merged: is `run` as good as `baseline`, by a policy's name or file?
 
     base: a git revision that the baseline file is taken from. noise: a run of the baseline's configuration in fast mode
-    under another schedule, whose flips are set beside the run's.
+    under another schedule, with which the run's flips are compared.
 
     Raises `ConfigError` with all reasons where the gate cannot judge: a bad policy, runs that cannot be read or are
     not comparable.
