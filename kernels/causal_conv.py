@@ -19,79 +19,92 @@ from evalengine.kernels.activation import activate
 from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.sequence_of_step import sequence_of_step
 
-TOKENS, CHANNELS = 32, 128  # of a program's tile
+TOKENS, CHANNELS = 8, 512  # of a tile; a step of one token per sequence has tiles of one
 
 
 @triton.jit
-def _inputs(x_ptr, state_ptr, first, at, channel, stride_x, begins, K: tl.constexpr, keep):
-    """The inputs `at` [tokens] of the sequence's present ones, in float32; below 0 those of the state."""
-    new = tl.load(
-        x_ptr + (first + at)[:, None] * stride_x + channel[None, :], mask=keep & (at >= 0)[:, None], other=0.0
-    )
-    old = tl.load(
-        state_ptr + channel[None, :] * (K - 1) + (K - 1 + at)[:, None],
-        mask=keep & ((at < 0) & (at >= 1 - K) & (begins == 0))[:, None],
-        other=0.0,
-    )
-    return tl.where((at >= 0)[:, None], new, old).to(tl.float32)
+def _tile(p, cu_seqlens, sequences, TOKENS: tl.constexpr):
+    """Program p of all tiles -> (sequence, tile of its tokens). Sequence s has tiles from s + cu_seqlens[s] // TOKENS
+    on: as many as it needs, or one more."""
+    low = p * 0
+    for level in tl.static_range(3):  # a search of 32 ways, for up to 32,768 sequences
+        stride = 1024 >> 5 * level
+        if sequences > stride:
+            at = low + tl.arange(0, 32) * stride
+            real = at < sequences
+            first = tl.load(cu_seqlens + at, mask=real, other=0) // TOKENS + at
+            low += (tl.sum((real & (first <= p)).to(tl.int32), 0) - 1) * stride
+    return low, p - (tl.load(cu_seqlens + low) // TOKENS + low)
 
 
 @triton.jit
 def _conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, cu_seqlens, seqlens, state_slots, channels, stride_x,
-    K: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, STORE: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, cu_seqlens, seqlens, state_slots, sequences, channels, stride_x,
+    K: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (channels, sequence, tokens). STORE: one program has all of a sequence's tokens and stores its state."""
+    """Program (tile of tokens, channels). Each input is read once, and once more by the next tile. The first tile of a
+    sequence alone reads its state, and so may write it."""
     device_math.after_previous_kernel()
-    s, block = tl.program_id(1), tl.program_id(2)
+    s, tile = tl.program_id(0), 0
+    if TOKENS > 1:
+        s, tile = _tile(tl.program_id(0), cu_seqlens, sequences, TOKENS)
     slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
-    if (slot < 0) | (block * TOKENS >= n):
+    start = tile * TOKENS
+    if start >= n:
         return
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
-    own = state_ptr + slot * channels * (K - 1)
-    t = block * TOKENS + tl.arange(0, TOKENS)
-    keep = (t < n)[:, None] & real[None, :]
-    dtype = out_ptr.dtype.element_ty
-    acc = tl.zeros((TOKENS, CHANNELS), tl.float32)
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-    for j in tl.static_range(K):
-        w = tl.load(weight_ptr + channel * K + j, mask=real, other=0.0).to(tl.float32)
-        x = _inputs(x_ptr, own, first, t - (K - 1) + j, channel, stride_x, begins, K, keep)
-        acc = tl.fma(x, tl.zeros_like(x) + w[None, :], acc)
-    out = acc.to(dtype)
-    if SILU:
-        out = activate(out.to(tl.float32), dtype, "silu")
-    tl.store(out_ptr + (first + t)[:, None] * channels + channel[None, :], out, mask=keep)
-    if STORE:
-        _store_state(x_ptr, own, first, n, channel, real, stride_x, begins, K)
-
-
-@triton.jit
-def _store_state(x_ptr, own, first, n, channel, real, stride_x, begins, K: tl.constexpr):
-    """The sequence's last K - 1 inputs become its state; all are read before one is written."""
-    KP: tl.constexpr = triton.next_power_of_2(K - 1)
-    i = tl.arange(0, KP)
-    keep = (i < K - 1)[:, None] & real[None, :]
-    last = _inputs(x_ptr, own, first, n - (K - 1) + i, channel, stride_x, begins, K, keep)
-    tl.debug_barrier()
-    tl.store(own + channel[None, :] * (K - 1) + i[:, None], last.to(own.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def _state_kernel(
-    x_ptr, state_ptr, cu_seqlens, seqlens, state_slots, channels, stride_x, K: tl.constexpr, CHANNELS: tl.constexpr
-):
-    device_math.after_previous_kernel()
-    s = tl.program_id(1)
-    slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
-    if (slot < 0) | (n == 0):
+    out_ptr += (first + start) * channels + channel
+    if slot < 0:
+        for i in tl.static_range(TOKENS):
+            tl.store(out_ptr + i * channels, tl.zeros((CHANNELS,), tl.float32), mask=real & (start + i < n))
         return
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    _store_state(
-        x_ptr, state_ptr + slot * channels * (K - 1), first, n, channel, channel < channels, stride_x, begins, K
-    )  # fmt: skip
+    own = state_ptr + slot * channels * (K - 1) + channel
+    inputs = ()  # [K - 1 + TOKENS] of [CHANNELS], the oldest first
+    for i in tl.static_range(K - 1):
+        before = tl.load(own + i * channels, mask=real & (tile == 0) & (begins == 0), other=0.0)
+        if TOKENS > 1:
+            at = first + start - (K - 1) + i
+            before = tl.where(tile > 0, tl.load(x_ptr + at * stride_x + channel, mask=real & (tile > 0)), before)
+        inputs += (before,)
+    for i in tl.static_range(TOKENS):
+        at = first + start + i
+        inputs += (tl.load(x_ptr + at * stride_x + channel, mask=real & (start + i < n), other=0.0),)
+    weights = ()
+    for j in tl.static_range(K):
+        weights += (tl.load(weight_ptr + channel * K + j, mask=real, other=0.0).to(tl.float32),)
+    bias = tl.zeros((CHANNELS,), tl.float32)
+    if bias_ptr is not None:
+        bias += tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)
+    for i in tl.static_range(TOKENS):
+        acc = bias
+        for j in tl.static_range(K):
+            acc = tl.fma(inputs[i + j].to(tl.float32), weights[j], acc)
+        out = acc.to(out_ptr.dtype.element_ty)
+        if SILU:
+            out = activate(out.to(tl.float32), out_ptr.dtype.element_ty, "silu")
+        tl.store(out_ptr + i * channels, out, mask=real & (start + i < n))
+    if tile == 0:
+        _store_state(x_ptr, own, inputs, first, n, channel, channels, real, stride_x, begins, K, TOKENS)
+
+
+@triton.jit
+def _store_state(
+    x_ptr, own, inputs, first, n, channel, channels, real, stride_x, begins, K: tl.constexpr, TOKENS: tl.constexpr
+):
+    """The sequence's last K - 1 inputs become its state; all are read before one is written."""
+    last = ()
+    for i in tl.static_range(K - 1):
+        if TOKENS == 1:
+            last += (inputs[i + 1],)
+        else:
+            at = n - (K - 1) + i  # below 0: of the state
+            new = tl.load(x_ptr + (first + at) * stride_x + channel, mask=real & (at >= 0), other=0.0)
+            old = tl.load(own + (n + i) * channels, mask=real & (at < 0) & (begins == 0), other=0.0)
+            last += (tl.where(at >= 0, new, old),)
+    tl.debug_barrier()
+    for i in tl.static_range(K - 1):
+        tl.store(own + i * channels, last[i], mask=real)
 
 
 def causal_conv(
@@ -106,21 +119,21 @@ def causal_conv(
     *,
     silu: bool,
 ) -> Tensor:
-    """[T, C] of any row stride, weights [C, K], bias [C] -> [T, C]; the state pool [R, C, K - 1] is brought up to date.
+    """[T, C] of any row stride, weights [C, K], bias [C] -> [T, C]; the state pool [R, K - 1, C] is brought up to date.
 
     cu_seqlens_q: int32 [S + 1]; seqlens_k: int32 [S], tokens of each sequence so far, the step's included; state_slots:
-    int32 [S], each sequence's slot (-1: padding, whose outputs are left as they are). A sequence of which all tokens
-    are in this step begins with zeros, whatever its slot holds. max_query_len: the most tokens of a sequence.
+    int32 [S], each sequence's slot (-1: padding, whose outputs are 0). Every row belongs to a sequence. A sequence all
+    of whose tokens are in this step begins with zeros, whatever its slot holds. max_query_len: the most tokens of a
+    sequence.
     """
     channels, taps = weight.shape
-    assert x.stride(1) == 1 and state.is_contiguous() and weight.is_contiguous() and taps > 1
-    out = torch.zeros((len(x), channels), dtype=x.dtype, device=x.device)
-    blocks, parts, sequences = -(-channels // CHANNELS), -(-max_query_len // TOKENS), len(state_slots)
-    where = cu_seqlens_q, seqlens_k, state_slots, channels, x.stride(0)
+    assert x.stride(1) == 1 and state.is_contiguous() and weight.is_contiguous() and 1 < taps <= TOKENS + 1
+    out = torch.empty((len(x), channels), dtype=x.dtype, device=x.device)
+    tokens, sequences = 1 if max_query_len == 1 else TOKENS, len(state_slots)
+    tiles = sequences if tokens == 1 else len(x) // tokens + sequences
     launch(
-        _conv_kernel, (blocks, sequences, parts), (x, weight, bias, state, out, *where),
-        (taps, silu, TOKENS, CHANNELS, parts == 1), 4, 1,
+        _conv_kernel, (tiles, -(-channels // CHANNELS), 1),
+        (x, weight, bias, state, out, cu_seqlens_q, seqlens_k, state_slots, sequences, channels, x.stride(0)),
+        (taps, silu, tokens, CHANNELS), 8 if tokens == 1 else 4, 1,
     )  # fmt: skip
-    if parts > 1:
-        launch(_state_kernel, (blocks, sequences, 1), (x, state, *where), (taps, CHANNELS), 4, 1)
     return out

@@ -49,12 +49,12 @@ def causal_conv(
     *,
     silu: bool,
 ) -> Tensor:
-    """As `kernels.causal_conv`: [T, C] -> float32 [T, C], and the pool [R, C, K - 1] is brought up to date."""
+    """As `kernels.causal_conv`: [T, C] -> float32 [T, C], and the pool [R, K - 1, C] is brought up to date."""
     taps, out = weight.shape[1], torch.empty(x.shape, dtype=torch.float32, device=x.device)
     wide_weight, start = em.widen(weight), 0
     for n, total, slot in zip(query_lens, kv_lens, slots, strict=True):
         before = torch.zeros_like(state[slot]) if n == total else state[slot]
-        whole = torch.cat([before.t().to(x.dtype), x[start : start + n]])
+        whole = torch.cat([before.to(x.dtype), x[start : start + n]])
         wide = em.widen(whole)
         total_of = wide[:n] * wide_weight[:, 0]
         for j in range(1, taps):
@@ -62,7 +62,7 @@ def causal_conv(
         if bias is not None:
             total_of += em.widen(bias)
         em.store_float32(exact.wide_silu(total_of) if silu else total_of, out[start : start + n])
-        state[slot] = whole[len(whole) - (taps - 1) :].t().to(state.dtype)
+        state[slot] = whole[len(whole) - (taps - 1) :].to(state.dtype)
         start += n
     return out
 

@@ -27,7 +27,7 @@ def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
 
 
 def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:
-    conv = slots, recurrence.channels, recurrence.taps - 1
+    conv = slots, recurrence.taps - 1, recurrence.channels
     return States(
         torch.zeros(conv, dtype=ops.activation_dtype, device=ops.device),
         torch.zeros(slots, *(recurrence.state_shape or (0,)), dtype=torch.float32, device=ops.device),

@@ -21,10 +21,10 @@ def causal_conv(
     taps, outputs, start = weight.shape[1], [x[:0]], 0
     for n, total, slot in zip(step.query_lens, step.kv_lens, step.slots, strict=True):
         before = torch.zeros_like(state[slot]) if n == total else state[slot]
-        whole = torch.cat([before.to(x.dtype), x[start : start + n].t()], 1)
-        out = F.conv1d(whole[None], weight[:, None].to(x.dtype), bias, groups=len(weight))[0].t()
+        whole = torch.cat([before.to(x.dtype), x[start : start + n]])
+        out = F.conv1d(whole.t()[None], weight[:, None].to(x.dtype), bias, groups=len(weight))[0].t()
         outputs.append(F.silu(out) if silu else out)
-        state[slot] = whole[:, whole.shape[1] - (taps - 1) :].to(state.dtype)
+        state[slot] = whole[len(whole) - (taps - 1) :].to(state.dtype)
         start += n
     return torch.cat(outputs)
 

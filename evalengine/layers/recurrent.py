@@ -24,7 +24,7 @@ from evalengine.layers.ops import Ops
 class States(NamedTuple):
     """The pools of one layer."""
 
-    conv: Tensor  # [R, C, K - 1] in the activations' dtype: each sequence's last inputs of the convolution
+    conv: Tensor  # [R, K - 1, C] in the activations' dtype: each sequence's last inputs of the convolution
     recurrent: Tensor  # float32 [R, *state_shape]; empty for a convolution alone
 
 

@@ -157,11 +157,9 @@ def recurrences() -> Iterator[dict[str, Any]]:
     from evalengine.kernels import causal_conv, gated_delta, gated_norm, mamba2
 
     for dtype in ("bf16", "fp32"):
-        conv = {"K": 4, "CHANNELS": 128}
-        for bias in ({}, {"bias_ptr": None}):
-            tile = {**conv, "SILU": not bias, "TOKENS": 32, "STORE": bool(bias), **bias}
+        for tokens, bias in ((causal_conv.TOKENS, {}), (1, {"bias_ptr": None})):
+            tile = {"K": 4, "CHANNELS": causal_conv.CHANNELS, "SILU": not bias, "TOKENS": tokens, **bias}
             yield _counted(causal_conv._conv_kernel, dtype, tile)
-        yield _counted(causal_conv._state_kernel, dtype, conv)
         for gate_first in (True, False):
             norm = {"GROUP": 96, "BLOCK": 128, "GATE_FIRST": gate_first, "REPEATED": not gate_first, "ONCE": gate_first}
             yield _counted(gated_norm._gated_norm_kernel, dtype, norm)

@@ -184,7 +184,7 @@ def recurrences() -> None:
     for variant in kinds:
         operands, heads = case(variant, torch.float16)
         recurrence("native", variant, heads)(operands, randn(6, *variant.state_shape), *step)
-    x, weight, state = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 129, 3)))
+    x, weight, state = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 3, 129)))
     conv("native", weight, None, True)([x], state, *step)
     gated_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
 

@@ -118,7 +118,7 @@ def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_convolution_may_end_anywhere(dtype: torch.dtype, channels: int, taps: int, level: str) -> None:
     weight, bias = randn(channels, taps, seed=1, dtype=dtype), randn(channels, seed=2, dtype=dtype)
-    state = randn(6, channels, taps - 1, seed=9, dtype=dtype)
+    state = randn(6, taps - 1, channels, seed=9, dtype=dtype)
     run = conv(level, weight, bias if taps > 3 else None, silu=taps != 3)
     assert_borders_do_not_matter(run, [randn(sum(LENGTHS), channels, dtype=dtype)], state)
 
@@ -192,11 +192,30 @@ def in_float64(
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_convolution_is_near_the_reference(level: str) -> None:
     x, weight, bias = randn(67, 40), randn(40, 4, seed=1), randn(40, seed=2)
-    state = randn(1, 40, 3, seed=3)
-    true = reference.causal_conv(x, weight, bias, state[0].t(), silu=True)
+    state = randn(1, 3, 40, seed=3)
+    true = reference.causal_conv(x, weight, bias, state[0], silu=True)
     out = conv(level, weight, bias, silu=True)([x], state, [67], [80], [0])
     torch.testing.assert_close(out.double(), true, rtol=2e-6, atol=2e-6)
-    assert_bitwise_equal(state[0], x[-3:].t().contiguous())
+    assert_bitwise_equal(state[0], x[-3:])
+
+
+@pytest.mark.parametrize("tokens", [1, 11])
+def test_a_convolution_finds_its_sequence_among_many(tokens: int) -> None:
+    """More than the 32 ways of the search, two of them padding: outputs are 0, and the pool's slots are unchanged."""
+    lengths = [1 + i * i % tokens for i in range(37)]
+    weight, x, state = randn(3, 4, seed=1), randn(sum(lengths), 3), randn(40, 3, 3, seed=3)
+    slots = [-1 if i in (5, 36) else (7 * i + 2) % 40 for i in range(37)]
+    before = state.clone()
+    out = conv("native", weight, None, silu=False)([x], state, lengths, [n + 9 for n in lengths], slots)
+    for rows, own, slot in zip(x.split(lengths), out.split(lengths), slots, strict=True):
+        if slot < 0:
+            assert_bitwise_equal(own, torch.zeros_like(own))
+            continue
+        true = reference.causal_conv(rows, weight, None, before[slot], silu=False)
+        torch.testing.assert_close(own.double(), true, rtol=2e-6, atol=2e-6)
+        assert_bitwise_equal(state[slot], torch.cat([before[slot], rows])[-3:])
+    unused = [slot for slot in range(40) if slot not in slots]
+    assert_bitwise_equal(state[unused], before[unused])
 
 
 @pytest.mark.parametrize("rounded_once", [True, False])
