@@ -198,6 +198,28 @@ def test_ranks_have_their_parts_of_one_sum(level: str, base: Path, tmp_path: Pat
     assert torch.equal(torch.cat(parts, dim=1 if level == "fast" else 0), whole)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["tied", "patterns", "tied embedding"])
+def test_a_gpu_merges_the_cpus_bytes(case: str, saved: Path, tmp_path: Path) -> None:
+    name, adapted, kept, fields = CASES[case]
+    written(tmp_path / "a", saved / name, adapted, kept, **fields)
+    adapter = tmp_path / "a"
+    of_cpu, of_gpu, base = (
+        _tables(found(saved / name, own), torch.device(device))
+        for own, device in ((adapter, "cpu"), (adapter, "cuda"), (None, "cpu"))
+    )
+    assert of_cpu.keys() == of_gpu.keys()
+    assert [key for key in of_cpu if not torch.equal(of_cpu[key], of_gpu[key])] == []
+    assert [key for key in of_cpu if not torch.equal(of_cpu[key], base[key])], "the adapter changes some"
+
+
+def _tables(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]:
+    """The tables and linear layers' weights as they are loaded in bfloat16, on the CPU."""
+    model = load_model(checkpoint, create_ops("fast", torch.bfloat16, device), 64)
+    linear = {name: own.prepared for name, own in model.named_modules() if hasattr(own, "prepared")}
+    return {name: weight.cpu() for name, weight in {**dict(model.named_parameters()), **linear}.items()}
+
+
 def test_the_adapter_is_of_the_identity(base: Path, tmp_path: Path) -> None:
     written(tmp_path / "a", base, ON_Q, **OF_Q)
     model = ModelConfig(name="t", path=str(base), adapter=str(tmp_path / "a"))

@@ -190,20 +190,21 @@ def requests() -> list[GenerateRequest]:
 
 def outputs(asked: list[GenerateRequest], **settings: Any) -> tuple[dict[int, Any], int]:
     """Request -> the bits of its output, and how often one was preempted."""
-    with LLM("asset:tinymath", device="cpu", **settings) as llm:
+    with LLM("asset:tinymath", **settings) as llm:
         found: list[RequestOutput] = list(llm.run(asked))
         return {
             o.request_id: (o.token_ids, o.logprobs.tobytes(), o.text, o.error) for o in found
         }, llm.stats.num_preemptions
 
 
-def test_no_schedule_changes_a_bit() -> None:
-    asked = requests()
-    together, _ = outputs(asked, num_kv_blocks=64)
-    alone, _ = outputs(asked, num_kv_blocks=64, max_num_seqs=1)
-    backwards, preempted = outputs(asked[::-1], num_kv_blocks=8, block_size=8, max_num_batched_tokens=11)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_no_schedule_changes_a_bit(device: str) -> None:
+    asked, large = requests(), {"device": device, "num_kv_blocks": 64}
+    together, _ = outputs(asked, **large)
+    alone, _ = outputs(asked, **large, max_num_seqs=1)
+    backwards, preempted = outputs(asked[::-1], device=device, num_kv_blocks=8, block_size=8, max_num_batched_tokens=11)
     assert together == alone == backwards and preempted > 0
-    free, _ = outputs([replace(r, params=replace(r.params, processors=None)) for r in asked], num_kv_blocks=64)
+    free, _ = outputs([replace(r, params=replace(r.params, processors=None)) for r in asked], **large)
     changed = {i % 5 for i in alone if free[i] != alone[i]}
     assert changed == {1, 2, 3}, "a grammar behind a token that never comes changes nothing but the end"
 
