@@ -58,12 +58,13 @@ def perform(
         if show is not None:
             show(folder)
 
-    decided = None
+    gate = None
     if config.sequential.step is not None:
+        from evalengine.harness.steps import Gate
         from evalengine.report.gate.gate import decider
 
-        decided = decider(config.sequential)
-    return run(config, on_complete, command, llm, decided, _asked_elsewhere).folder
+        gate = Gate(*decider(config.sequential))
+    return run(config, on_complete, command, llm, gate, _asked_elsewhere).folder
 
 
 def _asked_elsewhere(config: Config) -> Path:

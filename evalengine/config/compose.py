@@ -111,6 +111,8 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
         written = read_yaml(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: missing, damaged or of another version ({error})") from error
+    if isinstance(written, dict) and isinstance(in_steps := written.get("sequential"), dict):
+        in_steps.pop("seed", None)  # all earlier runs have this setting, which is removed
     for override in parsed if isinstance(written, dict) else []:
         _set(written, override.key_or_group, override.value())
     config, problems = read_settings(Config, written)

@@ -255,8 +255,7 @@ class SequentialConfig:
     """A run that asks its documents in steps and ends once a gate is decided; `gate --step` sets it."""
 
     step: kinds.Least1 | None = None  # documents of each task in a step; null: all at once
-    seed: kinds.Whole = 0  # of the random order in which they are asked
-    baseline: str | None = None  # what the gate holds the run to
+    baseline: str | None = None  # what the gate holds the run to; its digest orders the documents
     policy: str = "accuracy"
     base: str | None = None  # the git revision that the baseline is taken from
 

@@ -33,6 +33,9 @@ SYNONYMS = {  # a setting's last name, elsewhere -> ours
     "model_name": "model.path",
     **dict.fromkeys(("lora", "lora_path", "adapter_path", "peft_path"), "model.adapter"),
 }
+REMOVED = {  # a setting that there was -> why it is gone
+    "sequential.seed": "the order of asking follows from the gate's baseline and cannot be chosen; leave it out",
+}
 DTYPES = {  # other names of engine.dtype's values
     **dict.fromkeys(("float", "fp32"), "float32"),
     **dict.fromkeys(("half", "fp16"), "float16"),

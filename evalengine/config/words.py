@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF
-from evalengine.config.synonyms import DTYPES, SYNONYMS
+from evalengine.config.synonyms import DTYPES, REMOVED, SYNONYMS
 from evalengine.config.texts import is_text
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import is_later_part
@@ -127,6 +127,8 @@ def value_text(override: Override) -> str:
 
 def unknown(key: str, value: str = "") -> str:
     """Return the message for a setting that does not exist. value: what the command line sets it to."""
+    if key in REMOVED:
+        return f"{key}: no longer a setting: {REMOVED[key]}"
     known, last = known_keys(), key.split(".")[-1]
     own = re.match(r"(tasks|groups)\.([^.]+)\.", key)
     depth = key.count(".") - (key.count(".", 0, own.end()) if own else 0)

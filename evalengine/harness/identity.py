@@ -29,9 +29,12 @@ class Facts:
     datasets: dict[str, dict[str, Any]]  # task -> Task.fingerprint
 
 
-def run_facts(config: Config, plan: Plan, llm: Answering, judge: Mapping[str, Any] | None = None) -> Facts:
+def run_facts(
+    config: Config, plan: Plan, llm: Answering, judge: Mapping[str, Any] | None = None, baseline: str | None = None
+) -> Facts:
     """The run's facts. Hashing files and rows takes seconds, so that this is called once a run. judge: what the
-    verdicts of its judge depend on; None for a run without one."""
+    verdicts of its judge depend on; None for a run without one. baseline: the digest that orders the documents of a run
+    in steps; None for any other run."""
     datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
     extra = {
         **engine_identity(config, llm),
@@ -42,6 +45,8 @@ def run_facts(config: Config, plan: Plan, llm: Answering, judge: Mapping[str, An
         extra["definitions"] = definitions
     if judge is not None:
         extra["judge"] = judge
+    if baseline is not None:
+        extra["sequential"] = {"step": config.sequential.step, "baseline": baseline}
     return Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 

@@ -29,7 +29,7 @@ from evalengine.harness.kept import open_answer_cache
 from evalengine.harness.outcome import records, score_tasks, scorer
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
-from evalengine.harness.steps import Decided, answered
+from evalengine.harness.steps import Gate, answered
 from evalengine.harness.thinking import answers_alone, thoughts, uncredited
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.plain_text import warn
@@ -106,7 +106,7 @@ def run(
     on_complete: Callable[[Path], None] = lambda folder: None,
     command: Sequence[str] | None = None,
     llm: Answering | None = None,
-    decided: Decided | None = None,
+    gate: Gate | None = None,
     elsewhere: Callable[[Config], Path] | None = None,
 ) -> RunResult:
     """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
@@ -116,7 +116,7 @@ def run(
     it.
     command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
-    decided: whether the scores so far end a run in steps (`config.sequential`).
+    gate: what orders and ends a run in steps (`config.sequential`).
     elsewhere: makes the run of a judge that is behind an API; returns its folder.
 
     Raises:
@@ -134,7 +134,8 @@ def run(
         for line in plan.warnings:
             warn(line)
         judge = find_judge(config, plan, llm)
-        facts = run_facts(config, plan, llm, None if judge is None else judge.identity)
+        ordered_by = None if gate is None else gate.baseline
+        facts = run_facts(config, plan, llm, None if judge is None else judge.identity, ordered_by)
         plan, resume, whole = continued(config, plan, facts.identity, llm)
         cached = opened.enter_context(open_answer_cache(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
@@ -149,7 +150,7 @@ def run(
                 keep(plan, llm, folder, whole)
                 known = config, command, started, begin, loaded, plan, llm, facts, cached, folder, {*whole}
                 this = _ResolvedRun(*known, judge, lent, elsewhere)
-                digest = _answer(this, decided, before)
+                digest = _answer(this, gate, before)
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
@@ -157,10 +158,10 @@ def run(
             return RunResult(folder.path, digest, {task: _metrics(values[task]) for task in values})
 
 
-def _answer(run: _ResolvedRun, decided: Decided | None, before: EngineStats) -> str:
+def _answer(run: _ResolvedRun, gate: Gate | None, before: EngineStats) -> str:
     """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
     config, llm = run.config, run.llm
-    plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided, run.kept)
+    plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, gate, run.kept)
     executed, engine = time.perf_counter(), engine_facts(llm, llm.stats.since(before))
     thought = thoughts(plan, answers, llm.tokenizer)
     denied = uncredited(thought, config)

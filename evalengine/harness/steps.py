@@ -1,4 +1,4 @@
-"""Asks a run's documents in steps, in a fixed random order, until enough is known.
+"""Asks a run's documents in steps, in an order that follows from a gate's baseline, until enough is known.
 
 The plan holds all documents: their prompts are part of the run's identity, and an interrupted run takes up the same
 steps. What was asked when it was decided is what is recorded.
@@ -7,10 +7,10 @@ steps. What was asked when it was decided is what is recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from evalengine.cache.engine import CachedEngine
-from evalengine.config.schema import Config, SequentialConfig, selection
+from evalengine.config.schema import Config, selection
 from evalengine.engine.answering import Answering
 from evalengine.harness.execute import execute
 from evalengine.harness.journal import JournalEntry
@@ -25,8 +25,15 @@ from evalengine.util.asking_order import first_of_order, in_order
 
 Document = tuple[str, int]  # task, document
 Scores = dict[tuple[str, str, str], dict[int, float]]  # (task, metric, filter) -> document -> value
-Decided = Callable[[Scores], bool]
 Answered = tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a run in steps asks for."""
+
+    baseline: str  # the digest of its baseline, which orders the documents
+    decided: Callable[[Scores], bool]  # whether the scores so far are enough
 
 
 def answered(
@@ -35,13 +42,13 @@ def answered(
     llm: Answering,
     cached: CachedEngine | None,
     folder: RunFolder,
-    decided: Decided | None,
+    gate: Gate | None,
     kept: Set[RecordKey] = frozenset(),
 ) -> tuple[Plan, Answered]:
-    """What was asked of the plan, with its answers: all of it, or as many steps as it took to decide. kept: what the
-    journal has of an earlier run."""
+    """What was asked of the plan, with its answers: all of it, or as many steps as it took to decide. gate: of a run in
+    steps. kept: what the journal has of an earlier run."""
     asking = (llm, cached, folder, selection(config), config.progress)
-    if config.sequential.step is None or decided is None:
+    if config.sequential.step is None or gate is None:
         return plan, execute(plan, *asking, ran=kept)
 
     def score(part: Plan, answers: Mapping[RecordKey, JournalEntry]) -> list[TaskResult]:
@@ -52,28 +59,28 @@ def answered(
         return score_tasks(lambda tasks: [*map(score_task, tasks)], [own for own in part.tasks if own.instances])
 
     return in_steps(
-        plan, config.sequential, decided, lambda part, ran: execute(plan, *asking, part=part, ran=ran), score
+        plan, config.sequential.step, gate, lambda part, ran: execute(plan, *asking, part=part, ran=ran), score
     )
 
 
 def in_steps(
     plan: Plan,
-    settings: SequentialConfig,
-    decided: Decided,
+    step: int,
+    gate: Gate,
     ask: Callable[[Plan, Set[RecordKey]], Answered],
     score: Callable[[Plan, Mapping[RecordKey, JournalEntry]], list[TaskResult]],
 ) -> tuple[Plan, Answered]:
     """The part of the plan that was asked, its answers, and the keys of those that ran now.
 
-    ask: answers a part of the plan; its second argument holds what ran before. score: scores a part, each document
-    once. decided: whether the scores so far are enough.
+    step: documents of each task in a step. ask: answers a part of the plan; its second argument holds what ran before.
+    score: scores a part, each document once.
     """
     scores: Scores = {}
     done: set[Document] = set()
     ran: set[RecordKey] = set()
     part = plan
     answers: Mapping[RecordKey, JournalEntry] = {}
-    for documents in _steps(plan, settings):
+    for documents in _steps(plan, step, gate.baseline):
         part = cut(plan, documents)
         answers, now = ask(part, ran)
         ran |= now
@@ -83,7 +90,7 @@ def in_steps(
                     if isinstance(value, int | float):
                         scores.setdefault((result.name, metric, sample.filter), {})[sample.doc_id] = float(value)
         done = documents
-        if decided(scores):
+        if gate.decided(scores):
             break
     return part, (answers, ran)
 
@@ -95,18 +102,17 @@ def cut(plan: Plan, documents: Set[Document]) -> Plan:
     return replace(plan, tasks=tasks, requests=[item for item in plan.requests if item.key[:2] in documents])
 
 
-def _steps(plan: Plan, settings: SequentialConfig) -> Iterator[set[Document]]:
+def _steps(plan: Plan, step: int, baseline: str) -> Iterator[set[Document]]:
     """Growing sets of documents, the last of which has all: `step` more of each task at a time."""
-    assert settings.step is not None
     orders = {}
     for own in plan.tasks:
         asked = [instances[0].doc_id for instances in own.instances if instances]
         names = own.task.clusters
         clusters = None if names is None else {doc: names[doc] for doc in asked}
-        orders[own.task.name] = in_order(settings.seed, own.task.name, asked, clusters)
+        orders[own.task.name] = in_order(baseline, own.task.name, asked, clusters)
     count, total = 0, sum(len(cluster) for order in orders.values() for cluster in order)
     while True:
-        count += settings.step
+        count += step
         documents = {(task, doc) for task, order in orders.items() for doc in first_of_order(order, count)}
         yield documents
         if len(documents) == total:

@@ -71,9 +71,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
                 del task["judge"][name]
         if not task["lm_eval"]["name"] or task["lm_eval"]["name"].endswith(YAML_SUFFIXES):
             del task["lm_eval"]  # what is in a file stands in `definitions`
-    asked = settings.pop("sequential")
-    if asked["step"] is not None:  # which documents are asked; the gate says when that ends
-        settings["sequential"] = {name: asked[name] for name in ("step", "seed")}
+    del settings["sequential"]  # of a run in steps `extra` has it, with the baseline by content
     for name in NEW_SETTINGS:
         if settings[name] is None:  # not used: the identity of runs from before there was the setting
             del settings[name]

@@ -1,4 +1,5 @@
-"""The order in which a run in steps asks its documents: fixed by a seed, and the same for whoever reads the run."""
+"""The order in which a run in steps asks its documents. It follows from the baseline of its gate: no one chooses it, and
+everyone who reads the run gets the same."""
 
 from __future__ import annotations
 
@@ -6,16 +7,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 
-def in_order(seed: int, task: str, documents: Sequence[int], clusters: Mapping[int, str] | None) -> list[list[int]]:
+def in_order(baseline: str, task: str, documents: Sequence[int], clusters: Mapping[int, str] | None) -> list[list[int]]:
     """The task's documents in a random order, cluster by cluster: related ones are asked together, as statistics count
-    them. clusters: document -> its cluster; None: documents are unrelated.
+    them. baseline: its digest. clusters: document -> its cluster; None: documents are unrelated.
 
-    A cluster's place is the SHA-256 of seed, task and name, so that no library's generator decides it.
+    A cluster's place is the SHA-256 of baseline, task and name, so that no library's generator decides it.
     """
     members: dict[str, list[int]] = {}
     for doc in sorted(documents):
         members.setdefault(str(doc) if clusters is None else clusters[doc], []).append(doc)
-    return [members[name] for name in sorted(members, key=lambda name: _place(f"{seed} {task} {name}"))]
+    return [members[name] for name in sorted(members, key=lambda name: _place(f"{baseline} {task} {name}"))]
 
 
 def first_of_order(order: Sequence[Sequence[int]], count: int) -> list[int]:

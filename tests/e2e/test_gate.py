@@ -20,6 +20,7 @@ import yaml
 from evalengine.config.compose import compose_jobs
 from evalengine.errors import ConfigError
 from evalengine.harness import runner
+from evalengine.harness.steps import Gate
 from evalengine.util.asking_order import first_of_order, in_order
 from tests.e2e.command import LIMIT, ROOT, SHORT, Run, call, finished
 
@@ -249,9 +250,9 @@ def test_a_gate_in_steps_asks_until_it_is_decided(tmp_path: Path) -> None:
     assert re.search(r"evalengine: the baseline's 16 documents took \d+ s, [\d.e-]+ s a document", done.err)
     (folder,) = (tmp_path / "kept").glob("*/arithmetic-*")
     own = Run(folder)
-    assert done.code == 0 and own.manifest["identity"]["sequential"] == {"seed": 0, "step": 4}
+    assert done.code == 0 and own.manifest["identity"]["sequential"] == {"baseline": base.digest, "step": 4}
     samples = own.samples("arithmetic")
-    first = first_of_order(in_order(0, "arithmetic", range(16), None), len(samples))
+    first = first_of_order(in_order(base.digest, "arithmetic", range(16), None), len(samples))
     assert 4 <= len(samples) < 16 and len(samples) % 4 == 0
     assert (
         sorted(sample["doc_id"] for sample in samples)
@@ -277,12 +278,12 @@ def test_a_run_in_steps_that_was_stopped_goes_on(tmp_path: Path) -> None:
         return False
 
     with pytest.raises(RuntimeError, match="killed"):
-        runner.run(job.config, decided=killed)
-    result = runner.run(job.config, decided=lambda scores: len(next(iter(scores.values()))) == 4)
+        runner.run(job.config, gate=Gate("b", killed))
+    result = runner.run(job.config, gate=Gate("b", lambda scores: len(next(iter(scores.values()))) == 4))
     manifest = Run(result.folder).manifest
     assert seen == [2, 4]
     assert (manifest["counts"]["documents"], manifest["counts"]["resumed_requests"]) == (4, 4)
-    whole = runner.run(replace(job.config, output_dir=str(tmp_path / "whole")), decided=lambda scores: False)
+    whole = runner.run(replace(job.config, output_dir=str(tmp_path / "whole")), gate=Gate("b", lambda scores: False))
     plain = finished(tmp_path / "plain", "limit=6", SHORT)
     assert whole.digest == plain.digest, "the order of asking changes no bit"
     assert call(f"output_dir={tmp_path}", "sequential.step=2").code == 2

@@ -14,7 +14,7 @@ from evalengine.report.gate import gate as gate_module
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
-from evalengine.report.gate.steps import SEQUENTIAL, steps_of
+from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from tests.report.gate_runs import METRIC, make_run
@@ -146,7 +146,7 @@ def test_a_parts_own_setting_says_what_is_better_in_it() -> None:
 
 def test_a_gate_in_steps_does_not_judge_a_group() -> None:
     a, b = (grouped(run, {"mmlu": TASKS}) for run in answers(lost=3, won=3))
-    b = replace(b, identity={**b.identity, SEQUENTIAL: {"step": 50, "seed": 0}})
+    b = replace(b, identity={**b.identity, SEQUENTIAL: {"step": 50, "baseline": ordered_by(a)}})
     with pytest.raises(ConfigError, match="mmlu exact_match: a group is judged over whole sets; set skip: true"):
         steps_of(parse_policy({"accuracy": {"margin": 0.8}}, "test"), a, b)
     skipped = {"accuracy": {"margin": 0.8, "tasks": {"mmlu": {"skip": True}}}}

@@ -37,7 +37,7 @@ def test_equal_answers_that_are_scored_otherwise_fail(policy: str, monkeypatch: 
     assert report.verdict == "fail" and "the aggregation changed" in report.checks[-1].message
 
 
-@pytest.mark.parametrize("word", ["cache=kept", "cache.path=kept", "output_dir=x"])
+@pytest.mark.parametrize("word", ["cache=kept", "cache.path=kept", "output_dir=x", "sequential.seed=1", "-m"])
 def test_a_gate_that_makes_its_run_takes_no_cache(word: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=word), made_run([word], tmp_path):
         pass

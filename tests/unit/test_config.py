@@ -198,6 +198,10 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("task.generation.top_p=0", "task.generation.top_p=0: must lie in (0, 1]"),
         ("task.generation.temperature=nan", "task.generation.temperature=nan: must be at least 0"),
         ("model.load_format=pickle", "model.load_format=pickle: must be one of"),
+        (
+            "sequential.seed=3",
+            "sequential.seed: no longer a setting: the order of asking follows from the gate's baseline",
+        ),
     ],
 )
 def test_refused_with_the_setting_and_the_cure(override: str, expected: str) -> None:
@@ -315,6 +319,8 @@ def test_a_runs_own_configuration_is_read_as_it_was_written(text: str, tmp_path:
     file.write_text(to_yaml(written), encoding="utf-8")
     assert read_config(file) == written
     assert read_config(file, ["seed=3"]) == replace(written, seed=3)
+    file.write_text(to_yaml(written).replace("sequential:\n", "sequential:\n  seed: 0\n"), encoding="utf-8")
+    assert read_config(file) == written, "earlier runs have a setting that is removed"
 
 
 @pytest.mark.parametrize("text", ["seed: ${oc.env:HOME}", "seed: [1]", "model: 3", "nosuch: 1", "- a", "a: [", "5"])

@@ -18,7 +18,7 @@ from evalengine.report.gate.policy_reader import load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
-from evalengine.report.gate.steps import SEQUENTIAL, Steps, steps_of
+from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
 from evalengine.report.read.groups import members, members_of_both
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for
@@ -221,12 +221,14 @@ def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str
     )  # fmt: skip
 
 
-def decider(settings: SequentialConfig) -> Callable[[Scores], bool]:
-    """A function that says whether a run's scores so far decide the gate that its settings name."""
+def decider(settings: SequentialConfig) -> tuple[str, Callable[[Scores], bool]]:
+    """(what orders the documents, a function that says whether a run's scores so far decide the gate) of the gate that
+    a run's settings name."""
     assert settings.baseline is not None
     policy = load_policy(settings.policy)
     a, _ = baseline_of(settings.baseline, settings.base)
-    identity = {**a.identity, SEQUENTIAL: {"step": settings.step, "seed": settings.seed}}
+    order = ordered_by(a)
+    identity = {**a.identity, SEQUENTIAL: {"step": settings.step, "baseline": order}}
 
     def decided(scores: Scores) -> bool:
         if not a.scores.keys() <= scores.keys():  # a metric that only a finished run has
@@ -238,4 +240,4 @@ def decider(settings: SequentialConfig) -> Callable[[Scores], bool]:
         assert steps is not None
         return standing(evaluate(policy.rule, steps.part, b, steps)) != "undecided"
 
-    return decided
+    return order, decided

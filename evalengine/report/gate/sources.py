@@ -18,7 +18,11 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
 from evalengine.util.endings import hold_back
 
-OURS = ("output_dir", "resume", "sequential")  # settings that the gate makes itself
+NEW_FOLDER = "the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
+OURS = {  # settings that the gate makes itself -> what to do instead
+    **dict.fromkeys(("output_dir", "resume", "-m", "--multirun"), NEW_FOLDER),
+    "sequential": "the gate sets it; --step N asks in steps, in an order that follows from the baseline",
+}
 
 
 class NoBaseline(ConfigError):
@@ -79,10 +83,8 @@ def made_run(settings: Sequence[str], keep: Path | None, more: Mapping[str, str]
     """
     for given in settings:
         name = given.partition("=")[0].lstrip("+~")
-        if name.partition(".")[0] in OURS or given in ("-m", "--multirun"):
-            raise ConfigError(
-                f"gate: {given}: the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
-            )
+        if (instead := OURS.get(name.partition(".")[0])) is not None:
+            raise ConfigError(f"gate: {given}: {instead}")
         if name in ("cache", "cache.path"):
             raise ConfigError(f"gate: {given}: answers of earlier code would be judged; leave the cache out")
     from evalengine.config.words import word  # it loads Hydra

@@ -6,6 +6,7 @@ documents are asked, only metrics of shares with a margin can be decided; the ot
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -44,17 +45,34 @@ class Steps:
         )
 
 
+def ordered_by(a: Run) -> str:
+    """What orders the documents of runs in steps against the baseline `a`: its digest; for a run of another program,
+    which has none, the SHA-256 of its scores.
+
+    It is nothing else, such as the policy: the best of five orders would pass a loss at the margin twice as often.
+    """
+    scores = sorted((key, sorted(values.items())) for key, values in a.scores.items())
+    return a.digest or hashlib.sha256(repr(scores).encode()).hexdigest()
+
+
 def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
     """What `b` asked of the baseline `a`, if it is a run in steps.
 
     Raises ConfigError for a policy by which it cannot be judged, and where its documents are not the first ones of the
-    order that its identity names: chosen documents prove nothing.
+    order that follows from the baseline: chosen documents, or the best of several orders, prove nothing.
     """
     settings = b.identity.get(SEQUENTIAL)
     if settings is None:
         return None
     if not isinstance(policy.rule, AccuracyRule):
         raise ConfigError(f"{b.source}: a run in steps is judged by accuracy alone; policy {policy.name} asks for more")
+    order_name = ordered_by(a)
+    if settings.get("baseline") != order_name:
+        was = settings.get("baseline")
+        by = f"baseline {str(was)[:12]}" if was else f"seed {settings.get('seed')}, which could be chosen"
+        raise ConfigError(f"{b.source}: its documents were asked in the order of {by}, and {a.source} is baseline "
+                          f"{order_name[:12]}; make the run again: gate {a.source} --step {settings['step']} -- "
+                          "SETTINGS")  # fmt: skip
     asked: dict[str, list[list[int]]] = {}
     largest, total = {}, {}
     documents: dict[str, set[int]] = {}
@@ -66,11 +84,11 @@ def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
             raise ConfigError(f"{a.source}: {task}: names no clusters, and the run asks cluster by cluster; write the "
                               "baseline anew from a run of this version")  # fmt: skip
         clusters = None if names is None else dict(zip(docs, names, strict=True))
-        order = in_order(settings["seed"], task, docs, clusters)
+        order = in_order(order_name, task, docs, clusters)
         done = {doc for key, values in b.scores.items() if key[0] == task for doc in values}
         if set(first_of_order(order, len(done))) != done:
-            raise ConfigError(f"{b.source}: {task}: its {len(done)} documents are not the first of the order of seed "
-                              f"{settings['seed']}; run it again")  # fmt: skip
+            raise ConfigError(f"{b.source}: {task}: its {len(done)} documents are not the first of the baseline's "
+                              "order; run it again")  # fmt: skip
         asked[task] = [group for group in order if group[0] in done]
         largest[task], total[task], documents[task] = max(map(len, order)), len(docs), done
     _check(policy.rule, a)
