@@ -1,5 +1,5 @@
-"""The order in which a run in steps asks its documents. It follows from the baseline of its gate: no one chooses it, and
-everyone who reads the run gets the same."""
+"""The order in which a run in steps asks its documents. It follows from the baseline of its gate: no one chooses it,
+and everyone who reads the run gets the same."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from evalengine.report.gate.gate import gate
 from evalengine.report.gate.sources import load_from_base
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
+from evalengine.report.read.names import stands_for
 from tests.run_double import generated, write_run
 
 
@@ -168,6 +169,9 @@ def test_the_gate_makes_each_run_in_a_new_folder(
         assert main(["gate", str(runs[0]), "--keep", str(tmp_path / "kept"), "--", "task=sums", "limit=6"]) == 0
     assert commands[0][1:-1] == ["-m", "evalengine", "task=sums", "limit=6"] and len(commands) == 2
     assert len(list((tmp_path / "kept").iterdir())) == 2
+    second = Path(commands[1][-1].removeprefix("output_dir=")) / "made"
+    assert stands_for(f"{tmp_path / 'kept'}:latest") == second, "it found nothing"
+    assert main(["gate", str(runs[0]), f"{tmp_path / 'kept'}:latest"]) == 0
     assert main(["gate", str(runs[0]), "--", "limit=6"]) == 0
     assert not Path(commands[2][-1].removeprefix("output_dir=")).exists(), "gone, unless kept"
 

@@ -22,7 +22,7 @@ from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import named_runs, runs_in
+from evalengine.report.read.names import all_runs
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
@@ -34,9 +34,7 @@ ASKING = ("models", "format", "output", "names", "by", "history")  # options tha
 
 def main(arguments: Namespace) -> int:
     """Runs `compare` with its arguments; returns the exit code."""
-    paths = named_runs(arguments.runs)
-    if len(paths) == 1 and len(below := runs_in(paths[0])) > 1:
-        paths = below
+    paths = all_runs(arguments.runs)
     if len(paths) < 2:
         raise ConfigError(f"compare: {paths[0]}: one run alone cannot be compared; name at least two")
     runs = [load_run(path) for path in paths]

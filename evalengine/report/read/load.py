@@ -18,7 +18,7 @@ from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.baseline import is_baseline, load_baseline
 from evalengine.report.read.inspect_log import is_inspect_log, load_inspect_log
 from evalengine.report.read.lm_eval_records import load_results
-from evalengine.report.read.names import RESULTS, experiment_runs, is_run_folder, stands_for
+from evalengine.report.read.names import RESULTS, experiment_runs, is_run_folder, runs_below, stands_for
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.report.read.run_folder import load_folder
 
@@ -71,6 +71,8 @@ def _only_run_inside(path: Path, page: bool) -> Loaded:
         raise ConfigError(f"{path}: it holds {len(candidates)} runs ({names}); name one of them")
     if runs := experiment_runs(path):
         raise ConfigError(f"{path}: an experiment of {len(runs)} runs; name one of them, such as {runs[0]}")
+    if len(below := runs_below(path)) == 1:  # in a gate's folder
+        return load_with_samples(below[0], page)
     raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
 
 

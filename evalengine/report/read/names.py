@@ -29,6 +29,7 @@ from evalengine.util.plain_files import read_json
 RESULTS = Path("results")  # output_dir's default
 INDEX = "index.html"  # the list of all runs that lies beside them
 SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
+GATE_PLACE = re.compile(r"gate-\d{8}T\d{6}-.*")  # the folder that `gate --keep` makes for its run
 SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 LATEST = "latest"
 _SWEEP = with_fields({"runs": list[with_fields({"source": Text, "digest?": Text})], "picture_sha256?": Text})  # type: ignore[misc]
@@ -41,7 +42,8 @@ def is_run_folder(path: Path) -> bool:
 
 
 def runs_below(root: Path) -> list[Path]:
-    """The folders of our runs in `root`, finished or not, whole or not, those of its experiments among them."""
+    """The folders of our runs in `root`, finished or not, whole or not, those of its experiments and gates among
+    them."""
     return sorted(folder for child in _folders(root) for folder in _runs_at(child))
 
 
@@ -54,12 +56,6 @@ def holds_runs(path: Path) -> bool:
         return bool(runs_below(path)) or len(foreign) > 1
 
 
-def runs_in(name: str) -> list[str]:
-    """The runs in a folder that is none itself, as a sweep (-m) leaves them in its output_dir; [] for anything else."""
-    with readable(name):
-        return [str(run) for run in runs_below(Path(name))] if holds_runs(Path(name)) else []
-
-
 def root_of(run: Path) -> Path:
     """The folder that holds a run beside others; of an experiment's run, the folder that holds the experiment."""
     above = run.resolve().parent
@@ -67,11 +63,12 @@ def root_of(run: Path) -> Path:
 
 
 def _runs_at(folder: Path) -> Iterator[Path]:
-    """This folder, if it is a run; the runs in it, if it is an experiment or an experiment's folder for a run."""
+    """This folder, if it is a run; the runs in it, if it is an experiment, or an experiment's or gate's folder for a
+    run."""
     if is_run_folder(folder):
         yield folder
         return
-    place = SWEEP_PLACE.fullmatch(folder.name)
+    place = SWEEP_PLACE.fullmatch(folder.name) or GATE_PLACE.fullmatch(folder.name)
     for child in _folders(folder):
         if place or SWEEP_PLACE.fullmatch(child.name):
             yield from _runs_at(child)
@@ -164,6 +161,17 @@ def named_runs(names: Iterable[str]) -> list[str]:
             listed = Path(name).name == INDEX and len(all_names) > 1  # `results/*` names the index, too
             runs += experiment_runs(Path(name)) or ([] if listed else [name])
     return runs
+
+
+def all_runs(names: Iterable[str]) -> list[str]:
+    """`named_runs`; a single folder of several runs, as a sweep (-m) leaves them in its output_dir, stands for these.
+
+    Raises `ConfigError` as `named_runs` does.
+    """
+    runs = named_runs(names)
+    with readable(runs[0]):
+        below = runs_below(Path(runs[0])) if len(runs) == 1 and holds_runs(Path(runs[0])) else []
+    return [*map(str, below)] if len(below) > 1 else runs
 
 
 def newest_run(root: Path, name: str = LATEST) -> Path:
