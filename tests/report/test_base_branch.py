@@ -147,9 +147,10 @@ def test_missing_and_damaged_files_have_titles_of_their_own(runs: tuple[Path, Pa
 
 
 def test_two_runs_in_one_folder_are_not_guessed_at(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """A workspace that CI keeps holds several runs: the shipped snippets make every run in a folder of its own."""
+    """A workspace that CI keeps holds several runs: all of them must pass. The shipped snippets make every run in a
+    folder of its own."""
     report = gate(runs[0], tmp_path)
-    assert report.trouble == "the run cannot be read" and "it holds 2 runs" in report.problems[0]
+    assert report.verdict == "fail" and [one.run for one in report.reports] == [str(runs[1]), str(runs[0])]
 
 
 def test_the_gate_makes_each_run_in_a_new_folder(
@@ -167,6 +168,7 @@ def test_the_gate_makes_each_run_in_a_new_folder(
     monkeypatch.setattr(made_run.subprocess, "run", command)
     for _ in range(2):  # the second run finds a workspace that was kept
         assert main(["gate", str(runs[0]), "--keep", str(tmp_path / "kept"), "--", "task=sums", "limit=6"]) == 0
+        assert main(["gate", str(runs[0]), str(tmp_path / "kept")]) == 0, "one run, and then each of two"
     assert commands[0][1:-1] == ["-m", "evalengine", "task=sums", "limit=6"] and len(commands) == 2
     assert len(list((tmp_path / "kept").iterdir())) == 2
     second = Path(commands[1][-1].removeprefix("output_dir=")) / "made"

@@ -76,7 +76,7 @@ WINGS: dict[str, set[str]] = {
     "sweep": {"stats", "html", "compare", "terminal", "read", "numbers"},
     "leaderboard": {"sweep", "html", "compare", "stats", "terminal", "read", "numbers"},
     "export": {"python", "leaderboard", "compare", "stats", "read", "numbers"},
-    "gate": {"compare", "stats", "read", "numbers"},
+    "gate": {"html", "compare", "stats", "read", "numbers"},
     "python": {"gate", "leaderboard", "compare", "html", "terminal", "stats", "read"},
     "cli": {"gate", "export", "leaderboard", "compare", "html", "terminal", "read", "numbers"},
 }

@@ -15,7 +15,8 @@ from evalengine.util.command import Namespace
 
 def _words(
     baseline: Annotated[str, Argument(metavar="BASELINE", help="a run's folder, or a file of `baseline`")],
-    run: Annotated[str | None, Argument(metavar="RUN", help="the run that is judged; or -- and the settings of one to "
+    run: Annotated[str | None, Argument(metavar="RUN", help="the run that is judged; a folder of runs, such as a "
+                                        "sweep's, each of which is judged; or -- and the settings of one to "
                                         "make")] = None,
     policy: Annotated[str, Option(metavar="NAME|FILE", help="bitwise, tokens, accuracy, or a file")] = "bitwise",
     base: Annotated[str | None, Option(metavar="REVISION", help="take BASELINE from this git revision (origin/main), "
@@ -32,6 +33,7 @@ def _words(
     summary: Annotated[Path | None, Option(metavar="FILE", help="Markdown, appended")] = None,
     json: Annotated[str | None, Option(metavar="FILE", help="JSON; - for standard output, which then holds nothing "
                                        "else")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="a page: one file that needs nothing else")] = None,
     risk: Annotated[bool, Option("--risk", help="say P(loss > margin) of each check, too")] = False,
     verbose: Annotated[bool, Option("--verbose", help="say all that each check saw")] = False,
     annotations: Annotated[bool | None, Option(help="::error lines for GitHub")] = None,
@@ -77,6 +79,7 @@ Policies: bitwise   every bit as in the baseline: for changes that mean to touch
           FILE      your own, which may say `extends: accuracy`; conf/gate/accuracy.yaml shows every setting
 
 `gate BASELINE -- SETTINGS` makes the run first, as `python -m evalengine SETTINGS` would, in a new folder.
+`gate BASELINE SWEEP` judges each run of an experiment or of a folder of runs on its own; the worst verdict counts.
 
 On GitHub Actions (GITHUB_ACTIONS=true) annotations are on, and the summary goes to $GITHUB_STEP_SUMMARY, unless
 --no-annotations or --summary say otherwise. A summary is appended to its file.

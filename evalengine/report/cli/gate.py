@@ -18,6 +18,7 @@ from rich.text import Text
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
+from evalengine.report.gate.page import gate_page
 from evalengine.report.gate.policy_reader import available, load_policy
 from evalengine.report.gate.report import (
     Report,
@@ -42,8 +43,13 @@ def main(arguments: Namespace) -> int:
     report = _report(arguments)
     try:
         _deliver(report, arguments)
+        if arguments.html:
+            arguments.html.parent.mkdir(parents=True, exist_ok=True)
+            gate_page(report).write(arguments.html)
     except OSError as error:
         raise ConfigError(f"{error.filename}: the gate's report cannot be written ({error.strerror})") from error
+    except EvalEngineError as error:  # its exit code is that of a failed gate
+        raise ConfigError(f"gate: --html: {error}") from error
     return report.exit_code
 
 

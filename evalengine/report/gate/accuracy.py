@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.flips import answer_of
 from evalengine.report.gate.evidence import Evidence, Mean, of_documents, of_mean, of_ratio
-from evalengine.report.gate.judging import judged, tested_p, without_spread
+from evalengine.report.gate.judging import judged, margin_of, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
@@ -149,7 +150,14 @@ def _tested(
             continue
         check = judged(evidence, own, p_values.get(metric), count)
         details = (*cut, *(lost if check.status in ("fail", "undecided") else ()))
-        yield replace(check, details=details, brief="; ".join((check.brief, *cut)))
+        yield replace(check, details=details, brief="; ".join((check.brief, *cut)), **_estimate(evidence, own))
+
+
+def _estimate(evidence: Evidence, limits: Limits) -> dict[str, Any]:
+    """The loss, its bound and its margin, in the unit in which they are shown."""
+    shown = [evidence.unit.shown(loss) for loss in (evidence.bound.loss, evidence.bound.bound)]
+    loss, bound = (value if math.isfinite(value) else None for value in shown)
+    return {"unit": evidence.unit.name, "loss": loss, "bound": bound, "margin": margin_of(evidence, limits)}
 
 
 def _same_bits(key: ScoreKey, a: Run, b: Run) -> bool:

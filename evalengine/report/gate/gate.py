@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from evalengine.config.schema import SequentialConfig
@@ -15,13 +16,13 @@ from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.accuracy import parts_of_groups
 from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
 from evalengine.report.gate.policy_reader import load_policy
-from evalengine.report.gate.report import DECIDED, Check, Report, Verdict
+from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
 from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
 from evalengine.report.read.groups import members, members_of_both
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import stands_for
+from evalengine.report.read.names import all_runs, stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.loss_bound import documents_for
 from evalengine.report.stats.significance import mcnemar
@@ -77,6 +78,8 @@ def gate(
 ) -> Report:
     """Judges `run` against `baseline` (run folders, lm-eval folders or baseline files) by a policy's name or file.
 
+    run: also an experiment's folder, or one of several runs as a sweep leaves them. Each run is judged on its own; the
+    report has their `reports`, and the worst of their verdicts.
     base: a git revision, usually the branch that a change is to be merged into; the baseline file is taken from it, and
     a change of that file is among the report's warnings. noise: a run of the baseline's configuration in fast mode
     under another schedule, with which the run's flips are compared.
@@ -84,9 +87,16 @@ def gate(
     Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
     2.
     """
-    report = _attempt(baseline, run, policy, base, noise)
-    assert report is not None
-    return report
+    try:
+        runs: Sequence[str | Path] = all_runs([str(run)])
+    except ConfigError:  # it is raised again, and reported, where the run is read
+        runs = [run]
+    read = cache(partial(baseline_of, baseline, base))
+    if len(runs) > 1 and (problem := _attempt(baseline, None, policy, base, read=read)) is not None:
+        return replace(problem, run=str(run))
+    reports = [_attempt(baseline, one, policy, base, noise, read) for one in runs]
+    found = [report for report in reports if report is not None]
+    return found[0] if len(found) == 1 else together(str(run), found)
 
 
 def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
@@ -95,13 +105,19 @@ def unready(baseline: str | Path, policy: str, base: str | None = None) -> Repor
 
 
 def _attempt(
-    baseline: str | Path, run: str | Path | None, policy: str, base: str | None, noise: str | Path | None = None
+    baseline: str | Path,
+    run: str | Path | None,
+    policy: str,
+    base: str | None,
+    noise: str | Path | None = None,
+    read: Callable[[], tuple[Run, tuple[str, ...]]] | None = None,
 ) -> Report | None:
-    """The judgement, or why there is none; None for no run yet, if one could be judged."""
+    """The judgement, or why there is none; None for no run yet, if one could be judged. read: reads the baseline, of
+    several runs once."""
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
         chosen, trouble = load_policy(policy), BAD_BASELINE
-        (a, warnings), trouble = baseline_of(baseline, base), BAD_RUN
+        (a, warnings), trouble = read() if read else baseline_of(baseline, base), BAD_RUN
         if run is None:
             return None
         b, trouble = load_run(run), "not comparable"

@@ -65,7 +65,6 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
             within = evidence.unit.shown(evidence.bound.bound) <= margin + ROUNDING
             passed = "a real loss, and within the limit: " if within and evidence.p <= limits.alpha else ""
             if p <= limits.alpha:
-                detects = ""  # the larger losses that are excluded are no comfort
                 shown = f"a real loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
                 failures.append(f"{shown}: {_in_unit(loss, evidence)}, limit {margin:g}")
             elif not within:
@@ -74,6 +73,8 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
         failures.append(f"{_in_unit(loss, evidence)} lost, {allowed:g} allowed")
     if undecided and limits.require_power and not failures:
         failures.append(f"undecided: {undecided}; require_power: false for the task lets this be")
+    if failures and margin is not None:
+        detects = ""  # the larger losses that are excluded are no comfort
     status: Status = "fail" if failures else "undecided" if undecided else "pass"
     reason = {"fail": "; ".join(failures) + ": ", "undecided": f"{undecided}: ", "pass": passed}[status]
     risk = None if risk is None or math.isnan(risk) else risk

@@ -7,10 +7,11 @@ holds no line break, terminal sequence, workflow command or character that XML f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from rich.text import Text
@@ -30,6 +31,9 @@ Verdict = Literal["pass", "fail", "inconclusive", "error"]
 # One colour for each verdict, wherever it is shown, so that an inconclusive one does not look like a pass.
 STYLES: dict[Verdict, str] = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow",
                               "error": "bold magenta"}  # fmt: skip
+# From the worst verdict to the best, as what became of a run.
+OUTCOMES: dict[Verdict, str] = {"error": "could not be judged", "fail": "failed", "inconclusive": "inconclusive",
+                                "pass": "passed"}  # fmt: skip
 SIGNS: dict[Verdict, str] = {"pass": "✅", "fail": "❌", "inconclusive": "🟡", "error": "🟣"}
 
 
@@ -56,10 +60,19 @@ class Check:
     risk: float | None = None  # P(loss > margin) (`LossBound.p_beyond`); None without a margin, or with one cluster
     brief: str = ""  # the message in one short line; "" where it is one
     need: int | None = None  # documents with which an undecided check would pass if there is no loss; None: not known
+    unit: str = ""  # of the next three: "points", or "%" of the baseline; "" where nothing was tested
+    loss: float | None = None  # the observed loss, positive if the run is worse
+    bound: float | None = None  # larger losses are excluded at the policy's confidence; None: it is not finite
+    margin: float | None = None  # the policy's; None: it has none
 
     @property
     def label(self) -> str:
         return " ".join(part for part in (self.rule, self.task, self.name) if part)
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """All that it says, the message first."""
+        return (self.message, *self.details, *([self.detects] if self.detects else []))
 
 
 def first(keys: Iterable[Key], what: str = "", more: Mapping[Key, str] | None = None) -> Iterator[str]:
@@ -85,6 +98,12 @@ class Report:
     warnings: tuple[str, ...] = ()  # what a reviewer must not miss
     trouble: str | None = None  # the problems' title; None without problems
     inconclusive: Inconclusive = "report"  # the policy's setting: what that verdict means for CI
+    reports: tuple[Report, ...] = ()  # of a folder of several runs each one's; none where one run was judged
+
+    @property
+    def each(self) -> tuple[Report, ...]:
+        """The report of each run that was judged."""
+        return self.reports or (self,)
 
     @property
     def exit_code(self) -> int:
@@ -92,6 +111,11 @@ class Report:
         if self.verdict == "inconclusive":
             return INCONCLUSIVE[self.inconclusive]
         return {"pass": 0, "fail": 1, "error": 2}[self.verdict]
+
+    @property
+    def ordered(self) -> list[Check]:
+        """The checks, those first that need a reader."""
+        return sorted(self.checks, key=lambda check: ORDER.index(check.status))
 
     @property
     def failures(self) -> list[Check]:
@@ -102,29 +126,55 @@ class Report:
         return [check for check in self.checks if check.status == "undecided"]
 
 
+def together(run: str, reports: Sequence[Report]) -> Report:
+    """The report of a folder of several runs: its verdict is the worst of theirs."""
+    worst = min(reports, key=lambda report: [*OUTCOMES].index(report.verdict))
+    first = reports[0]
+    return Report(
+        worst.verdict, first.policy, first.description, first.baseline, run, warnings=first.warnings,
+        inconclusive=first.inconclusive, reports=tuple(replace(report, warnings=()) for report in reports),
+    )  # fmt: skip
+
+
 def headline(report: Report) -> str:
     """The verdict and its reason on one line: `gate accuracy: INCONCLUSIVE: no check failed; 4 of 6 are undecided`."""
-    said = f"gate {plain(report.policy)}: {report.verdict.upper()}"
+    return f"gate {plain(report.policy)}: {report.verdict.upper()}{reason(report)}"
+
+
+def reason(report: Report) -> str:
+    """What follows the verdict on its line, a colon or bracket first."""
+    if report.reports:
+        count = Counter(one.verdict for one in report.reports)
+        if report.verdict == "pass":
+            return f" ({count['pass']} of {len(report.reports)} runs)"
+        counted = ", ".join(f"{count[verdict]} {said}" for verdict, said in OUTCOMES.items() if count[verdict])
+        return f": of {len(report.reports)} runs {counted}"
     judged = sum(check.status in DECIDED for check in report.checks)
     undecided = report.undecided
     if report.verdict == "error":
-        return f"{said} ({plain(report.trouble or '')})"
+        return f" ({plain(report.trouble or '')})"
     if report.verdict == "pass":
-        return f"{said} ({judged} of {judged} checks)"
+        return f" ({judged} of {judged} checks)"
     if report.verdict == "fail":
         failed = first_of([plain(check.label) for check in report.failures], 3)
         left = f"; {len(undecided)} undecided" if undecided else ""
-        return f"{said}: {len(report.failures)} of {judged} checks failed ({'; '.join(failed)}){left}"
+        return f": {len(report.failures)} of {judged} checks failed ({'; '.join(failed)}){left}"
     needs = [check.need for check in undecided if check.need is not None]
     why = "are undecided"
     if len(needs) == len(undecided):
         why = f"have too few documents (largest need: about {max(needs):,})"
-    return f"{said}: no check failed; {len(undecided)} of {judged} {why}"
+    return f": no check failed; {len(undecided)} of {judged} {why}"
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON, ASCII only. Keys: the fields of `Report` and of `Check`, and `exit_code`."""
-    return json_lines({**asdict(report), "exit_code": report.exit_code})
+    """The report as JSON, ASCII only. Keys: the fields of `Report` and of `Check`, and `exit_code`; `reports` where
+    several runs were judged."""
+    return json_lines(_as_json(report))
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    values = {**asdict(report), "exit_code": report.exit_code, "reports": [*map(_as_json, report.reports)]}
+    return values if report.reports else {name: value for name, value in values.items() if name != "reports"}
 
 
 CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "undecided": STYLES["inconclusive"]}
@@ -132,6 +182,7 @@ SUMMARY_LENGTH = 250_000  # characters, 4 bytes each at most: GitHub refuses sum
 MARKS: dict[Status, str] = {"fail": "❌ fail", "undecided": "🟡 undecided", "excused": "➖ excused", "skip": "➖ skip",
                             "pass": "✅ pass"}  # fmt: skip
 ORDER = tuple(MARKS)  # checks that need a reader come first
+PROPERTIES = ("verdict", "baseline", "run", "baseline_digest", "run_digest")  # of a suite in JUnit
 ANNOTATIONS = 10  # GitHub shows ten errors and ten warnings a step, and drops the rest
 # How an undecided check is reported, by the policy's `inconclusive`. It is no `<error>`: the gate did judge.
 UNDECIDED_TAG = {"fail": "failure", "report": "skipped", "pass": "skipped"}
@@ -142,11 +193,28 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
     """The headline, then a line per check, failed ones first. No line begins with text from outside, which GitHub might
     obey.
 
-    risk: whether P(loss > margin) is said of the checks that have one. verbose: whether all that a check saw is said,
-    and of the parts of groups what became of them.
+    Of several runs a line for each, with the verdict and its reason. risk: whether P(loss > margin) is said of the
+    checks that have one. verbose: whether all that a check saw is said, and of the parts of groups what became of them;
+    of several runs, the checks of each.
     """
     yield Text(headline(report), style=STYLES[report.verdict])
-    checks = sorted(report.checks, key=lambda check: ORDER.index(check.status))
+    for run in report.reports:
+        status = Text(f"{run.verdict.upper():<13}", style=STYLES[run.verdict])
+        problems = f": {'; '.join(first_of([*map(plain, run.problems)], 1))}" if run.problems else ""
+        yield status + Text(f"{plain(run.run)}{reason(run)}{problems}", style="default")
+        yield from _run_lines(run, risk, verbose) if verbose else ()
+    yield from _run_lines(report, risk, verbose)
+    if report.reports and not verbose:
+        yield Text("--verbose lists the checks of each run", style="dim")
+    if any(run.verdict == "fail" and run.checks for run in report.each):
+        yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
+    for warning in report.warnings:
+        yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])
+
+
+def _run_lines(report: Report, risk: bool, verbose: bool) -> Iterator[Text]:
+    """The checks of one run, and what is noted of it."""
+    checks = report.ordered
     skipped = sum(check.status == "skip" for check in checks)
     for check in checks if verbose else [check for check in checks if check.status != "skip"]:
         status = Text(f"{check.status.upper():<10}", style=CHECK_STYLES.get(check.status, "dim"))
@@ -162,35 +230,46 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
         yield Text(f"{skipped} not judged; --verbose lists them, and what each check saw", style="dim")
     for note in report.notes:
         yield Text(f"note: {plain(note)}")
-    if report.verdict == "fail" and report.checks:
-        yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
-    for warning in report.warnings:
-        yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])
 
 
 def markdown(report: Report) -> str:
-    """Headline, warnings, problems, a table of checks (what failed or was undecided first), then what each saw."""
-    sign = SIGNS[report.verdict]
-    lines = [f"### {sign} {_shown(headline(report))}", ""]
+    """Headline, warnings, problems, a table of checks (what failed or was undecided first), then what each saw; of
+    several runs this for each."""
+    lines = [f"### {SIGNS[report.verdict]} {_shown(headline(report))}", ""]
     lines += [f"**⚠️ {_shown(warning)}**\n" for warning in report.warnings]
     lines += [f"The policy asks for: {_shown(report.description)}\n"] if report.description else []
     lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
-    lines += [f"- note: {_shown(note)}" for note in report.notes]
-    if report.problems:
-        lines += ["", f"**{_shown((report.trouble or '').capitalize())}**", ""]
-        lines += [f"- {_shown(problem)}" for problem in report.problems]
-    checks = sorted(report.checks, key=lambda check: ORDER.index(check.status))
-    if checks:
-        lines += ["", *_table(checks)]
+    length = shown = 0
+    for run in report.each:
+        heading = f"\n#### {SIGNS[run.verdict]} {run.verdict.upper()} {_shown(f'{run.run}{reason(run)}')}\n"
+        section = [*([heading] if report.reports else []), *_run_markdown(run, SUMMARY_LENGTH // len(report.each))]
+        length += sum(map(len, section))
+        if shown and length > SUMMARY_LENGTH:
+            break
+        lines += section
+        shown += 1
+    if shown < len(report.each):
+        lines += [f"\n{len(report.each) - shown} more runs are not shown."]
     return "\n".join(lines).rstrip() + "\n\n"
+
+
+def _run_markdown(report: Report, room: int) -> Iterator[str]:
+    """What is noted of one run, its problems and checks. room: characters of these."""
+    yield from (f"- note: {_shown(note)}" for note in report.notes)
+    if report.problems:
+        yield from ("", f"**{_shown((report.trouble or '').capitalize())}**", "")
+        yield from (f"- {_shown(problem)}" for problem in report.problems)
+    if report.checks:
+        yield ""
+        yield from _table(report.ordered, room)
 
 
 def _shown(text: str) -> str:
     return escaped(plain(text))
 
 
-def _table(checks: Sequence[Check]) -> Iterator[str]:
-    """The table, then the details of checks that have some, below GitHub's limit."""
+def _table(checks: Sequence[Check], room: int) -> Iterator[str]:
+    """The table, then the details of checks that have some, in `room` characters: GitHub has a limit."""
     yield "| | rule | task | metric | result |"
     yield "|---|---|---|---|---|"
     length = shown = 0
@@ -198,9 +277,9 @@ def _table(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
         cells = (check.rule, check.task, check.name, check.message)
         row = f"| {MARKS[check.status]} | {' | '.join(map(_shown, cells))} |"
-        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in _seen(check)]
+        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in check.seen[1:]]
         length += len(row) + sum(map(len, more))
-        if length > SUMMARY_LENGTH:
+        if length > room:
             break
         yield row
         below += more
@@ -210,49 +289,54 @@ def _table(checks: Sequence[Check]) -> Iterator[str]:
     yield from ("", *below)
 
 
-def _seen(check: Check) -> Iterator[str]:
-    yield from check.details
-    if check.detects:
-        yield check.detects
-
-
 def junit(report: Report) -> str:
-    """JUnit XML as GitLab and Jenkins read it: a test case per check; one with `<error>` per problem."""
-    cases = [_case(report, check) for check in report.checks]
+    """JUnit XML as GitLab and Jenkins read it: a suite per run, a test case per check; one with `<error>` per
+    problem."""
+    suites = [_suite(run, report) for run in report.each]
+    names = [name for name in suites[0].attrib if name != "name"]
+    counts = {name: str(sum(int(suite.attrib[name]) for suite in suites)) for name in names}
+    root = ElementTree.Element("testsuites", {"name": "evalengine gate", **counts})
+    root.extend(suites)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(report: Report, whole: Report) -> ElementTree.Element:
+    """One run's suite. A test's class names the run where `whole` has several: GitLab takes two of one name for one."""
+    names = ("gate", report.policy, *([report.run] if whole.reports else []))
+    cases = [_case(report, check, (*names, check.task)) for check in report.checks]
     trouble = plain(report.trouble or "")
     for number, problem in enumerate(report.problems, 1):
         name = f"{trouble} {number}" if len(report.problems) > 1 else trouble
-        case = ElementTree.Element("testcase", classname=_class(report, ""), name=name, time="0")
+        case = ElementTree.Element("testcase", classname=_class(names), name=name, time="0")
         error = ElementTree.SubElement(case, "error", message=plain(problem), type=trouble)
         error.text = plain(problem, None)
         cases.append(case)
-    counts = {
-        "tests": str(len(cases)),
-        "failures": str(sum(case.find("failure") is not None for case in cases)),
-        "errors": str(sum(case.find("error") is not None for case in cases)),
-        "skipped": str(sum(case.find("skipped") is not None for case in cases)),
-        "time": "0",
-    }
-    root = ElementTree.Element("testsuites", {"name": "evalengine gate", **counts})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": f"evalengine gate {plain(report.policy)}", **counts})
+    tags = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    counts = {count: str(sum(case.find(tag) is not None for case in cases)) for count, tag in tags.items()}
+    title = " ".join(plain(name) for name in ("evalengine", *names))
+    suite = ElementTree.Element("testsuite", {"name": title, "tests": str(len(cases)), **counts, "time": "0"})
     properties = ElementTree.SubElement(suite, "properties")
-    for name in ("verdict", "baseline", "run", "baseline_digest", "run_digest"):
-        ElementTree.SubElement(properties, "property", name=name, value=plain(str(getattr(report, name) or "")))
-    for warning in report.warnings:
-        ElementTree.SubElement(properties, "property", name="warning", value=plain(warning))
+    said = [(name, str(getattr(report, name) or "")) for name in PROPERTIES]
+    said += [("warning", warning) for warning in whole.warnings] + [("note", note) for note in report.notes]
+    for name, value in said:
+        ElementTree.SubElement(properties, "property", name=name, value=plain(value))
     suite.extend(cases)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return suite
 
 
 def workflow_commands(report: Report) -> Iterator[str]:
     """GitHub's workflow commands, a line each: `::error title=...::message`, and `::warning` and `::notice`."""
     for warning in report.warnings:
         yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
-    errors = [(report.trouble or "", problem) for problem in report.problems]
-    yield from _commands("error", report, errors + [_of_check(check) for check in report.failures])
-    kind = UNDECIDED_COMMAND[report.inconclusive]
-    yield from _commands(kind, report, [_of_check(check) for check in report.undecided])
+    errors, undecided = [], []
+    for run in report.each:
+        of_run = f"{run.run}: " if report.reports else ""
+        errors += [(f"{of_run}{run.trouble}", problem) for problem in run.problems]
+        errors += [(f"{of_run}{check.label}", _message(check)) for check in run.failures]
+        undecided += [(f"{of_run}undecided: {check.label}", _message(check)) for check in run.undecided]
+    yield from _commands("error", report, errors)
+    yield from _commands(UNDECIDED_COMMAND[report.inconclusive], report, undecided)
 
 
 def write(path: Path, text: str, append: bool = False) -> None:
@@ -270,15 +354,14 @@ def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Ite
         yield f"::{kind} title={_property(f'gate {report.policy}')}::{more}"
 
 
-def _of_check(check: Check) -> tuple[str, str]:
-    undecided = "undecided: " if check.status == "undecided" else ""
-    return f"{undecided}{check.label}", " ".join((check.message, *check.details))
+def _message(check: Check) -> str:
+    return " ".join((check.message, *check.details))
 
 
-def _case(report: Report, check: Check) -> ElementTree.Element:
+def _case(report: Report, check: Check, names: Sequence[str]) -> ElementTree.Element:
     name = " ".join(part for part in (check.rule, check.name) if part)
-    case = ElementTree.Element("testcase", classname=_class(report, check.task), name=plain(name), time="0")
-    body = "\n".join(plain(text) for text in (check.message, *check.details, check.detects) if text)
+    case = ElementTree.Element("testcase", classname=_class(names), name=plain(name), time="0")
+    body = "\n".join(map(plain, check.seen))
     if check.status == "fail":
         ElementTree.SubElement(case, "failure", message=plain(check.message), type=check.rule).text = body
     elif check.status == "undecided":
@@ -292,8 +375,8 @@ def _case(report: Report, check: Check) -> ElementTree.Element:
     return case
 
 
-def _class(report: Report, task: str) -> str:
-    return ".".join(("gate", plain(report.policy), *([plain(task)] if task else [])))
+def _class(names: Iterable[str]) -> str:
+    return ".".join(plain(name) for name in names if name)
 
 
 def _data(text: str) -> str:

@@ -108,13 +108,17 @@ def bars(rows: Sequence[tuple[str, float, str]], total: float, noun: str) -> Mar
 def interval(value: float, low: float, high: float, bounds: tuple[float, float], rule: float | None = None) -> Markup:
     """A value with its interval on a scale shared by a table's rows: drawn small, for a cell.
 
-    rule: a line at this x.
+    What lies outside `bounds` is drawn at the edge. rule: a line at this x.
     """
-    x = Axis(*bounds, 4, 156)
+    axis = Axis(*bounds, 4, 156)
+
+    def x(value: float) -> float:
+        return axis(min(max(value, bounds[0]), bounds[1]))
+
     drawn = (
         tag("path", d="M4 9H156", class_="axis"),
         tag("path", d=f"M{x(rule)} 1V17", class_="rule") if rule is not None else None,
-        tag("path", d=f"M{x(max(low, bounds[0]))} 9H{x(min(high, bounds[1]))}", class_="whisker"),
+        tag("path", d=f"M{x(low)} 9H{x(high)}", class_="whisker"),
         tag("circle", cx=x(value), cy=9, r=4, class_="mark"),
     )
     label = f"{spoken(value)}, from {spoken(low)} to {spoken(high)}"

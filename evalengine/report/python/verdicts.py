@@ -67,7 +67,10 @@ class Compared(Shown):
 
 
 class Gated(Shown):
-    """A gate's judgement: `passed`, the `verdict` (pass, fail or inconclusive), and its `checks`."""
+    """A gate's judgement: `passed`, the `verdict` (pass, fail or inconclusive), and its `checks`.
+
+    Of a folder of several runs the verdict is the worst of theirs, and `runs` has the judgement of each.
+    """
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -82,10 +85,17 @@ class Gated(Shown):
         """Whether the command's exit code would be 0."""
         return self.report.exit_code == 0
 
+    @property
+    def runs(self) -> list[Gated]:
+        """The judgement of each run of a folder of several; [] where one run was judged."""
+        return [Gated(report) for report in self.report.reports]
+
     @cached_property
     def checks(self) -> DataFrame:
-        """A row per check: rule, task, name, status, message, details, detects."""
-        return _frame(vars(check) for check in self.report.checks)
+        """A row per check: the fields of `report.gate.report.Check`; of several runs also `run`."""
+        of_run = [{"run": one.run} if self.report.reports else {} for one in self.report.each]
+        return _frame({**own, **vars(check)} for own, one in zip(of_run, self.report.each, strict=True)
+                      for check in one.checks)  # fmt: skip
 
     def _lines(self) -> Iterator[Line]:
         yield from (line.plain for line in report_lines(self.report))
@@ -114,6 +124,7 @@ def gate(
 ) -> Gated:
     """May this change be merged: is `run` as good as `baseline`, by a policy's name or file?
 
+    run: also an experiment's folder, or one of several runs, of which each is judged on its own.
     base: a git revision that the baseline file is taken from. noise: a run of the baseline's configuration in fast mode
     under another schedule, with which the run's flips are compared.
 
@@ -122,7 +133,8 @@ def gate(
     """
     report = judge(_place(baseline), _place(run), str(policy), base, None if noise is None else _place(noise))
     if report.verdict == "error":
-        raise ConfigError([f"gate: {report.trouble}: {problem}" for problem in report.problems])
+        raise ConfigError([f"gate: {f'{one.run}: ' if report.reports else ''}{one.trouble}: {problem}"
+                           for one in report.each for problem in one.problems])  # fmt: skip
     return Gated(report)
 
 

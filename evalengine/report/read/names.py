@@ -169,8 +169,10 @@ def all_runs(names: Iterable[str]) -> list[str]:
     Raises `ConfigError` as `named_runs` does.
     """
     runs = named_runs(names)
+    if len(runs) != 1:
+        return runs
     with readable(runs[0]):
-        below = runs_below(Path(runs[0])) if len(runs) == 1 and holds_runs(Path(runs[0])) else []
+        below = runs_below(Path(runs[0])) if holds_runs(Path(runs[0])) else []
     return [*map(str, below)] if len(below) > 1 else runs
 
 

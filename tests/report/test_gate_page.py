@@ -1,0 +1,219 @@
+"""A gate over several runs, and a gate's page: what each form says of every run, whatever names and answers hold."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import evalengine
+from evalengine.__main__ import main
+from evalengine.errors import ConfigError
+from evalengine.report.gate.gate import gate
+from evalengine.report.gate.page import gate_page
+from evalengine.report.gate.report import (
+    ANNOTATIONS,
+    OUTCOMES,
+    Check,
+    Report,
+    headline,
+    junit,
+    markdown,
+    report_lines,
+    to_json,
+    together,
+    workflow_commands,
+)
+from evalengine.report.read.names import SWEEP_FORMAT
+from tests.report.gate_runs import RIGHT, judge, make_run
+from tests.report.test_ci import HOSTILE, hostile_checks
+from tests.report.test_gate_verdicts import checked
+from tests.run_double import generated, write_run
+
+pytestmark = pytest.mark.usefixtures("no_github")
+
+
+def one(verdict: str, name: str, checks: Sequence[Check] = ()) -> Report:
+    """A report of one run; of verdict "error" with a problem."""
+    why = {"problems": ("A has 4 requests, B 2",), "trouble": "not comparable"} if verdict == "error" else {}
+    about = ("own", "no metric worse", "base.json", name)
+    notes = ("may differ: A is x, B is y", "A is the baseline, B the run")
+    return Report(verdict, *about, checks=tuple(checks), notes=notes, warnings=("the baseline is new",), **why)  # type: ignore[arg-type]
+
+
+CHECKS = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
+RUNS = {
+    "pass": one("pass", "sweep/1", [CHECKS["large"]]),
+    "inconclusive": one("inconclusive", "sweep/2", [CHECKS["small"], CHECKS["large"]]),
+    "fail": one("fail", "sweep/3", [*CHECKS.values(), Check("accuracy", "left", "acc", "skip", "left out")]),
+    "error": one("error", "sweep/4"),
+}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said", "code"),
+    [
+        (("pass", "pass"), "PASS (2 of 2 runs)", 0),
+        (("pass", "inconclusive"), "INCONCLUSIVE: of 2 runs 1 inconclusive, 1 passed", 3),
+        (("inconclusive", "fail", "pass"), "FAIL: of 3 runs 1 failed, 1 inconclusive, 1 passed", 1),
+        (("fail", "error"), "ERROR: of 2 runs 1 could not be judged, 1 failed", 2),
+    ],
+)
+def test_the_worst_run_decides(verdicts: Sequence[str], said: str, code: int) -> None:
+    report = together("sweep", [RUNS[verdict] for verdict in verdicts])
+    assert headline(report) == f"gate own: {said}" and report.exit_code == code
+    loaded = json.loads(to_json(report))
+    assert loaded["exit_code"] == code and [own["verdict"] for own in loaded["reports"]] == [*verdicts]
+    assert "reports" not in json.loads(to_json(RUNS["pass"])), "the JSON of one run stays as it was"
+
+
+def test_every_form_holds_every_run() -> None:
+    report = together("sweep", [*RUNS.values()])
+    lines = [line.plain for line in report_lines(report)]
+    assert [re.split(r"[:( ]+", line)[:2] for line in lines[1:5]] == [
+        ["PASS", "sweep/1"], ["INCONCLUSIVE", "sweep/2"], ["FAIL", "sweep/3"], ["ERROR", "sweep/4"],
+    ]  # fmt: skip
+    assert lines[2].endswith("1 of 2 have too few documents (largest need: about 482)")
+    assert lines[4].endswith("(not comparable): A has 4 requests, B 2")
+    assert lines.count("WARNING the baseline is new") == 1 and len(lines) == 8
+    verbose = [line.plain for line in report_lines(report, verbose=True)]
+    assert sum(line.startswith("FAIL      accuracy worse") for line in verbose) == 1 < len(verbose) - len(lines)
+    suites = ElementTree.fromstring(junit(report).encode()).findall("testsuite")
+    assert [suite.attrib["tests"] for suite in suites] == ["1", "2", "4", "1"]
+    names = [(case.attrib["classname"], case.attrib["name"]) for suite in suites for case in suite.iter("testcase")]
+    assert len({*names}) == len(names) == 8, "GitLab takes two tests of one name for one"
+    root = ElementTree.fromstring(junit(report).encode())
+    assert [root.attrib[name] for name in ("tests", "failures", "errors", "skipped")] == ["8", "1", "1", "3"]
+    text = markdown(report)
+    assert [line.split()[2] for line in text.splitlines() if line.startswith("#### ")] == [
+        *map(str.upper, ("pass", "inconclusive", "fail", "error"))
+    ]
+    commands = [*workflow_commands(report)]
+    assert [line.split()[0] for line in commands] == ["::warning", *["::error"] * 2, *["::warning"] * 2]
+    assert "gate own%3A sweep/3%3A accuracy worse" in commands[1]
+    page = gate_page(report).render()
+    assert all(f'href="#run-{number}"' in page and f'id="run-{number}"' in page for number in range(1, 5))
+
+
+def test_many_runs_stay_within_githubs_limits() -> None:
+    long = "\u4e2d" * 400
+    run = replace(
+        one("fail", long, [Check("digest", long, long, "fail", long, (long,) * 6)] * 30), problems=(long,) * 9
+    )
+    report = together("sweep", [run] * 400)
+    assert len(markdown(report).encode()) < 1024 * 1024 and "more runs are not shown" in markdown(report)
+    assert len([*workflow_commands(report)]) == ANNOTATIONS + 1
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished experiment of two runs, the second of which changed a token."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results/noise_floor-sums-m-20260102T030405Z-00000000")
+    for number in (1, 2):
+        records = [generated(doc) for doc in range(4)]
+        records[1].output_ids[0] += number - 1
+        write_run(folder / f"{number}-max_num_seqs_{number}" / "run", records)
+    sources = [{"source": f"{number}-max_num_seqs_{number}/run"} for number in (1, 2)]
+    (folder / "noise_floor.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": sources}))
+    write_run(Path("base"), [generated(doc) for doc in range(4)])
+    return folder
+
+
+def test_each_run_of_an_experiment_is_judged(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("noise_floor", str(sweep)):
+        assert main(["gate", "base", name, "--html", "new/gate.html"]) == 1
+        out = capsys.readouterr().out.splitlines()
+        assert out[0] == "gate bitwise: FAIL: of 2 runs 1 failed, 1 passed"
+        assert [line.split()[0] for line in out[1:3]] == ["PASS", "FAIL"] and "1-max_num_seqs_1" in out[1]
+        assert "Gate bitwise" in Path("new/gate.html").read_text()
+    assert gate("base", "noise_floor:1").reports == () and gate("base", sweep / "1-max_num_seqs_1").verdict == "pass"
+    gated = evalengine.gate("base", "noise_floor")
+    assert (gated.verdict, gated.passed) == ("fail", False) and [own.verdict for own in gated.runs] == ["pass", "fail"]
+    assert [*gated.checks["run"]] == [own.report.run for own in gated.runs] and str(gated).startswith(
+        "gate bitwise: FAIL"
+    )
+    assert "run" not in evalengine.gate("base", "noise_floor:1").checks.columns
+
+
+def test_what_concerns_all_runs_is_said_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = gate("none.json", sweep)
+    assert report.trouble == "no baseline yet" and report.reports == () and report.run == str(sweep)
+    for file in (sweep / "2-max_num_seqs_2" / "run").glob("*.parquet"):
+        file.unlink()
+    assert main(["gate", "base", str(sweep)]) == 2, "a run that cannot be judged is the worst"
+    assert "ERROR        " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="2-max_num_seqs_2/run: the run cannot be read"):
+        evalengine.gate("base", sweep)
+    (sweep / "noise_floor.json").unlink()
+    assert gate("base", sweep).trouble == "the run cannot be read", "an experiment that is not finished"
+
+
+def test_the_page_says_verdict_and_reason_first_and_shows_losses_bounds_and_margins() -> None:
+    text = gate_page(RUNS["fail"]).render()
+    parts = ("gate own: FAIL: 1 of 3 checks failed", "The policy asks for: no metric worse", "the baseline is new",
+             "<td>accuracy worse", "<td>accuracy small", "<td>accuracy large", "What 3 checks saw; 1 not judged",
+             "A is the baseline")  # fmt: skip
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places), "failed checks first, details below"
+    rows = re.findall(r"<td class=\"number\">([^<]*)</td>", text)
+    assert rows[:3] == ["3.50 points", "4.44 points", "2.00 points"] and rows[-3:-1] == ["0.00 points", "0.61 points"]
+    assert text.count('class="bar"') == 3 and text.count('class="rule"') == 3
+    drawn = [float(x) for x in re.findall(r'cx="([0-9.]+)"', text)]
+    assert drawn[0] == pytest.approx(4 + 152 * (3.5 + 4) / 8, abs=0.02) and drawn[1] == drawn[2] == 80
+    assert "left out" in text[text.index("<details") :] and "left out" not in text[: text.index("<details")]
+
+
+def test_a_loss_outside_the_scale_is_drawn_at_its_edge() -> None:
+    far = replace(CHECKS["worse"], loss=90.0, bound=99.0)
+    text = gate_page(one("fail", "r", [far])).render()
+    assert 'cx="156.0"' in text and "M156.0 9H156.0" in text and "90, from 90 to 99" in text
+
+
+@pytest.mark.parametrize("verdict", OUTCOMES)
+def test_no_hostile_text_is_markup_on_the_page(verdict: str) -> None:
+    checks = [replace(check, loss=1.0, bound=2.0, margin=1.5, unit=HOSTILE) for check in hostile_checks()]
+    names = (HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    own = Report(verdict, *names, None, HOSTILE, tuple(checks), (HOSTILE,), (HOSTILE,), (HOSTILE,), HOSTILE)  # type: ignore[arg-type]
+    for report in (own, together(HOSTILE, [own, own])):
+        text = gate_page(report).render()
+        assert "<script>alert" not in text and "</failure>" not in text and "&lt;script&gt;alert(1)" in text
+        assert not set(text) & {"\x00", "\x1b", "\u202e", "\ud800", "\u2028"}
+        assert not re.search(r'(?:href|src)="(?!#)', text), "no link leaves the page"
+        assert text.count("<script") == 3, "the page's own"
+
+
+def test_a_page_that_cannot_be_written_is_no_failed_gate(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", "base", "base", "--html", "results"]) == 2
+    assert "could not write results" in capsys.readouterr().err
+
+
+def test_description_and_notes_are_explained_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under INCONCLUSIVE the description read like a verdict, what may differ was "not judged", and JUnit held no
+    notes."""
+    a, b = make_run({"sums": RIGHT}), make_run({"sums": RIGHT}, total=-1.6, weights="v", numerics="fast")
+    report = judge(monkeypatch, a, b, "accuracy")
+    assert report.verdict == "inconclusive"
+    forms = ["\n".join(map(str, report_lines(report))), markdown(report), junit(report), gate_page(report).render()]
+    for text in map(html.unescape, forms):
+        assert text.count("no metric worse") == text.count("The policy asks for: no metric worse")
+        assert "A is the baseline, B the run" in text and "not judged" not in text
+        assert "may differ: The model weights differ" in text and "may differ: numerics is" in text
+    notes = json.loads(to_json(report))["notes"]
+    assert len(notes) == 3 and notes[-1] == "A is the baseline, B the run"
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_regression": 3}, {"max_regression": 3, "margin": 5}])
+def test_no_failed_check_ends_with_the_losses_that_it_excludes(limits: dict[str, float]) -> None:
+    """It read "Excluded at 95 %: losses above 94.3 points" below a failure; with max_regression it still did."""
+    (check,) = checked({"margin": 2.0, **limits}, worse=(2000, 90, 20)).values()
+    report = one("fail", "r", [check])
+    texts = ["\n".join(map(str, report_lines(report, verbose=True))), markdown(report), junit(report), to_json(report),
+             gate_page(report).render()]  # fmt: skip
+    assert check.status == "fail" and not any("Excluded" in text for text in texts)
