@@ -40,8 +40,12 @@ pytestmark = pytest.mark.usefixtures("no_github")
 
 
 def one(verdict: str, name: str, checks: Sequence[Check] = ()) -> Report:
-    """A report of one run; of verdict "error" with a problem."""
-    why = {"problems": ("A has 4 requests, B 2",), "trouble": "not comparable"} if verdict == "error" else {}
+    """A report of one run; of verdict "error" with two problems."""
+    why = (
+        {"problems": ("A has 4 requests, B 2", "rows differ"), "trouble": "not comparable"}
+        if verdict == "error"
+        else {}
+    )
     about = ("own", "no metric worse", "base.json", name)
     notes = ("may differ: A is x, B is y", "A is the baseline, B the run")
     return Report(verdict, *about, checks=tuple(checks), notes=notes, warnings=("the baseline is new",), **why)  # type: ignore[arg-type]
@@ -80,22 +84,23 @@ def test_every_form_holds_every_run() -> None:
         ["PASS", "sweep/1"], ["INCONCLUSIVE", "sweep/2"], ["FAIL", "sweep/3"], ["ERROR", "sweep/4"],
     ]  # fmt: skip
     assert lines[2].endswith("1 of 2 have too few documents (largest need: about 482)")
-    assert lines[4].endswith("(not comparable): A has 4 requests, B 2")
+    assert lines[4].endswith("(not comparable): A has 4 requests, B 2; ... and 1 more")
     assert lines.count("WARNING the baseline is new") == 1 and len(lines) == 8
     verbose = [line.plain for line in report_lines(report, verbose=True)]
     assert sum(line.startswith("FAIL      accuracy worse") for line in verbose) == 1 < len(verbose) - len(lines)
+    assert any(line.endswith("(not comparable): A has 4 requests, B 2; rows differ") for line in verbose)
     suites = ElementTree.fromstring(junit(report).encode()).findall("testsuite")
-    assert [suite.attrib["tests"] for suite in suites] == ["1", "2", "4", "1"]
+    assert [suite.attrib["tests"] for suite in suites] == ["1", "2", "4", "2"]
     names = [(case.attrib["classname"], case.attrib["name"]) for suite in suites for case in suite.iter("testcase")]
-    assert len({*names}) == len(names) == 8, "GitLab takes two tests of one name for one"
+    assert len({*names}) == len(names) == 9, "GitLab takes two tests of one name for one"
     root = ElementTree.fromstring(junit(report).encode())
-    assert [root.attrib[name] for name in ("tests", "failures", "errors", "skipped")] == ["8", "1", "1", "3"]
+    assert [root.attrib[name] for name in ("tests", "failures", "errors", "skipped")] == ["9", "1", "2", "3"]
     text = markdown(report)
     assert [line.split()[2] for line in text.splitlines() if line.startswith("#### ")] == [
         *map(str.upper, ("pass", "inconclusive", "fail", "error"))
     ]
     commands = [*workflow_commands(report)]
-    assert [line.split()[0] for line in commands] == ["::warning", *["::error"] * 2, *["::warning"] * 2]
+    assert [line.split()[0] for line in commands] == ["::warning", *["::error"] * 3, *["::warning"] * 2]
     assert "gate own%3A sweep/3%3A accuracy worse" in commands[1]
     page = gate_page(report).render()
     assert all(f'href="#run-{number}"' in page and f'id="run-{number}"' in page for number in range(1, 5))

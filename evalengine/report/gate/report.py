@@ -200,8 +200,9 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
     yield Text(headline(report), style=STYLES[report.verdict])
     for run in report.reports:
         status = Text(f"{run.verdict.upper():<13}", style=STYLES[run.verdict])
-        problems = f": {'; '.join(first_of([*map(plain, run.problems)], 1))}" if run.problems else ""
-        yield status + Text(f"{plain(run.run)}{reason(run)}{problems}", style="default")
+        problems = first_of([*map(plain, run.problems)], len(run.problems) if verbose else 1)
+        why = f": {'; '.join(problems)}" if problems else ""
+        yield status + Text(f"{plain(run.run)}{reason(run)}{why}", style="default")
         yield from _run_lines(run, risk, verbose) if verbose else ()
     yield from _run_lines(report, risk, verbose)
     if report.reports and not verbose:
