@@ -30,7 +30,7 @@ Answered = tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]
 
 @dataclass(frozen=True)
 class Gate:
-    """What a run in steps asks for."""
+    """The gate that orders and ends a run in steps."""
 
     baseline: str  # the digest of its baseline, which orders the documents
     decided: Callable[[Scores], bool]  # whether the scores so far are enough

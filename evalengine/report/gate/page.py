@@ -47,7 +47,7 @@ def gate_page(report: Report) -> Page:
 
 
 def _run(report: Report) -> Iterator[Markup]:
-    """What was found of one run: problems, checks, what each saw, and which runs they are."""
+    """The problems, checks and notes of one run, and the two runs' names and digests."""
     if report.problems:
         yield tag("h3", (report.trouble or "").capitalize())
         yield listed(report.problems)

@@ -142,7 +142,7 @@ def headline(report: Report) -> str:
 
 
 def reason(report: Report) -> str:
-    """What follows the verdict on its line, a colon or bracket first."""
+    """The reason as it follows the verdict on its line, with its colon or brackets."""
     if report.reports:
         count = Counter(one.verdict for one in report.reports)
         if report.verdict == "pass":
@@ -214,7 +214,7 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
 
 
 def _run_lines(report: Report, risk: bool, verbose: bool) -> Iterator[Text]:
-    """The checks of one run, and what is noted of it."""
+    """The checks and notes of one run."""
     checks = report.ordered
     skipped = sum(check.status == "skip" for check in checks)
     for check in checks if verbose else [check for check in checks if check.status != "skip"]:
@@ -255,7 +255,7 @@ def markdown(report: Report) -> str:
 
 
 def _run_markdown(report: Report, room: int) -> Iterator[str]:
-    """What is noted of one run, its problems and checks. room: characters of these."""
+    """The notes, problems and checks of one run. room: characters of the checks."""
     yield from (f"- note: {_shown(note)}" for note in report.notes)
     if report.problems:
         yield from ("", f"**{_shown((report.trouble or '').capitalize())}**", "")

@@ -46,13 +46,16 @@ class Steps:
 
 
 def ordered_by(a: Run) -> str:
-    """What orders the documents of runs in steps against the baseline `a`: its digest; for a run of another program,
-    which has none, the SHA-256 of its scores.
+    """Return the text that orders the documents of runs in steps against the baseline `a`: its digest, or the SHA-256
+    of its scores if it is a run of another program, which has no digest.
 
-    It is nothing else, such as the policy: the best of five orders would pass a loss at the margin twice as often.
+    Nothing that a user may vary goes in, such as the policy: the best of five orders would pass a loss at the margin
+    twice as often as one.
     """
+    if a.digest is not None:
+        return a.digest
     scores = sorted((key, sorted(values.items())) for key, values in a.scores.items())
-    return a.digest or hashlib.sha256(repr(scores).encode()).hexdigest()
+    return hashlib.sha256(repr(scores).encode()).hexdigest()
 
 
 def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
@@ -71,7 +74,7 @@ def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
         was = settings.get("baseline")
         by = f"baseline {str(was)[:12]}" if was else f"seed {settings.get('seed')}, which could be chosen"
         raise ConfigError(f"{b.source}: its documents were asked in the order of {by}, and {a.source} is baseline "
-                          f"{order_name[:12]}; make the run again: gate {a.source} --step {settings['step']} -- "
+                          f"{order_name[:12]}; make the run again: gate {a.source} --step {settings.get('step')} -- "
                           "SETTINGS")  # fmt: skip
     asked: dict[str, list[list[int]]] = {}
     largest, total = {}, {}
