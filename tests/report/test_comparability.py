@@ -73,6 +73,18 @@ def test_other_prompts_documents_and_task_sets_are_refused() -> None:
     assert "Only A ran sums" in incomparable(a, replace(a, items={}, scores={}))
 
 
+def test_a_different_limit_is_the_only_reason() -> None:
+    """Without hashes of documents, as in a baseline, only the hash of all evaluated rows is known."""
+    datasets = {"datasets": {TASK: {"sha256": "e" * 64, "fewshot_sha256": None}}}
+    a, b = (replace(r, hashes={}) for r in (run(BASE), run({0: BASE[0]}, limit=1, **datasets)))
+    assert incomparable(a, b) == ["sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)"]
+    rows = "sums: the dataset's rows differ (sha256 is dddddddddddd... in A and eeeeeeeeeeee... in B)"
+    same_requests = replace(run(BASE, limit=3, **datasets), hashes={})
+    assert incomparable(a, same_requests) == [rows], "the limit cut nothing, so it cannot be why"
+    same_limit = replace(run({0: BASE[0]}, **datasets), hashes={})
+    assert rows in incomparable(a, same_limit)
+
+
 def test_a_baseline_of_lm_evals_folder_is_still_lm_evals(tmp_path: Path) -> None:
     ours = run(BASE)
     settings = {"model_sha": "e" * 40, "tasks": {TASK: {"version": 1.0, "cls": None}}}

@@ -27,7 +27,7 @@ from evalengine.report.read.identities import (
     thing,
 )
 from evalengine.report.read.lm_eval_samples import BY_CHOICE, ROLLING, aligned
-from evalengine.report.read.run import UNBOUND, Item, Run
+from evalengine.report.read.run import UNBOUND, Item, Key, Run
 
 Subject = Literal["data", "configuration"]
 
@@ -112,19 +112,30 @@ def _documents(a: Run, b: Run) -> Iterator[Finding]:
     """Requests that only one run has, in tasks that both ran."""
     shared = {key[0] for key in a.items} & {key[0] for key in b.items}
     for task in sorted(shared):
-        left, right = ({key for key in run.items if key[0] == task} for run in (a, b))
+        left, right = (_requests(run, task) for run in (a, b))
         if left != right:
-            limits = [run.identity.get("limit") for run in (a, b)]
-            why = f" ({said(('limit',), *limits)})" if limits[0] != limits[1] else ""
+            limits = _limits(a, b)
             yield Finding(
-                f"{task}: A has {len(left)} requests, B {len(right)}, and they share {len(left & right)}{why}",
+                f"{task}: A has {len(left)} requests, B {len(right)}, and they share {len(left & right)}"
+                f"{f' ({limits})' if limits else ''}",
                 "data",
                 True,
             )
 
 
+def _requests(run: Run, task: str) -> set[Key]:
+    return {key for key in run.items if key[0] == task}
+
+
+def _limits(a: Run, b: Run) -> str:
+    """How the limits of documents differ; "" if they are equal."""
+    limits = [run.identity.get("limit") for run in (a, b)]
+    return said(("limit",), *limits) if limits[0] != limits[1] else ""
+
+
 def _contents(a: Run, b: Run) -> Iterator[Finding]:
-    """Differing rows of the datasets: by document where hashes are at hand, else by the dataset's own hash."""
+    """Differing rows of the datasets: by document where hashes are at hand, else by the hash of all evaluated rows,
+    which tells nothing where a different limit has evaluated different rows."""
     for task in sorted({*a.hashes, *b.hashes} | {*section(a, "datasets"), *section(b, "datasets")}):
         shared = sorted({*a.hashes.get(task, {})} & {*b.hashes.get(task, {})})
         for place, label in ((0, "content"), (2, "target")):
@@ -137,6 +148,8 @@ def _contents(a: Run, b: Run) -> Iterator[Finding]:
                 )
         old, new = (section(run, "datasets").get(task, {}).get("sha256") for run in (a, b))
         if not shared and old and new and old != new:
+            if _limits(a, b) and _requests(a, task) != _requests(b, task):
+                continue
             text = f"{task}: the dataset's rows differ ({said(('sha256',), old, new)})"
             yield Finding(text, "data", True, ("documents",), task)
 
