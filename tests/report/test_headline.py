@@ -78,6 +78,7 @@ def test_of_several_tasks_the_surest_change_is_said_and_the_others_are_counted()
 
 def test_equal_bits_and_equal_tokens_are_said_as_such() -> None:
     assert headline(compare(run(BASE), run(BASE))) == "A and B are the same, bit for bit"
+    assert headline(compare(run(BASE), run(BASE)), ("x", "y")) == "x and y are the same, bit for bit"
     other = headline(compare(run(BASE), run(BIT)))
     assert other == "Every output and every answer is the same; logprobs differ in 1 of 3 requests"
 

@@ -111,18 +111,19 @@ def _rounded(count: int) -> int:
     return -(-count // step) * step
 
 
-def headline(c: Comparison) -> str:
-    """The sentence, without a full stop."""
+def headline(c: Comparison, names: tuple[str, str] | None = None) -> str:
+    """The sentence, without a full stop. names: of the two runs, if they are not A and B."""
+    a, b = names or ("A", "B")
     metric = leading(c)
     if c.verdict == "IDENTICAL":
-        return f"A and B are the same, bit for bit{_on_both(c)}"
+        return f"{a} and {b} are the same, bit for bit{_on_both(c)}"
     if c.verdict == "SAME TOKENS":
         return f"Every output and every answer is the same{_on_both(c)}; {_logprobs(c)}"
     if metric is None or metric.paired is None:
-        return f"A and B differ, and no metric has a number per document by which they could be tested{_on_both(c)}"
+        return f"{a} and {b} differ, and no metric has a number per document by which they could be tested{_on_both(c)}"
     others = [m for m in asked_for(c) if m is not metric]
     name = f"On {' '.join(part for part in metric.key if part not in ('none', ''))}, " if others else ""
-    said = f"{name}{difference_words(metric, c.a.asks_all and c.b.asks_all and not c.partial)}"
+    said = f"{name}{difference_words(metric, c.a.asks_all and c.b.asks_all and not c.partial, names)}"
     if not others:
         return said
     sure = sum(_sure(m) for m in others)
@@ -152,15 +153,16 @@ def parts_of_groups(c: Comparison) -> list[MetricDelta]:
     return inside if len(inside) > MANY else []
 
 
-def difference_words(metric: MetricDelta, all_asked: bool = False) -> str:
+def difference_words(metric: MetricDelta, all_asked: bool = False, names: tuple[str, str] | None = None) -> str:
     """`test_words` of a metric.
 
-    all_asked: whether the runs asked every document that there is."""
+    all_asked: whether the runs asked every document that there is. names: of the two runs, if they are not A and B."""
     assert metric.paired is not None
     share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
     unit = " points" if share else " nats" if metric.nats else ""
     scale = Scale(share, unit, metric.higher_is_better, metric.unit)
-    return test_words(metric.paired, _p(metric), scale, all_asked)
+    than, who = names or ("", "B")
+    return test_words(metric.paired, _p(metric), scale, all_asked, who, than)
 
 
 def changed_words(c: Comparison) -> str:

@@ -23,7 +23,7 @@ TABLES: dict[str, Callable[[Sheet], str]] = {
 }
 MOST = 20  # regressions in the table
 LONGEST = 200  # characters of a cell
-HEAD = ["Document", "Question", "Target", "A", "B", "Parts at"]
+FACTS = ("question", "target", "A", "B", "parts at")  # of a regression, as `facts` names them
 
 
 def results_sheet(runs: Sequence[Run]) -> Sheet:
@@ -64,16 +64,16 @@ def _made(run: Run) -> str:
 
 
 def comparison_markdown(c: Comparison) -> str:
-    """The sentence, the counts, and a table of regressions, each followed by an empty line."""
-    words = changed_words(c)
-    parts = [f"**{escaped(headline(c))}.**", f"{escaped(words[0].upper() + words[1:])}."]
+    """The sentence, the counts, and a table of regressions, each followed by an empty line. Runs are called what
+    `results_sheet` calls them."""
+    words, (a, b) = changed_words(c), labels([c.a, c.b])
+    parts = [f"**{escaped(headline(c, (a, b)))}.**", f"{escaped(words[0].upper() + words[1:])}."]
     found = regressions(c)
     if found:
         named = [(one.name, dict(facts(one, LONGEST))) for one in found[:MOST]]
-        rows = [
-            [name, *(known.get(title.lower(), known.get(title, "")) for title in HEAD[1:])] for name, known in named
-        ]
+        rows = [[name, *(known.get(fact, "") for fact in FACTS)] for name, known in named]
+        head = ["Document", "Question", "Target", a, b, "Parts at"]
         more = f"The first {MOST} of {len(found)}." if len(found) > MOST else ""
-        sheet = Sheet("Right to wrong", HEAD, rows, tuple(range(len(HEAD))), note=more)
+        sheet = Sheet("Right to wrong", head, rows, tuple(range(len(head))), note=more)
         parts += [f"### Right to wrong: {len(found):,}", markdown_table(sheet), "### Results"]
     return "\n\n".join(parts) + "\n\n"
