@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evalengine import compare
 from evalengine.report.html.index_page import write_index
 from evalengine.report.python.results import load_run as for_python
 from evalengine.report.read.load import load_run
@@ -81,6 +82,10 @@ def test_models(models: tuple[Path, Path], tmp_path: Path) -> None:
     rows = [row for row in csv.DictReader(files["csv"].read_text().splitlines()) if row["row"] == "score"]
     assert [(float(row["cut"]), float(row["value_cut"])) for row in rows] == [(0.4, 0.25), (0.2, 0.5)]
     assert "Cut at the limit" in files["md"].read_text() and "Cut at the limit" in files["tex"].read_text()
+    frame = compare(*models).metrics
+    assert not any(isinstance(cell, (dict, list)) for cell in frame.values.flat)
+    assert frame[["value", "cut", "value_finished"]].values.tolist() == [[0.6, 0.4, 5 / 6], [0.7, 0.2, 0.75]]
+    assert (frame.ci_low < frame.value).all() and frame[["rank_best", "rank_worst"]].values.tolist() == [[1, 2], [1, 2]]
     page = files["html"].read_text()
     assert ">Cut</th>" in page and ">40.0 %</td>" in page and ">83.3</td>" in page
 
@@ -105,6 +110,8 @@ def test_python_and_the_list_of_runs(runs: tuple[Path, Path]) -> None:
     page, _ = write_index(runs[0].parent)
     place = titles(page).index("Cut")
     assert sorted(row[place] for row in rows(page)) == [2, 4]
+    frame = compare(*runs).metrics[["cut_a", "cut_b", "value_finished_a", "value_finished_b"]]
+    assert frame.values.tolist() == [[0.4, 0.2, 5 / 6, 0.75]]
 
 
 def test_runs_that_were_not_cut_have_no_word_of_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,25 @@ def test_compare_takes_paths_and_runs(folder: Path, tmp_path: Path) -> None:
     assert not differs.same and differs.differences.doc_id.tolist() == [2]
     assert repr(differs).splitlines()[-1].startswith("verdict: DIFFERENT")
     assert differs.metrics.task.tolist() == ["sums", "sums"] and differs.to_json()["format"] == "evalengine.compare"
+    assert differs.differences[["what", "prompt", "output", "text"]].values.tolist() == [["prompt", True, True, False]]
+
+
+def structured(frame: pd.DataFrame) -> set[str]:
+    """The columns with a cell that is no scalar."""
+    return {name for name in frame for cell in frame[name] if not pd.api.types.is_scalar(cell)}
+
+
+def test_a_cell_is_a_scalar_but_for_what_is_a_list_by_nature(folder: Path, tmp_path: Path) -> None:
+    run, other = evalengine.load_run(folder), write_run(tmp_path / "b", [generated(d, seed=d == 2) for d in range(6)])
+    assert structured(run.samples) == {"prompts", "responses", "answers", "doc"} and not structured(run.metrics)
+    assert structured(run.records) == {"prompt_ids", "output_ids", "logprobs"}
+    found = evalengine.compare(run, other, allow=True)
+    assert not structured(found.metrics) | structured(found.differences)
+    assert found.metrics.loc[0, ["wins", "losses", "cut_a", "cut_b"]].tolist() == [0, 0, 0, 0]
+    assert found.metrics.value_finished_b[0] == pytest.approx(1 / 3) and found.metrics.ci_low[0] < 0
+    moved = [replace(generated(doc), logprobs=generated(doc, seed=doc == 2).logprobs) for doc in range(6)]
+    failed = evalengine.gate(run, write_run(tmp_path / "c", moved))
+    assert not structured(failed.checks) and failed.checks.details[0] == "document 2, request 0, repeat 0"
 
 
 def test_compare_says_everything_that_is_wrong() -> None:

@@ -4,6 +4,7 @@ shows it. pandas is imported when a frame is asked for."""
 from __future__ import annotations
 
 import io
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -172,7 +173,7 @@ def metrics_frame(run: Run) -> DataFrame:
     subtasks = run.groups
     rows = [
         (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
-         else group_documents(run, key), *_cut(run, key))
+         else group_documents(run, key), *cut_values(run, key))
         for task in groups_first((key[0] for key in run.results), subtasks)
         for key in run.results if key[0] == task
     ]  # fmt: skip
@@ -181,18 +182,21 @@ def metrics_frame(run: Run) -> DataFrame:
     return frame.astype({**numbers, "documents": "Int64", "higher_is_better": "boolean"})
 
 
-def _cut(run: Run, key: ScoreKey) -> tuple[float, float | None]:
+def cut_values(run: Run, key: ScoreKey) -> tuple[float, float | None]:
+    """`cut` and `value_finished` of a metric, as `metrics_frame` has them; NaN for a metric that the run lacks."""
     cut = cut_of(run, key)
-    return (0.0, run.results[key][0]) if cut is None else (cut.count / cut.total, cut.finished)
+    value, _ = run.results.get(key, (math.nan, None))
+    return (0.0, value) if cut is None else (cut.count / cut.total, cut.finished)
 
 
 def samples_frame(
     samples: Mapping[str, Sequence[Mapping[str, Any]]], cut: Mapping[str, Collection[int]] | None = None
 ) -> DataFrame:
     """A row per task, document and filter: prompts, responses, what counted as the answer, and a column for each metric
-    (of a nullable type if a task has no such metric). `prompts`, `responses` and `answers` are lists, one entry a
-    request; `cut` is whether the length limit ended one of the responses. samples: each task's rows, as lm-eval's files
-    have them. cut: `Run.cut`."""
+    (of a nullable type if a task has no such metric). `prompts`, `responses` and `answers` are lists, one entry per
+    request; `doc` is the dataset's row, a dict; `cut` is whether the length limit ended one of the responses.
+
+    samples: each task's rows, as lm-eval's files have them. cut: `Run.cut`."""
     rows = list(_samples(samples))
     frame = _frame([(*row, row[1] in (cut or {}).get(row[0], ())) for row, _ in rows], (*SAMPLES, "cut"))
     for name in dict.fromkeys(name for _, scores in rows for name in scores):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compared
+from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.report import report as comparison_lines
 from evalengine.report.gate.gate import gate as judge
 from evalengine.report.gate.report import Report, report_lines
@@ -17,8 +19,10 @@ from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
-from evalengine.report.python.results import Results, Shown
+from evalengine.report.python.results import Results, Shown, cut_values
 from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run
+from evalengine.report.stats.paired import PairedResult
 from evalengine.util.sheet import Line
 
 if TYPE_CHECKING:
@@ -46,20 +50,29 @@ class Compared(Shown):
 
     @cached_property
     def metrics(self) -> DataFrame:
-        """A row per metric, or for models per metric and model; the values are in the metric's own units."""
+        """A row per metric, or for models per metric and model; the values are in the metric's own units.
+
+        `ci_low` and `ci_high`: 95 % interval, of the difference of two runs, or of a model's value. `cut` and
+        `value_finished` as in a run's `metrics`, for two runs one of each (`cut_a`, `cut_b`).
+        """
         rows = self.to_json()["metrics"]
         if isinstance(self.comparison, Comparison):
-            return _frame({**row, **(row["paired"] or {})} for row in rows).drop(columns="paired", errors="ignore")
-        names = ("task", "metric", "filter", "documents")
-        return _frame({**{n: row[n] for n in names}, **score} for row in rows for score in row["scores"] if score)
+            return _frame(_of_pair(row, self.comparison) for row in rows)
+        runs = self.comparison.runs
+        scores = ((row, score, run) for row in rows for score, run in zip(row["scores"], runs, strict=True) if score)
+        return _frame(_of_model(*one) for one in scores)
 
     @cached_property
     def differences(self) -> DataFrame:
-        """A row per request that differs, with its cause. Raises `ConfigError` for different models: they have none."""
+        """A row per request that differs, with its cause, and a column for each kind of difference, true where it is
+        one of the request's. Raises `ConfigError` for different models: they have none."""
         if not isinstance(self.comparison, Comparison):
             raise ConfigError("differences: these are different models, whose requests are not held side by side; "
                               "compare(a, b, allow=True) does that")  # fmt: skip
-        return _frame(self.to_json()["differences"])
+        rows = comparison_json(self.comparison)["differences"]
+        plain = ({name: value for name, value in row.items() if name != "in"} for row in rows)
+        kinds = ({kind: kind in row["in"] for kind in KINDS} for row in rows)
+        return _frame(row | own for row, own in zip(plain, kinds, strict=True))
 
     def _lines(self) -> Iterator[Line]:
         comparison = self.comparison
@@ -92,10 +105,11 @@ class Gated(Shown):
 
     @cached_property
     def checks(self) -> DataFrame:
-        """A row per check: the fields of `report.gate.report.Check`; of several runs also `run`."""
+        """A row per check: rule, task, name, status, message, details (one text, a line for each), detects, ...; of
+        several runs also `run`."""
         of_run = [{"run": one.run} if self.report.reports else {} for one in self.report.each]
-        return _frame({**own, **vars(check)} for own, one in zip(of_run, self.report.each, strict=True)
-                      for check in one.checks)  # fmt: skip
+        return _frame({**own, **vars(check), "details": "\n".join(check.details)}
+                      for own, one in zip(of_run, self.report.each, strict=True) for check in one.checks)  # fmt: skip
 
     def _lines(self) -> Iterator[Line]:
         yield from (line.plain for line in report_lines(self.report))
@@ -136,6 +150,26 @@ def gate(
         raise ConfigError([f"gate: {f'{one.run}: ' if report.reports else ''}{one.trouble}: {problem}"
                            for one in report.each for problem in one.problems])  # fmt: skip
     return Gated(report)
+
+
+def _of_pair(row: dict[str, Any], c: Comparison) -> dict[str, Any]:
+    """A metric's columns, of its JSON."""
+    paired = row.pop("paired") or dict.fromkeys(field.name for field in fields(PairedResult))
+    del row["cut"]
+    return {**row, **paired, **_cut(row, c.a, "_a"), **_cut(row, c.b, "_b")}
+
+
+def _of_model(row: dict[str, Any], score: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The columns of a model's value of a metric, of its JSON."""
+    about = {name: row[name] for name in ("task", "metric", "filter", "documents")}
+    for names, name in ((("ci_low", "ci_high"), "interval"), (("rank_best", "rank_worst"), "ranks")):
+        score |= dict(zip(names, score.pop(name) or (None, None), strict=True))
+    return {**about, **score, **_cut(row, run)}
+
+
+def _cut(row: dict[str, Any], run: Run, end: str = "") -> dict[str, float | None]:
+    share, finished = cut_values(run, (row["task"], row["metric"], row["filter"]))
+    return {f"cut{end}": share, f"value_finished{end}": finished}
 
 
 def _place(named: Named) -> str | Path:
