@@ -84,14 +84,18 @@ def _chosen(settings: Sequence[str]) -> int:
 
 def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
     codes: list[int] = []
-    digests: list[str] = []
+    runs: list[tuple[int, bool, str | None]] = []
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", "")
-        run = partial(_run, job.config, words, digests)
-        codes.append(exit_code(run))  # a failure becomes a code, and the sweep goes on
-    if len(digests) > 1:
-        say(f"{len(digests)} runs, {len(set(digests))} digest{'s' * (len(set(digests)) > 1)}")
+        shown: list[str] = []
+        codes.append(exit_code(partial(_run, job.config, words, shown)))  # after a failure the sweep goes on
+        runs.append((number, job.config.batch_invariant, shown[0] if shown else None))
+    if len(jobs) > 1:
+        from evalengine.report.sweep.sweep import agreement
+
+        for line in agreement(runs):
+            say(line)
     return max(codes)
 
 

@@ -193,7 +193,8 @@ def test_a_sweep_is_a_run_a_value(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     first, second = runs(tmp_path)
     assert first.digest == second.digest
-    assert done.out.count(f"digest: {first.digest}\n") == 2 and done.out.endswith("\n2 runs, 1 digest\n")
+    assert done.out.count(f"digest: {first.digest}\n") == 2
+    assert done.out.endswith(f"\nbatch_invariant=true: all 2 runs agree, digest {first.digest[:12]}\n")
     assert "[1/2] engine.max_num_seqs=1\n" in done.err and "[2/2] engine.max_num_seqs=8\n" in done.err
     assert {run.manifest["engine"]["max_num_seqs"] for run in (first, second)} == {1, 8}
 

@@ -16,7 +16,7 @@ import pytest
 from evalengine.errors import EvalEngineError
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import content_sha256
-from evalengine.report.sweep.sweep import Cell, Sweep, print_sweep, sweep, verdict
+from evalengine.report.sweep.sweep import Cell, Sweep, agreement, print_sweep, sweep, verdict
 from evalengine.report.sweep.write import picture, sweep_json, write_sweep
 from tests.report.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
 
@@ -66,6 +66,25 @@ def test_invariant_runs_of_other_inputs_may_differ() -> None:
     assert not sweep("x", [cell(BASE, False, 1), cell(BIT, False, 1)]).promise_kept
 
 
+@pytest.mark.parametrize(
+    ("runs", "lines"),
+    [
+        ([(1, True, "a" * 64), (2, True, "a" * 64), (3, False, "b" * 64), (4, False, "a" * 64)],
+         ["batch_invariant=true: all 2 runs agree, digest aaaaaaaaaaaa",
+          "batch_invariant=false: 2 runs, 2 digests: no two agree"]),
+        ([(n, False, digest) for n, digest in enumerate("abacb", 1)],
+         ["batch_invariant=false: 5 runs, 3 digests: runs 1, 3 agree; runs 2, 5 agree"]),
+        ([(1, True, "a"), (2, True, None), (3, True, "a"), (4, False, "a"), (5, False, None)],
+         ["batch_invariant=true: the finished 2 runs agree, digest a", "batch_invariant=false: 1 run, digest a"]),
+        ([(n, True, "ab"[n > 11]) for n in range(1, 13)],
+         ["batch_invariant=true: 12 runs, 2 digests: runs 1, 2, 3, 4, 5, 6, 7, 8 and 3 more agree"]),
+        ([(1, True, None), (2, True, None)], []),
+    ],
+)  # fmt: skip
+def test_each_mode_says_which_runs_agree(runs: list[tuple[int, bool, str | None]], lines: list[str]) -> None:
+    assert [*agreement(runs)] == lines
+
+
 def test_the_noise_floor_counts_what_moved() -> None:
     bit, token = (floor.comparison for floor in swept(BIT, TOKEN).floors)
     assert (len(bit.differences), bit.outputs, bit.changed, bit.logprob_counts) == (1, 0, 0, (1, 6))
@@ -88,7 +107,11 @@ def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.
     swept_as = ("exact +1", "exact +2", "fast +1", "fast +2")
     for number, (c, settings) in enumerate(zip(result.cells, swept_as, strict=True), 1):
         assert re.search(rf"(?m)^ +{number} +{c.run.source.name} +{settings} +{(c.run.digest or '')[:12]} *$", out), out
-    assert out.splitlines()[-1] == f"verdict: {verdict(result)}" and "x.json\n" in out
+    assert out.splitlines()[-3:] == [*result.agreement, f"verdict: {verdict(result)}"] and "x.json\n" in out
+    digest = result.cells[0].run.digest or ""
+    assert result.agreement == [f"batch_invariant=true: all 2 runs agree, digest {digest[:12]}",
+                                "batch_invariant=false: 2 runs, 2 digests: no two agree"]  # fmt: skip
+    assert sweep_json(result, Path())["agreement"] == result.agreement
     assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
     assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
     assert "SAME TOKENS n/m: every output is the same, logprobs differ in n of m requests." in out

@@ -316,7 +316,7 @@ def test_a_sweep_goes_on_after_a_failure_and_fails(
     install_runner(monkeypatch, run)
     assert main(["-m", "limit=1,2,3"]) == 1
     out, err = capsys.readouterr()
-    assert out == "digest: 1\ndigest: 3\n2 runs, 2 digests\n"
+    assert out == "digest: 1\ndigest: 3\nbatch_invariant=true: 2 runs, 2 digests: no two agree\n"
     assert "[1/3] limit=1\n" in err and "[3/3] limit=3\n" in err
     assert main(["-m", "limit=1,3"]) == 0
 

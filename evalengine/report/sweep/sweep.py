@@ -4,10 +4,11 @@ tables on the terminal, with the verdict as the last line."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evalengine.errors import listed
 from evalengine.report.compare.compare import Comparison, MetricDelta
 from evalengine.report.compare.matrix import Matrix, counts_note, matrix, matrix_table, run_notes
 from evalengine.report.numbers import counted, shown
@@ -16,6 +17,7 @@ from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Line, Sheet
 
 MODES = ("batch_invariant", "numerics")  # the settings that choose between fast and invariant arithmetic
+SHOWN = 8  # runs that a line of `agreement` names, and groups of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +81,11 @@ class Sweep:
         digests = [cell.run.digest for cell in self.cells if cell.fast == fast]
         return len(digests), len(set(digests))
 
+    @property
+    def agreement(self) -> list[str]:
+        """`agreement` of its runs."""
+        return [*agreement((n, not cell.fast, cell.run.digest) for n, cell in enumerate(self.cells, 1))]
+
 
 def sweep(name: str, cells: Sequence[Cell]) -> Sweep:
     """Compares every pair of runs, and pairs each fast one with the invariant one of the same other settings.
@@ -105,6 +112,26 @@ def _identity(run: Run) -> str:
     return json.dumps(run.identity, sort_keys=True)
 
 
+def agreement(runs: Iterable[tuple[int, bool, str | None]]) -> Iterator[str]:
+    """A line per mode: which of its runs have equal digests. Nothing for a mode without a digest.
+
+    runs: (number, batch_invariant, digest) of each run; a run that failed has no digest.
+    """
+    modes: dict[bool, dict[str | None, list[int]]] = {}
+    for number, invariant, digest in runs:
+        modes.setdefault(invariant, {}).setdefault(digest, []).append(number)
+    for invariant, groups in modes.items():
+        every = "the finished" if groups.pop(None, []) else "all"
+        count = sum(map(len, groups.values()))
+        mode = f"batch_invariant={'true' if invariant else 'false'}"
+        if len(groups) == 1:
+            (digest,) = groups
+            yield f"{mode}: {f'{every} {count} runs agree' if count > 1 else '1 run'}, digest {str(digest)[:12]}"
+        elif groups:
+            equal = [f"runs {listed([*map(str, members)], SHOWN)} agree" for members in groups.values() if members[1:]]
+            yield f"{mode}: {count} runs, {len(groups)} digests: {listed(equal, SHOWN, '; ') or 'no two agree'}"
+
+
 def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     """Prints everything to standard output."""
     print_lines(_lines(sweep, files))
@@ -121,6 +148,7 @@ def _lines(sweep: Sweep, files: Sequence[Path]) -> Iterator[Line]:
         yield "Noise floor: fast against invariant, the same settings otherwise"
         yield floor_table(sweep)
     yield from map(str, files)
+    yield from sweep.agreement
     yield f"verdict: {verdict(sweep)}"
 
 

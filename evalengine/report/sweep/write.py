@@ -159,6 +159,7 @@ def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
         "version": VERSION,
         "experiment": sweep.name,
         "verdict": verdict(sweep),
+        "agreement": sweep.agreement,
         "invariant_runs_equal": sweep.promise_kept,
         "runs": [
             {
