@@ -1,4 +1,4 @@
-"""`report --table`, `--model-index` and `--samples`: what they write, and what they refuse."""
+"""`report --table`, `--model-index` and `--samples`: what they write, alone and together, and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from evalengine.report.export.tables import TABLES, results_sheet
 from evalengine.report.python.results import load_run as load_results
 from evalengine.report.read.load import load_run
 from tests.report.model_runs import model
+from tests.report.written_run import Doc, write_generations
 from tests.run_double import bind_again, generated, write_run
 
 HUB = {"dataset": "openai/gsm8k", "name": "main", "revision": "e53f048", "split": "test"}
@@ -93,8 +94,39 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     run = write_run(tmp_path / "a", [generated(0)], lambda doc: float("nan"))
     (file,) = run.glob("results_*.json")
     assert "NaN" in file.read_text(encoding="utf-8") or json.loads(file.read_text(encoding="utf-8"))
-    assert main(["report", str(run), "--model-index", str(tmp_path / "i.yaml")]) == 2
-    assert "no finite results" in capsys.readouterr().err and not (tmp_path / "i.yaml").exists()
+    files = [tmp_path / "s.csv", tmp_path / "i.yaml"]
+    assert main(["report", str(run), "--samples", str(files[0]), "--model-index", str(files[1])]) == 2
+    assert "no finite results" in capsys.readouterr().err and not any(file.exists() for file in files)
+
+
+def test_several_files_and_a_table_in_one_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is the file that a call of its own writes; standard output is the table's, or the list of the files."""
+    run = str(write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.5)]))
+    names = {"--model-index": "i.yaml", "--samples": "s.csv", "--inspect-log": "l.json", "--every-eval": "store"}
+    for place in ("alone", "together"):
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "alone")
+    for option, name in names.items():
+        assert main(["report", run, option, name]) == 0
+    capsys.readouterr()
+    assert main(["report", run, "--table", "md"]) == 0
+    table = capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "together")
+    words = [word for pair in names.items() for word in pair]
+    assert main(["report", run, *words, "--table", "md"]) == 0
+    done = capsys.readouterr()
+    assert done.out == table and "s.csv: 2 samples\n" in done.err and "i.yaml: 1 result\n" in done.err
+    alone, together = ({path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+                       for root in (tmp_path / "alone", tmp_path / "together"))  # fmt: skip
+    assert alone == together and len(alone) == 5
+    assert main(["report", run, "--table", "md", "-o", "t.md", "--samples", "s.csv"]) == 0
+    assert capsys.readouterr().out == "s.csv: 2 samples\nt.md\n" and Path("t.md").read_text() == table
+    assert main(["report", run, "-o", "p.html", "--samples", "s.csv"]) == 0
+    assert (
+        capsys.readouterr().out.endswith(" MB\ns.csv: 2 samples\n") and "<!doctype html>" in Path("p.html").read_text()
+    )
 
 
 HOSTILE = ('a "b",\r\nc', "=1+1\r", "\n", "\\ud800 \u00e9 \u2028")
@@ -130,19 +162,21 @@ def test_samples_are_read_back_from_csv(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_baseline_has_no_samples(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["baseline", str(folder), "-o", str(tmp_path / "b.json")]) == 0
     assert main(["report", str(tmp_path / "b.json"), "--samples", str(tmp_path / "s.csv")]) == 2
-    assert "is a baseline, which holds no texts" in capsys.readouterr().err
+    assert "a baseline holds no texts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--table", "html"], "--table"),
-        (["--table", "md", "--model-index", "i.yaml"], "give one of them"),
+        (["--table", "md", "-o", "x.csv", "--samples", "x.csv"], "x.csv: named for two files"),
+        (["--samples", "s.csv", "-o", "s.csv"], "s.csv: named for two files"),
+        (["--model-index", "i.yaml", "--samples", "nowhere/s.csv"], "there is no folder nowhere"),
+        (["--samples", "s.csv", "--every-eval", "a_run/digest.txt/x"], "digest.txt is no folder that may be written"),
+        (["--samples", "s.csv", "--log-to", "tensorboard"], "must be one of wandb, mlflow"),
         (["--model-index", "i.md"], "ends in .yaml"),
         (["--model-index", "nowhere/i.yaml"], "there is no folder nowhere"),
-        (["--model-index", "i.yaml", "-o", "x"], "neither -o"),
-        (["--samples", "s.csv", "-o", "x"], "--samples FILE: is of one run"),
-        (["--samples", "s.csv", "--table", "md"], "give one of them"),
+        (["a_run", "--table", "md", "--samples", "s.csv"], "--samples s.csv: is of one run, and 2 are named"),
         (["--samples", "s.txt"], "ends in .csv"),
         (["--samples", "nowhere/s.csv"], "there is no folder nowhere"),
         (["--table", "md", "-o", "nowhere/t.md"], "there is no folder nowhere"),
@@ -153,4 +187,6 @@ def test_bad_usage_is_said(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     assert main(["report", str(folder), *words]) == 2
-    assert message in capsys.readouterr().err
+    done = capsys.readouterr()
+    assert message in done.err and not done.out
+    assert [path.name for path in folder.parent.iterdir()] == ["a_run"], "nothing is written"

@@ -108,7 +108,7 @@ def test_every_eval_ever_has_each_result_with_its_interval(run: Run, tmp_path: P
 def test_a_file_in_the_place_of_the_folder_is_a_sentence(run: Run, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     done = call("report", str(run.folder), "--every-eval", str(tmp_path / "store"))
-    assert done.code == 1 and "name another place" in done.err and "Traceback" not in done.err
+    assert done.code == 2 and "name another place" in done.err and "Traceback" not in done.err
 
 
 def test_two_judges_of_the_same_answers_have_records_of_their_own(tmp_path: Path) -> None:
@@ -169,7 +169,6 @@ def test_what_cannot_be_written_is_said(run: Run, tmp_path: Path) -> None:
         assert done.code == 2 and said in done.err
     baseline = tmp_path / "baseline.json"
     assert call("baseline", str(run.folder), "-o", str(baseline)).code == 0
-    for option, name, said in (("--eval-results", "a.yaml", "is no run of evalengine's own"),
-                               ("--every-eval", "a", "a baseline holds no texts")):  # fmt: skip
+    for option, name in (("--eval-results", "a.yaml"), ("--every-eval", "a")):
         done = call("report", str(baseline), option, str(tmp_path / name))
-        assert done.code == 2 and said in done.err
+        assert done.code == 2 and "a baseline holds no texts" in done.err

@@ -72,7 +72,7 @@ def test_mlflow_gets_metrics_settings_and_small_files(folder: Path, mlflow_doubl
 
 def test_an_active_run_stays_open(folder: Path, mlflow_double: list[tuple[Any, ...]]) -> None:
     sys.modules["mlflow"].active_run = lambda: SimpleNamespace(info=SimpleNamespace(run_id="mine"))  # type: ignore[attr-defined]
-    assert log_run(folder, "mlflow") == "logged to mlflow: run mine"
+    assert log_run(load_run(folder), "mlflow") == "logged to mlflow: run mine"
     assert {"end", "params", "experiment"}.isdisjoint({name for name, _ in mlflow_double})
 
 
@@ -116,7 +116,7 @@ def test_mlflow_itself_takes_the_log(folder: Path, tmp_path: Path, monkeypatch: 
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
-    assert log_run(folder, "mlflow").startswith("logged to mlflow: run ")
+    assert log_run(load_run(folder), "mlflow").startswith("logged to mlflow: run ")
     (run,) = mlflow.search_runs(experiment_names=["evalengine"], output_format="list")
     assert run.data.metrics == METRICS and run.info.status == "FINISHED"
     assert run.data.params["digest"] == run.data.tags["evalengine.digest"] == load_run(folder).digest
@@ -128,7 +128,7 @@ def test_wandb_itself_takes_the_log(folder: Path, tmp_path: Path, monkeypatch: p
     pytest.importorskip("wandb.sdk", reason="needs wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    assert log_run(folder, "wandb").startswith("logged to wandb: ")
+    assert log_run(load_run(folder), "wandb").startswith("logged to wandb: ")
     (left,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     written = left.read_bytes()
     assert b"sums/exact_match/strict" in written and str(load_run(folder).digest).encode() in written

@@ -13,12 +13,13 @@ from evalengine.util.command import Namespace
 def _report(
     runs: Annotated[list[str], Argument(metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
                     "lm-eval output folder, or the folder that holds runs; of several also baselines")],
-    output: Annotated[str | None, Option("-o", "--output", metavar="FILE", help="the file (one run: report.html in its "
-                      "folder; several: comparison.html here; a folder of runs: index.html in it)")] = None,
+    output: Annotated[str | None, Option("-o", "--output", metavar="FILE", help="the page's file (one run: report.html "
+                      "in its folder; several: comparison.html here; a folder of runs: index.html in it), or the "
+                      "table's")] = None,
     allow: Annotated[bool, Option("--allow", help="compare unlike runs, different models too, on the requests that "
                                   "they share")] = False,
-    table: Annotated[Literal["md", "latex"] | None, Option(help="a table instead, in Markdown or LaTeX (booktabs): "
-                     "tasks as rows, runs as columns; to standard output, or to -o")] = None,
+    table: Annotated[Literal["md", "latex"] | None, Option(help="a table in Markdown or LaTeX (booktabs): tasks as "
+                     "rows, runs as columns; to standard output, or to -o")] = None,
     model_index: Annotated[str | None, Option(metavar="FILE", help="a run's results as YAML for the front matter of "
                            "its model card on the Hub (`model-index`)")] = None,
     samples: Annotated[str | None, Option(metavar="FILE", help="a run's samples as CSV: a row for each task, document "
@@ -33,7 +34,10 @@ def _report(
                                          "does")] = None,
 ) -> Namespace:  # fmt: skip
     """Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different
-    models: which is better), of a folder of runs the list of them. Or a table, the samples, the Hub's model index."""
+    models: which is better), of a folder of runs the list of them.
+
+    With other options it writes what they name instead, all of them in one call, and the page only where -o names it.
+    Nothing is written if one of them cannot be."""
     return Namespace(**locals())
 
 

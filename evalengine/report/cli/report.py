@@ -1,22 +1,27 @@
-"""`python -m evalengine report`: a run, several compared, or the list of a folder's runs, as one HTML file."""
+"""`python -m evalengine report`: a run, several compared, or the list of a folder's runs, as one HTML file; tables and
+files for other programs, any number of them in one call."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from evalengine.config.check import tracker_problems
 from evalengine.errors import ConfigError, readable
-from evalengine.plain_text import say
+from evalengine.plain_text import say, warn
 from evalengine.records.folder import write_text_file
 from evalengine.report.compare.beside import is_pair
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
-from evalengine.report.export.every_eval import write_every_eval
-from evalengine.report.export.files import write_model_index, write_samples
-from evalengine.report.export.inspect_log import write_inspect_logs
-from evalengine.report.export.shared import write_hub_results
+from evalengine.report.export.every_eval import every_eval
+from evalengine.report.export.files import ExportFile, model_index, samples_csv
+from evalengine.report.export.inspect_log import inspect_logs
+from evalengine.report.export.shared import hub_results
 from evalengine.report.export.tables import TABLES, comparison_markdown, results_sheet
 from evalengine.report.export.tracking import log_run
 from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
@@ -27,96 +32,122 @@ from evalengine.report.leaderboard.compose import board
 from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.numbers import counted
-from evalengine.report.read.load import load_run, load_run_data
+from evalengine.report.read.load import RunData, load_run, load_run_data
 from evalengine.report.read.names import holds_runs, named_runs
 from evalengine.report.read.run import Run
 from evalengine.util.command import Namespace
+from evalengine.util.plain_files import YAML_SUFFIXES
 
-# option that names a file -> what is counted in it
-FILES = {"model_index": "result", "samples": "sample", "inspect_log": "sample", "eval_results": "result",
-         "every_eval": "result"}  # fmt: skip
-WRITERS = {"model_index": write_model_index, "samples": write_samples, "eval_results": write_hub_results}
+
+class Export(NamedTuple):
+    """A form for another program."""
+
+    endings: tuple[str, ...]  # of the file that the option names; none: it names a folder
+    files: Callable[[RunData, Path], list[ExportFile]]
+    complete: bool = False  # whether it needs as complete a manifest as the page
+
+
+EXPORTS = {  # by option
+    "model_index": Export(YAML_SUFFIXES, model_index),
+    "samples": Export((".csv",), samples_csv),
+    "inspect_log": Export((".json",), inspect_logs, complete=True),
+    "eval_results": Export(YAML_SUFFIXES, hub_results),
+    "every_eval": Export((), every_eval, complete=True),
+}
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `report` with its arguments; returns the exit code."""
+    """Runs `report` with its arguments; returns the exit code. Nothing is written before everything is read."""
     target = Path(arguments.output) if arguments.output else None
+    exports = {option: Path(path) for option in EXPORTS if (path := getattr(arguments, option))}
+    names = named_runs(arguments.runs)
+    if problems := [*_problems(names, exports, target, arguments.log_to)]:
+        raise ConfigError(problems)
+    table = arguments.table
+    files = _files(names[0], exports) if exports else []
+    runs = [load_run(name) for name in names] if table or arguments.log_to else []
+    text = _table(runs, table, arguments.allow) if table else ""
+    if table and target is not None:
+        files.append(ExportFile(target, text, ""))
+    page = not (exports or table or arguments.log_to) or (target is not None and not table)
+    paths = Counter(path.resolve() for path in [*(file.path for file in files), *([target] if page and target else [])])
+    if twice := [path for path, count in paths.items() if count > 1]:
+        raise ConfigError([f"report: {path}: named for two files; name another for one of them" for path in twice])
+    note = partial(warn, whose="") if table and target is None else say  # standard output is the table's
+    if page:
+        note(_write_page(names, target, arguments.allow))
+    for file in files:
+        write_text_file(file.path, file.text)
+        note(f"{file.path}: {file.holds}" if file.holds else file.path)
+    if table and target is None:
+        sys.stdout.write(text)
+    for name, run in zip(names, runs, strict=True) if arguments.log_to else ():
+        note(f"{name}: {log_run(run, arguments.log_to)}")
+    return 0
+
+
+def _files(name: str, exports: Mapping[str, Path]) -> list[ExportFile]:
+    """What the options export of a run."""
+    data = load_run_data(name, complete=any(EXPORTS[option].complete for option in exports))
+    return [file for option, path in exports.items() for file in EXPORTS[option].files(data, path)]
+
+
+def _problems(
+    names: Sequence[str], exports: Mapping[str, Path], target: Path | None, tracker: str | None
+) -> Iterator[str]:
+    """What is wrong with the options together."""
     if target is not None:
-        _check(target)
-    runs = named_runs(arguments.runs)
-    if arguments.table or arguments.log_to or _file_option(arguments):
-        return _other_form(runs, arguments, target)
-    if len(runs) == 1 and holds_runs(Path(runs[0])):
-        path, count = write_index(Path(runs[0]), target)
-        say(f"{path}: {counted(count, 'run')}")
-        return 0
-    if len(runs) == 1:
-        path, size = write_run_report(runs[0], target)
+        yield from _path_problems(f"-o {target}", target, ())
+    for option, path in exports.items():
+        words, endings = f"--{option.replace('_', '-')} {path}", EXPORTS[option].endings
+        if len(names) > 1:
+            yield f"report: {words}: is of one run, and {len(names)} are named"
+        yield from _path_problems(words, path, endings) if endings else _folder_problems(words, path)
+    yield from tracker_problems("report: --log-to", tracker)
+
+
+def _path_problems(words: str, path: Path, endings: Sequence[str]) -> Iterator[str]:
+    with readable(f"report: {words}"):
+        if endings and path.suffix not in endings:
+            yield f"report: {words}: name a file that ends in {endings[0]}"
+        elif path.is_dir():
+            example = path / f"report{endings[0] if endings else '.html'}"
+            yield f"report: {words}: a folder; name a file in it, such as {example}"
+        elif not path.parent.is_dir():
+            yield f"report: {words}: there is no folder {path.parent}; make it, or name another file"
+        elif not os.access(path.parent, os.W_OK):
+            yield f"report: {words}: no permission to write in {path.parent}; name another file"
+
+
+def _folder_problems(words: str, path: Path) -> Iterator[str]:
+    with readable(f"report: {words}"):
+        above = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not (above.is_dir() and os.access(above, os.W_OK)):
+            yield f"report: {words}: {above} is no folder that may be written to; name another place"
+
+
+def _table(runs: Sequence[Run], form: str, allow: bool) -> str:
+    """The runs' results; in Markdown, what two runs that can be compared show together stands before them."""
+    text = TABLES[form](results_sheet(runs)) + "\n"
+    if form != "md" or len(runs) != 2:
+        return text
+    try:
+        return comparison_markdown(compared(runs[0], runs[1], allow or are_models(runs))) + text
+    except ConfigError:
+        return text
+
+
+def _write_page(names: Sequence[str], target: Path | None, allow: bool) -> str:
+    """Writes the page of a run, of a folder of runs, or of a comparison; returns its place and size in words."""
+    if len(names) == 1 and holds_runs(Path(names[0])):
+        path, count = write_index(Path(names[0]), target)
+        return f"{path}: {counted(count, 'run')}"
+    if len(names) == 1:
+        path, size = write_run_report(names[0], target)
     else:
         path = target or Path("comparison.html")
-        size = _write_comparison(runs, path, arguments.allow)
-    say(f"{path}: {size / 1e6:.1f} MB")
-    return 0
-
-
-def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None) -> int:
-    """Writes a table, a model index or samples, or logs the runs, in place of a page."""
-    files = [getattr(arguments, option) for option in FILES]
-    if sum(map(bool, (arguments.table, arguments.log_to, *files))) > 1:
-        raise ConfigError("report: --table, --model-index, --samples, --inspect-log, --eval-results, --every-eval and "
-                          "--log-to are several things: give one of them")  # fmt: skip
-    if arguments.log_to:
-        return _log(names, arguments.log_to)
-    if option := _file_option(arguments):
-        if len(names) > 1 or target is not None:
-            option = f"--{option.replace('_', '-')}"
-            raise ConfigError(
-                f"report: {option} FILE: is of one run and names its own file: give neither -o nor other runs"
-            )
-        return _named_file(names[0], option, Path(getattr(arguments, option)))
-    runs = [load_run(name) for name in names]
-    text = TABLES[arguments.table](results_sheet(runs)) + "\n"
-    if arguments.table == "md" and len(runs) == 2:
-        text = f"{_in_markdown(runs, arguments.allow)}{text}"
-    if target is None:
-        sys.stdout.write(text)
-        return 0
-    write_text_file(target, text)
-    say(target)
-    return 0
-
-
-def _file_option(arguments: Namespace) -> str | None:
-    """The option that names a file of another program's form."""
-    return next((option for option in FILES if getattr(arguments, option)), None)
-
-
-def _named_file(name: str, option: str, path: Path) -> int:
-    """Writes what the option says of a run to the file that it names."""
-    if option == "every_eval":  # a folder is named
-        path, count = write_every_eval(load_run_data(name), path)
-    else:
-        _check(path)
-        count = write_inspect_logs(name, path) if option == "inspect_log" else WRITERS[option](load_run(name), path)
-    say(f"{path}: {counted(count, FILES[option])}")
-    return 0
-
-
-def _in_markdown(runs: Sequence[Run], allow: bool) -> str:
-    """What two runs show together, the sentence first; nothing for runs that cannot be compared."""
-    try:
-        return comparison_markdown(compared(runs[0], runs[1], allow or are_models(runs)))
-    except ConfigError:
-        return ""
-
-
-def _log(names: Sequence[str], tracker: str) -> int:
-    """Logs each run. Raises `ConfigError` for an unknown tracker, `EvalEngineError` if the tracker refuses."""
-    if problems := list(tracker_problems("report: --log-to", tracker)):
-        raise ConfigError(problems)
-    for name in names:
-        say(f"{name}: {log_run(name, tracker)}")
-    return 0
+        size = _write_comparison(names, path, allow)
+    return f"{path}: {size / 1e6:.1f} MB"
 
 
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
@@ -131,12 +162,3 @@ def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
     if is_pair(runs[0], runs[1]):
         noise_floor_section(page, noise_floor(runs[0], runs[1]))
     return page.write(path)
-
-
-def _check(target: Path) -> None:
-    """Raises `ConfigError` for a file that cannot be written where it is named."""
-    with readable(f"report: -o {target}"):
-        if target.is_dir():
-            raise ConfigError(f"report: -o {target}: a folder; name a file in it, such as {target / 'report.html'}")
-        if not target.parent.is_dir():
-            raise ConfigError(f"report: -o {target}: there is no folder {target.parent}; make it, or name another file")

@@ -16,11 +16,12 @@ from typing import Any
 from uuid import UUID
 
 from evalengine.errors import ConfigError
-from evalengine.records.folder import sanitise, write_text_file
+from evalengine.records.folder import sanitise
 from evalengine.records.manifest_parts import Dataset, Judged, read_part
-from evalengine.report.export.files import HUB_ID
+from evalengine.report.export.files import HUB_ID, ExportFile
 from evalengine.report.export.inspect_log import asked_of, said_of
 from evalengine.report.export.shared import check_kind, few_shot, given, on_hub
+from evalengine.report.numbers import counted
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run, ScoreKey, parsed
@@ -32,11 +33,11 @@ LOCAL = "local"  # in the place of a developer, for a model that is not on the H
 Details = dict[str, str]
 
 
-def write_every_eval(data: RunData, folder: Path) -> tuple[Path, int]:
-    """Writes `data/COLLECTION/DEVELOPER/MODEL/UUID.json` and `UUID_samples.jsonl` into `folder`; returns (the first of
-    them, how many results it holds). The same run has the same names and bytes, whenever it is written.
+def every_eval(data: RunData, folder: Path) -> list[ExportFile]:
+    """`data/COLLECTION/DEVELOPER/MODEL/UUID_samples.jsonl` and `UUID.json` in `folder`. The same run has the same names
+    and bytes, whenever it is written.
 
-    Raises `ConfigError` for a run that is not ours, or has no finite results; `EvalEngineError` if the disk refuses.
+    Raises `ConfigError` for a run that is not ours, or has no finite results.
     """
     run = data.run
     check_kind(run, "--every-eval")
@@ -53,12 +54,10 @@ def write_every_eval(data: RunData, folder: Path) -> tuple[Path, int]:
     samples, text = place / f"{name}_samples.jsonl", "".join(lines)
     detailed = {"format": "jsonl", "file_path": samples.as_posix(), "hash_algorithm": "sha256",
                 "checksum": hashlib.sha256(text.encode()).hexdigest(), "total_rows": len(lines)}  # fmt: skip
-    record = _record(run, keys, identity, model) | ({"detailed_evaluation_results": detailed} if lines else {})
-    if lines:
-        write_text_file(folder / samples, text)
-    target = folder / place / f"{name}.json"
-    write_text_file(target, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    return target, len(keys)
+    record = _record(data, keys, identity, model) | ({"detailed_evaluation_results": detailed} if lines else {})
+    content = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    files = [ExportFile(folder / samples, text, counted(len(lines), "sample"))] if lines else []
+    return [*files, ExportFile(folder / place / f"{name}.json", content, counted(len(keys), "result"))]
 
 
 def _uuid(digest: str, judge: Judged | None) -> UUID:
@@ -77,7 +76,8 @@ def _seconds(run: Run) -> str:
     return f"{started.timestamp():.0f}" if started is not None else "0"
 
 
-def _record(run: Run, keys: list[ScoreKey], identity: str, model: str) -> dict[str, Any]:
+def _record(data: RunData, keys: list[ScoreKey], identity: str, model: str) -> dict[str, Any]:
+    run = data.run
     version, public = run.manifest.code.version or __version__, not model.startswith(f"{LOCAL}/")
     about = {"deployment_type": "self_deployed", "model_availability": "open_weights" if public else "unknown",
              "numerics": run.identity.get("numerics"), "weights_sha256": run.manifest.model.weights_sha256,
@@ -94,12 +94,12 @@ def _record(run: Run, keys: list[ScoreKey], identity: str, model: str) -> dict[s
         "model_info": {"name": run.manifest.model.name, "id": model,
                        "inference_engine": {"name": "evalengine", "version": version},
                        "additional_details": _texts(about)},
-        "evaluation_results": [_result(run, key) for key in keys],
+        "evaluation_results": [_result(data, key) for key in keys],
     }  # fmt: skip
 
 
-def _result(run: Run, key: ScoreKey) -> dict[str, Any]:
-    task, metric, name = key
+def _result(data: RunData, key: ScoreKey) -> dict[str, Any]:
+    run, (task, metric, name) = data.run, key
     value, stderr = run.results[key]
     scores, interval, cut = run.scores.get(key, {}), metric_interval(run, key), cut_of(run, key)
     uncertainty: dict[str, Any] = {} if stderr is None else {"standard_error": {"value": stderr}}
@@ -108,7 +108,7 @@ def _result(run: Run, key: ScoreKey) -> dict[str, Any]:
         uncertainty["confidence_interval"] = {"lower": low, "upper": high, "confidence_level": CONFIDENCE}
     if scores:
         uncertainty["num_samples"] = len(scores)
-    details = {"few_shot": few_shot(run, task), "filter": name, "task_digest": run.task_digests.get(task),
+    details = {"few_shot": few_shot(data, task), "filter": name, "task_digest": run.task_digests.get(task),
                "cut_at_the_limit": None if cut is None else cut.words}  # fmt: skip
     return {
         "evaluation_result_id": "/".join(key),

@@ -11,17 +11,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalengine.errors import ConfigError
-from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
+from evalengine.report.numbers import counted
 from evalengine.report.python.results import samples_frame
-from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import cut_of
-from evalengine.util.plain_files import YAML_SUFFIXES
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -30,61 +29,48 @@ TASK_TYPE = "text-generation"  # the Hub's pipeline of causal language models
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
-def write_samples(run: Run, target: Path) -> int:
-    """Writes the columns of `results.samples_frame`, whole or not at all; returns how many rows they have.
+class ExportFile(NamedTuple):
+    """A file that is yet to be written."""
+
+    path: Path
+    text: str
+    holds: str  # what the user is told that it holds, such as `12 samples`; "" for nothing
+
+
+def samples_csv(data: RunData, target: Path) -> list[ExportFile]:
+    """The columns of `results.samples_frame`.
 
     A text is a cell as it is; lists and what a dataset's row holds are JSON; what a task has no metric for is empty.
     Lines end as RFC 4180 has them, so that both of their characters are quoted where a text holds them.
-
-    Raises `ConfigError` for another ending than .csv, and for a baseline, which holds no samples; `EvalEngineError` if
-    the disk refuses.
     """
-    if target.suffix != ".csv":
-        raise ConfigError(f"report: --samples {target}: is CSV: name a file that ends in .csv")
-    if run.kind == "baseline":
-        raise ConfigError(f"report: --samples: {run.source} is a baseline, which holds no texts; give the run's folder")
-    _, samples = newest(run.source)
-    frame = samples_frame(samples, run.cut)
+    samples = {task: [row for rows in documents.values() for row in rows] for task, documents in data.samples.items()}
+    frame = samples_frame(samples, data.run.cut)
     for name in [name for name in frame if frame[name].dtype.kind == "O"]:
         frame[name] = frame[name].map(_cell)
-    write_text_file(target, frame.to_csv(index=False, lineterminator="\r\n"))
-    return len(frame)
+    return [ExportFile(target, frame.to_csv(index=False, lineterminator="\r\n"), counted(len(frame), "sample"))]
 
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
 
 
-def write_model_index(run: Run, target: Path) -> int:
-    """Writes the YAML file, whole or not at all; returns how many results it holds.
-
-    Raises `ConfigError` for another ending than .yaml, and for a run without finite results; `EvalEngineError` if the
-    disk refuses.
-    """
-    if target.suffix not in YAML_SUFFIXES:
-        raise ConfigError(f"report: --model-index {target}: is YAML: name a file that ends in .yaml; its content goes "
-                          "between the --- lines at the top of the model card")  # fmt: skip
+def model_index(data: RunData, target: Path) -> list[ExportFile]:
+    """The YAML that goes between the --- lines at the top of a model card. Raises `ConfigError` for a run without
+    finite results."""
     from huggingface_hub import ModelCardData
 
-    results = list(eval_results(run))
+    results = list(_eval_results(data))
     if not results:
-        raise ConfigError(f"report: --model-index: {run.source} holds no finite results")
-    data = ModelCardData(model_name=labels([run])[0], eval_results=results)
-    write_text_file(target, data.to_yaml() + "\n")
-    return len(results)
+        raise ConfigError(f"report: --model-index: {data.run.source} holds no finite results")
+    card = ModelCardData(model_name=labels([data.run])[0], eval_results=results)
+    return [ExportFile(target, card.to_yaml() + "\n", counted(len(results), "result"))]
 
 
-def eval_results(run: Run) -> Iterator[EvalResult]:
-    """A result per task, metric and filter whose value is finite. Shares stay shares of 1, not percent.
-
-    Raises `ConfigError` for a baseline, which does not say what its datasets are.
-    """
-    if run.kind == "baseline":
-        raise ConfigError(f"report: --model-index: {run.source} is a baseline, which does not name its datasets; give "
-                          "the run's folder")  # fmt: skip
+def _eval_results(data: RunData) -> Iterator[EvalResult]:
+    """A result per task, metric and filter whose value is finite. Shares stay shares of 1, not percent."""
     from huggingface_hub import EvalResult
 
-    results, _ = newest(run.source)
+    run, results = data.run, data.results
     for (task, metric, name), (value, stderr) in run.results.items():
         if not math.isfinite(value):
             continue

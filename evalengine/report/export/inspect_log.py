@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError
-from evalengine.records.folder import sanitise, write_text_file
+from evalengine.records.folder import sanitise
+from evalengine.report.export.files import ExportFile
 from evalengine.report.leaderboard.models import labels
-from evalengine.report.read.load import RunData, load_run_data
+from evalengine.report.numbers import counted
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Key
 from evalengine.version import __version__
 
@@ -19,22 +20,15 @@ VERSION = 2  # of inspect_ai's log
 HASHES = ("doc_hash", "prompt_hash", "target_hash")  # of a sample, in its metadata
 
 
-def write_inspect_logs(run: str, target: Path) -> int:
-    """Writes the file of a run's task, or one beside it for each of several; returns how many samples they hold.
-
-    Raises `ConfigError` for another ending than .json, and for a baseline, which holds no texts; `EvalEngineError` if
-    the disk refuses.
-    """
-    if target.suffix != ".json":
-        raise ConfigError(f"report: --inspect-log {target}: is JSON: name a file that ends in .json")
-    data = load_run_data(run)
-    count = 0
+def inspect_logs(data: RunData, target: Path) -> list[ExportFile]:
+    """The log of a run's task; for each of several tasks a file `TARGET-TASK.json`."""
+    files = []
     for task in data.tasks:
         samples = list(_samples(data, task))
         file = target if len(data.tasks) == 1 else target.with_name(f"{target.stem}-{sanitise(task)}.json")
-        write_text_file(file, json.dumps(_log(data, task, samples), ensure_ascii=False, indent=1, default=str) + "\n")
-        count += len(samples)
-    return count
+        text = json.dumps(_log(data, task, samples), ensure_ascii=False, indent=1, default=str) + "\n"
+        files.append(ExportFile(file, text, counted(len(samples), "sample")))
+    return files
 
 
 def _log(data: RunData, task: str, samples: list[dict[str, Any]]) -> dict[str, Any]:

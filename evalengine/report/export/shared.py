@@ -12,15 +12,15 @@ import yaml
 
 from evalengine.errors import ConfigError, one_line
 from evalengine.plain_text import warn
-from evalengine.records.folder import write_text_file
-from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.records.shapes import Text, with_fields, wrong
-from evalengine.report.export.files import HUB_ID
+from evalengine.report.export.files import HUB_ID, ExportFile
+from evalengine.report.numbers import counted
+from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run, parsed
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.hub import offline_if_unreachable
-from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
+from evalengine.util.plain_files import read_yaml
 from evalengine.version import __version__
 
 EVAL_YAML = "eval.yaml"  # a benchmark's list of its tasks, in its dataset's repository
@@ -29,24 +29,23 @@ _TASK = with_fields({"id": Text, "config?": Text, "split?": Text})
 _BENCHMARK = with_fields({"tasks": list[_TASK]})  # type: ignore[valid-type]
 
 
-def write_hub_results(run: Run, target: Path) -> int:
-    """Writes the YAML of a model's `.eval_results/`, an entry a task with its first metric; returns how many there are.
+def hub_results(data: RunData, target: Path) -> list[ExportFile]:
+    """The YAML of a model's `.eval_results/`, an entry per task with its first metric.
 
-    Raises `ConfigError` for another ending than .yaml, for a baseline, and where no task's rows are a dataset on the
-    Hub; `EvalEngineError` if the disk refuses.
+    Raises `ConfigError` for a run that is not ours, and if no task's rows are a dataset on the Hub.
     """
-    if target.suffix not in YAML_SUFFIXES:
-        raise ConfigError(f"report: --eval-results {target}: is YAML: name a file that ends in .yaml")
-    check_kind(run, "--eval-results")
-    entries = list(_hub_entries(run))
+    check_kind(data.run, "--eval-results")
+    entries = list(_hub_entries(data))
     if not entries:
-        raise ConfigError(f"report: --eval-results: no task of {run.source} has its rows from a dataset on the Hub")
-    write_text_file(target, yaml.safe_dump(entries, sort_keys=False, allow_unicode=True))
-    return len(entries)
+        raise ConfigError(
+            f"report: --eval-results: no task of {data.run.source} has its rows from a dataset on the Hub"
+        )
+    text = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
+    return [ExportFile(target, text, counted(len(entries), "result"))]
 
 
-def _hub_entries(run: Run) -> Iterator[dict[str, Any]]:
-    told: set[str] = set()
+def _hub_entries(data: RunData) -> Iterator[dict[str, Any]]:
+    run, told = data.run, set[str]()
     for key, (value, _) in run.results.items():
         task, metric, name = key
         rows = run.manifest.datasets.get(task) or read_part(Dataset, None)
@@ -56,7 +55,7 @@ def _hub_entries(run: Run) -> Iterator[dict[str, Any]]:
         assert rows.dataset is not None
         dataset = {"id": rows.dataset, "task_id": _task_id(rows), **given(revision=rows.revision)}
         cut = cut_of(run, key)
-        notes = (f"evalengine {run.manifest.code.version or __version__}", f"{metric}, {name}", few_shot(run, task),
+        notes = (f"evalengine {run.manifest.code.version or __version__}", f"{metric}, {name}", few_shot(data, task),
                  f"{rows.rows} rows", f"numerics {run.identity.get('numerics')}", *([cut.words] if cut else []),
                  f"digest {run.digest}")  # fmt: skip
         yield {"dataset": dataset, "value": value, **given(date=_day(run)), "notes": "; ".join(notes)}
@@ -99,10 +98,9 @@ def check_kind(run: Run, option: str) -> None:
                           "and rows; give the run's folder")  # fmt: skip
 
 
-def few_shot(run: Run, task: str) -> str:
+def few_shot(data: RunData, task: str) -> str:
     """`5-shot`."""
-    results = read_results(results_files(run.source)[-1]) if run.source.is_dir() else {}
-    return f"{results.get('n-shot', {}).get(task, 'unknown')}-shot"
+    return f"{data.results.get('n-shot', {}).get(task, 'unknown')}-shot"
 
 
 def on_hub(path: str | None) -> bool:

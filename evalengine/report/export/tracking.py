@@ -31,18 +31,15 @@ LONGEST = 500  # characters of a parameter's value in MLflow
 def leave_log(folder: Path, tracker: str) -> None:
     """Logs a run that has just finished. A failure is only printed, since the run is whole without its entry."""
     try:
-        warn(log_run(folder, tracker))
+        warn(log_run(load_run(folder), tracker))
     except EvalEngineError as error:
         cure = f"the run is whole; try again: python -m evalengine report {folder} --log-to {tracker}"
         warn(f"{error}; {cure}")
 
 
-def log_run(path: str | Path, tracker: str) -> str:
-    """Logs a finished run to `wandb` or `mlflow`, whose library is installed; returns where it is, in words.
-
-    Raises `ConfigError` for a run that cannot be read, `EvalEngineError` if the tracker refuses.
-    """
-    run = load_run(path)
+def log_run(run: Run, tracker: str) -> str:
+    """Logs a finished run to `wandb` or `mlflow`, whose library is installed; returns where it is, in words. Raises
+    `EvalEngineError` if the tracker refuses."""
     log: Callable[[Run], str] = {"wandb": _to_wandb, "mlflow": _to_mlflow}[tracker]
     try:
         return log(run)

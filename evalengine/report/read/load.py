@@ -132,17 +132,17 @@ class RunData:
         return [row["filter"] for row in rows]
 
 
-def load_run_data(path: str | Path, page: bool = True) -> RunData:
+def load_run_data(path: str | Path, page: bool = True, complete: bool = True) -> RunData:
     """Reads a run with its texts.
 
-    page: whether `report.html` is checked, too.
+    page: whether `report.html` is checked, too. complete: whether the manifest must hold all that a page needs.
     Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
     """
     loaded = load_with_samples(path, page)
     run = loaded.run
     if run.kind == "baseline":
         raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
-    if run.kind == "run" and (missing := missing_for_page(run.manifest)):
+    if complete and run.kind == "run" and (missing := missing_for_page(run.manifest)):
         raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
