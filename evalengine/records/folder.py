@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -202,6 +202,19 @@ def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
         _sync(target.parent)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def file_problems(words: str, path: Path, endings: Collection[str] = ()) -> Iterator[str]:
+    """Yields why `write_text_file` could not write there. words: what named the file. endings: those it may have."""
+    with readable(words):
+        if endings and path.suffix not in endings:
+            yield f"{words}: name a file that ends in {', '.join(endings)}"
+        elif path.is_dir():
+            yield f"{words}: a folder; name a file in it"
+        elif not path.parent.is_dir():
+            yield f"{words}: there is no folder {path.parent}; make it, or name another file"
+        elif not os.access(path.parent, os.W_OK):
+            yield f"{words}: no permission to write in {path.parent}; name another file"
 
 
 def write_text_file(file: Path, text: str) -> int:

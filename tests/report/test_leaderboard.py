@@ -202,7 +202,7 @@ def test_files_of_every_kind_hold_scores_and_tests(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-o", "x.docx"], "its ending must be one of .md, .tex, .csv, .html, .svg"),
+        (["-o", "x.docx"], "name a file that ends in .md, .tex, .csv, .html, .svg"),
         (["-o", "nowhere/x.md"], "there is no folder nowhere"),
         (["--names", "a"], "2 models need 2 different names"),
         (["--names", "a,a"], "2 models need 2 different names"),

@@ -36,8 +36,8 @@ def _report(
     """Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different
     models: which is better), of a folder of runs the list of them.
 
-    With other options it writes what they name instead, all of them in one call, and the page only where -o names it.
-    Nothing is written if one of them cannot be."""
+    The other options write what they name instead, several in one call; the page then needs -o. Nothing is written
+    unless every path is valid."""
     return Namespace(**locals())
 
 

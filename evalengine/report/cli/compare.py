@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from evalengine.errors import ConfigError, EvalEngineError, readable
-from evalengine.records.folder import write_text_file
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.records.folder import file_problems, write_text_file
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import LEVELS, compared
 from evalengine.report.compare.matrix import matrix, matrix_report
@@ -121,17 +121,7 @@ def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], lis
 
 def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
     """(file, form) of each target. Raises `ConfigError` that names every target that cannot be written."""
-    problems = []
-    for name in given:
-        path = Path(name)
-        with readable(f"compare: -o {name}"):
-            if path.suffix not in SUFFIXES:
-                problems.append(f"compare: -o {name}: its ending must be one of {', '.join(SUFFIXES)}")
-            elif path.is_dir():
-                problems.append(f"compare: -o {name}: a folder; name a file in it")
-            elif not path.parent.is_dir():
-                problems.append(f"compare: -o {name}: there is no folder {path.parent}; make it, or name another file")
-    if problems:
+    if problems := [text for name in given for text in file_problems(f"compare: -o {name}", Path(name), SUFFIXES)]:
         raise ConfigError(problems)
     return [(Path(name), SUFFIXES[Path(name).suffix]) for name in given]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from evalengine.config.check import tracker_problems
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say, warn
-from evalengine.records.folder import write_text_file
+from evalengine.records.folder import file_problems, write_text_file
 from evalengine.report.compare.beside import is_pair
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
@@ -57,7 +57,7 @@ EXPORTS = {  # by option
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `report` with its arguments; returns the exit code. Nothing is written before everything is read."""
+    """Runs `report` with its arguments; returns the exit code. Every file is made before the first is written."""
     target = Path(arguments.output) if arguments.output else None
     exports = {option: Path(path) for option in EXPORTS if (path := getattr(arguments, option))}
     names = named_runs(arguments.runs)
@@ -72,7 +72,9 @@ def main(arguments: Namespace) -> int:
     page = not (exports or table or arguments.log_to) or (target is not None and not table)
     paths = Counter(path.resolve() for path in [*(file.path for file in files), *([target] if page and target else [])])
     if twice := [path for path, count in paths.items() if count > 1]:
-        raise ConfigError([f"report: {path}: named for two files; name another for one of them" for path in twice])
+        raise ConfigError(
+            [f"report: {path}: two options name this file; name another for one of them" for path in twice]
+        )
     note = partial(warn, whose="") if table and target is None else say  # standard output is the table's
     if page:
         note(_write_page(names, target, arguments.allow))
@@ -95,39 +97,26 @@ def _files(name: str, exports: Mapping[str, Path]) -> list[ExportFile]:
 def _problems(
     names: Sequence[str], exports: Mapping[str, Path], target: Path | None, tracker: str | None
 ) -> Iterator[str]:
-    """What is wrong with the options together."""
+    """What is wrong with the paths that the options name, and with their combination."""
     if target is not None:
-        yield from _path_problems(f"-o {target}", target, ())
+        yield from file_problems(f"report: -o {target}", target)
     for option, path in exports.items():
-        words, endings = f"--{option.replace('_', '-')} {path}", EXPORTS[option].endings
+        words, endings = f"report: --{option.replace('_', '-')} {path}", EXPORTS[option].endings
         if len(names) > 1:
-            yield f"report: {words}: is of one run, and {len(names)} are named"
-        yield from _path_problems(words, path, endings) if endings else _folder_problems(words, path)
+            yield f"{words}: exports one run; {len(names)} are named"
+        yield from file_problems(words, path, endings) if endings else _folder_problems(words, path)
     yield from tracker_problems("report: --log-to", tracker)
 
 
-def _path_problems(words: str, path: Path, endings: Sequence[str]) -> Iterator[str]:
-    with readable(f"report: {words}"):
-        if endings and path.suffix not in endings:
-            yield f"report: {words}: name a file that ends in {endings[0]}"
-        elif path.is_dir():
-            example = path / f"report{endings[0] if endings else '.html'}"
-            yield f"report: {words}: a folder; name a file in it, such as {example}"
-        elif not path.parent.is_dir():
-            yield f"report: {words}: there is no folder {path.parent}; make it, or name another file"
-        elif not os.access(path.parent, os.W_OK):
-            yield f"report: {words}: no permission to write in {path.parent}; name another file"
-
-
 def _folder_problems(words: str, path: Path) -> Iterator[str]:
-    with readable(f"report: {words}"):
+    with readable(words):
         above = next(place for place in (path, *path.absolute().parents) if place.exists())
         if not (above.is_dir() and os.access(above, os.W_OK)):
-            yield f"report: {words}: {above} is no folder that may be written to; name another place"
+            yield f"{words}: {above} is not a writable folder; name another place"
 
 
 def _table(runs: Sequence[Run], form: str, allow: bool) -> str:
-    """The runs' results; in Markdown, what two runs that can be compared show together stands before them."""
+    """The results of the runs. In Markdown, the comparison of two comparable runs comes first."""
     text = TABLES[form](results_sheet(runs)) + "\n"
     if form != "md" or len(runs) != 2:
         return text

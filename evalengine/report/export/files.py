@@ -34,7 +34,7 @@ class ExportFile(NamedTuple):
 
     path: Path
     text: str
-    holds: str  # what the user is told that it holds, such as `12 samples`; "" for nothing
+    holds: str  # its content in words, such as `12 samples`; "" if there is nothing to count
 
 
 def samples_csv(data: RunData, target: Path) -> list[ExportFile]:

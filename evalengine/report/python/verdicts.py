@@ -64,15 +64,14 @@ class Compared(Shown):
 
     @cached_property
     def differences(self) -> DataFrame:
-        """A row per request that differs, with its cause, and a column for each kind of difference, true where it is
-        one of the request's. Raises `ConfigError` for different models: they have none."""
+        """A row per request that differs, with its cause and a boolean column for each kind of difference. Raises
+        `ConfigError` for different models: they have none."""
         if not isinstance(self.comparison, Comparison):
             raise ConfigError("differences: these are different models, whose requests are not held side by side; "
                               "compare(a, b, allow=True) does that")  # fmt: skip
         rows = comparison_json(self.comparison)["differences"]
-        plain = ({name: value for name, value in row.items() if name != "in"} for row in rows)
-        kinds = ({kind: kind in row["in"] for kind in KINDS} for row in rows)
-        return _frame(row | own for row, own in zip(plain, kinds, strict=True))
+        frame = _frame({**row, **{kind: kind in row["in"] for kind in KINDS}} for row in rows)
+        return frame.drop(columns="in", errors="ignore")  # no rows, no columns
 
     def _lines(self) -> Iterator[Line]:
         comparison = self.comparison
