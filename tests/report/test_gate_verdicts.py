@@ -75,6 +75,9 @@ def test_the_first_line_says_how_many_documents_would_tell_and_each_check_is_one
 def test_a_margin_that_no_share_can_lose_is_refused() -> None:
     with pytest.raises(ConfigError, match="margin=300: its scores are shares, which can lose no more than 100 points"):
         checked({"margin": 300}, t=(100, 1, 1))
+    rule, run = parse_policy({"accuracy": {"margin": 300}}, "test").rule, make_run({"t": [1.0, 0.0, 1.0]})
+    with pytest.raises(ConfigError, match="margin=300"):
+        evaluate(rule, run, run)  # equal bits, too
 
 
 def test_no_sink_calls_an_excluded_loss_one_that_it_can_detect() -> None:
