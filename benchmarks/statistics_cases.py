@@ -5,14 +5,15 @@ Shares that can be counted are counted (`passing`: a sum over all outcomes); the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
-from evalengine.report.stats.intervals import bonett_price, clustered_stderr
-from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
+from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
+from evalengine.report.stats.loss_bound import LossBound, difference_interval, loss_bound, stratum
 
 Floats = NDArray[np.float64]
 Bound = Callable[[int, int, int], float]  # (losses, wins, documents) -> the bound
@@ -37,7 +38,21 @@ def passing(bound: Bound, count: int, margin: float, loss: float, win: float) ->
 def gate_bound(losses: int, wins: int, count: int) -> float:
     """The gate's bound for 0/1 scores of unrelated documents: `loss_bound` by the counts alone."""
     mean, variance = (losses - wins) / count, (losses + wins) / count - ((losses - wins) / count) ** 2
-    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, count - 1.0, ALPHA, count).bound
+    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, count - 1.0, ALPHA, count, 1.0,
+                     0.0 if losses else 1 / count).bound  # fmt: skip
+
+
+def bonett_price(ups: int, downs: int, count: int, confidence: float) -> tuple[float, float]:
+    """Interval of a difference of two paired proportions, from the discordant pairs of `count` pairs.
+
+    With u = (ups + 1) / (n + 2) and v = (downs + 1) / (n + 2): u - v -+ z sqrt((u + v - (u - v)^2) / (n + 2)), cut
+    to [-1, 1] (Bonett & Price 2012, "Adjusted Wald Confidence Interval for a Difference of Binomial Proportions
+    Based on Paired Data", Journal of Educational and Behavioral Statistics 37(4)).
+    """
+    up, down = (ups + 1) / (count + 2), (downs + 1) / (count + 2)
+    middle, z = up - down, -float(special.ndtri((1 - confidence) / 2))
+    half = z * ((up + down - middle**2) / (count + 2)) ** 0.5
+    return max(-1.0, middle - half), min(1.0, middle + half)
 
 
 def bonett_price_bound(losses: int, wins: int, count: int) -> float:
@@ -52,6 +67,15 @@ def bounds_of(losses: Floats, codes: NDArray[np.intp]) -> tuple[float, float, fl
     groups = int(codes.max()) + 1
     plain = float(losses.mean() + _t_quantile(groups - 1) * clustered_stderr(losses, codes))
     return ours, unrelated, plain
+
+
+def covers(differences: Floats, codes: NDArray[np.intp], truth: float, scale: float = 1.0) -> tuple[bool, bool]:
+    """Whether 95 % intervals of the mean difference contain the truth: `compare`'s, and Student's t over clusters.
+    scale: 1 for shares, 0 for log-likelihoods."""
+    low, high = difference_interval([stratum(differences, codes)], scale, scale or math.inf)
+    degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
+    plain = t_interval(float(differences.mean()), clustered_stderr(differences, codes), degrees, 0.95)
+    return low <= truth <= high, plain[0] <= truth <= plain[1]
 
 
 def unequal_groups(rng: np.random.Generator, groups: int, largest: int) -> NDArray[np.intp]:

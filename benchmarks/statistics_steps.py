@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.figures import Figure, shares
 from benchmarks.statistics_cases import ALPHA, flips, related_flips, unequal_groups
 from evalengine.report.stats.intervals import Floats, cluster_sums
-from evalengine.report.stats.loss_bound import LossBound, SteppedBound, loss_bound, stratum
+from evalengine.report.stats.loss_bound import SteppedBound, loss_bound, stratum
 from evalengine.report.stats.measured import two_way
 
 STEP = 100
@@ -22,7 +23,7 @@ def stepped(losses: Floats, count: int, codes: NDArray[np.intp] | None = None) -
     seen = own < count
     fixed = loss_bound([stratum(losses[seen], own[seen])], 1.0, ALPHA, 1.0)
     sizes = np.bincount(own).astype(np.float64)
-    whole = LossBound(fixed.loss, fixed.stderr, fixed.unit, fixed.degrees, ALPHA / 2, fixed.groups, 1.0)
+    whole = replace(fixed, alpha=ALPHA / 2)
     return SteppedBound(
         fixed.loss, fixed.stderr, fixed.unit, fixed.degrees, ALPHA, fixed.groups, 1.0,
         sums=cluster_sums(losses[seen], own[seen]), sizes=sizes[:count], largest=float(sizes.max()),

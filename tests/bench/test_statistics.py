@@ -86,7 +86,7 @@ def test_counting_agrees_with_enumeration() -> None:
 def test_the_counted_bound_is_the_gates(losses: int, wins: int, count: int) -> None:
     differences = np.array([1.0] * losses + [-1.0] * wins + [0.0] * (count - losses - wins))
     assert gate_bound(losses, wins, count) == pytest.approx(
-        loss_bound([stratum(differences, np.arange(count))], 1.0, 0.05).bound, rel=1e-12
+        loss_bound([stratum(differences, np.arange(count))], 1.0, 0.05, 1.0).bound, rel=1e-12
     )
 
 

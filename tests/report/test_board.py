@@ -197,7 +197,7 @@ def test_perplexities_are_tested_by_their_documents_log_likelihoods() -> None:
     word, bits = table.contests
     (test,) = word.tests
     assert test.nats and word.wins(test) and not bits.tests and table.family == 1
-    assert test.result == paired([math.fsum(d) for d in sums], [math.fsum(d) for d in closer])
+    assert test.result == paired(*([math.fsum(d) for d in x] for x in (sums, closer)), unbounded=True)
     assert [s and s.rank for s in word.scores] == [2, 1] and [s and s.interval for s in word.scores] == [None, None]
     assert any(note.startswith("no interval for pages word_perplexity, pages bits_per_byte") for note in table.notes)
     one_page = board([rolling("a", sums[:1], 20.0), rolling("b", closer[:1], 18.0)])

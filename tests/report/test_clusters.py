@@ -15,11 +15,17 @@ from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import Sample, sample_row
 from evalengine.records.manifest import run_identity
+from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.metric_deltas import metric_deltas
 from evalengine.report.compare.report import report as report_of
+from evalengine.report.export.tables import comparison_markdown
 from evalengine.report.gate.evidence import of_documents
 from evalengine.report.gate.policies import Limits
+from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.leaderboard.compose import board
+from evalengine.report.leaderboard.formats import board_json, board_lines, comma_separated, latex, markdown
+from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.stats import significance as permutation
@@ -33,6 +39,7 @@ from evalengine.tasks.rows import Rows
 from evalengine.tasks.rows import cluster_names as relations
 from tests.parity.shipped_rows import rows_of
 from tests.report.gate_runs import METRIC, make_run
+from tests.report.model_runs import model
 from tests.run_double import bind_again, generated, write_run
 
 ROWS = [
@@ -128,6 +135,26 @@ def test_few_clusters_and_few_successes_are_said() -> None:
     names = {"sums": dict(enumerate(uneven))}
     evidence = of_documents(KEY, replace(a, clusters=names), b, Limits(margin=2.0), True, 1)
     assert "100 documents in 41 clusters (41 clusters as uneven as 2.1 equal ones" in evidence.what
+
+
+def test_every_output_of_a_difference_says_why_its_interval_may_be_too_narrow() -> None:
+    names = {"t": {doc: str(doc // 10) for doc in range(80)}}
+    old, new = ([float(doc % 3 == 0 and doc >= lost) for doc in range(80)] for lost in (0, 12))
+    a, b = (replace(model(name, {"t": values}), clusters=names) for values, name in ((old, "a"), (new, "b")))
+    items = {key: replace(item, output_sha256="other", text="B") for key, item in b.items.items()}
+    b = replace(b, items=items)
+    few = "8 clusters are few; intervals and bounds may be too narrow"
+    c = compare(a, b)
+    lines = [line for line in report_of(c) if isinstance(line, str)]
+    assert f"t, acc, none: {few}." in lines
+    assert comparison_json(c)["metrics"][0]["paired"]["cautions"] == [few]
+    assert few in comparison_page(c).render() and few in comparison_markdown(c).replace("\\", "")
+    models = board([a, b], ["a", "b"])
+    assert f"t acc (a, b, b against a): {few}" in models.notes
+    assert board_json(models)["metrics"][0]["tests"][0]["cautions"] == [few]
+    for text in (markdown(models), latex(models), comma_separated(models), leaderboard_page(models).render()):
+        assert few in text.replace("\\", "")
+    assert any(few in line for line in board_lines(models) if isinstance(line, str))
 
 
 def clustered_folder(path: Path) -> Path:

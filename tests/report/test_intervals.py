@@ -9,11 +9,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from benchmarks.statistics_cases import bonett_price, covers, related_flips, unequal_groups
 from evalengine.report.stats import detectable as power
 from evalengine.report.stats import intervals
 from evalengine.report.stats import paired as statistics
 from evalengine.report.stats import significance as permutation
+from evalengine.report.stats.loss_bound import Stratum, difference_interval
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.significance import holm, sign_flip
 from tests.report.paired_counts import binary, exact_mcnemar
@@ -40,40 +43,76 @@ def test_repeated_items_add_nothing() -> None:
     assert paired(np.repeat(a, 5), np.repeat(b, 5)).stderr < 0.5 * once.stderr
 
 
-def test_t_interval_by_hand() -> None:
-    result = paired([0.0, 0.0, 0.0], [2.0, 4.0, 6.0])  # mean 4, s = 2, t(0.975, 2) = 4.302652729696
-    half = 4.302652729696142 * 2 / math.sqrt(3)
-    assert (result.ci_low, result.ci_high) == pytest.approx((4 - half, 4 + half), rel=1e-9)
+def test_interval_by_hand() -> None:
+    """Differences of 2, 4 and 6 in scores of 0 to 6: every part's size is at most that of a whole score, 6 / 3."""
+    result = paired([0.0, 0.0, 0.0], [2.0, 4.0, 6.0])
     assert result.stderr == pytest.approx(2 / math.sqrt(3), rel=1e-12)
+    error, unseen = 4.302652729696142 * result.stderr, 1.959963984540054 * 2.0 * (1 + 4 / 6)  # t(0.975, 2), z(0.975)
+    half = math.sqrt(error**2 + 2 * unseen**2)
+    assert (result.ci_low, result.ci_high) == pytest.approx((4 - half, 4 + half), rel=1e-9)
 
 
 def test_p_and_interval_of_a_published_table() -> None:
     """Airway hyper-responsiveness (Bentur et al. 2009), in Fagerland, Lydersen & Laake 2014: 1, 1, 7, 12."""
     result = paired([1] + [0] + [1] * 7 + [0] * 12, [1] + [1] + [0] * 7 + [0] * 12)
-    assert result.p_value == pytest.approx(18 / 256, rel=1e-12)
-    half = 1.959963984540054 * math.sqrt((10 / 23 - 36 / 529) / 23)  # Bonett-Price by hand: (2 - 8) / 23 -+ half
-    assert (result.ci_low, result.ci_high) == pytest.approx((-6 / 23 - half, -6 / 23 + half), rel=1e-12)
-    assert result.difference == pytest.approx(-6 / 21, rel=1e-12)
+    assert result.p_value == pytest.approx(18 / 256, rel=1e-12) and result.difference == pytest.approx(-6 / 21)
+    published = bonett_price(1, 7, 21, 0.95)
+    assert published == pytest.approx((-0.5084, -0.0134), abs=1e-4)
+    assert result.ci_low < published[0] and result.ci_high > 0 > published[1]  # as p > 0.05 says
 
 
-def bonett_price_coverage(count: int, up: float, down: float) -> float:
-    """The exact coverage: the probability of all (ups, downs) whose interval holds up - down."""
-    total = 0.0
-    for ups in range(count + 1):
-        for downs in range(count + 1 - ups):
-            low, high = intervals.bonett_price(ups, downs, count, 0.95)
-            if low <= up - down <= high:
-                ways = math.comb(count, ups) * math.comb(count - ups, downs)
-                total += ways * up**ups * down**downs * (1 - up - down) ** (count - ups - downs)
-    return total
+@functools.cache
+def counted_intervals(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """All (ups, downs) of `count` 0/1 pairs, and their intervals, each as an array of two columns."""
+    pairs = [(ups, downs) for ups in range(count + 1) for downs in range(count + 1 - ups)]
+    ends = []
+    for ups, downs in pairs:
+        parts = np.repeat([1.0, -1.0, 0.0], [ups, downs, count - ups - downs]) / count
+        ends.append(difference_interval([Stratum(parts, parts - parts.mean(), np.full(count, 1 / count))], 1.0, 1.0))
+    return np.array(pairs), np.array(ends)
 
 
 @pytest.mark.parametrize(
     "rates", [(0.005, 0.005), (0.02, 0.0), (0.03, 0.01), (0.1, 0.1), (0.15, 0.05), (0.3, 0.3), (0.9, 0.02)]
 )
-@pytest.mark.parametrize("count", [5, 20, 100])
+@pytest.mark.parametrize("count", [5, 20, 60])
 def test_binary_interval_covers(count: int, rates: tuple[float, float]) -> None:
-    assert bonett_price_coverage(count, *rates) >= 0.945
+    """Exactly, over all outcomes: both ends together err in at most 5 % of comparisons."""
+    pairs, ends = counted_intervals(count)
+    chances = stats.multinomial.pmf(np.c_[pairs, count - pairs.sum(1)], count, [*rates, 1 - sum(rates)])
+    above, below = (
+        float(chances[wrong].sum()) for wrong in (ends[:, 0] > rates[0] - rates[1], ends[:, 1] < rates[0] - rates[1])
+    )
+    assert above + below <= 0.05
+
+
+def skewed_differences(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """(differences of shares, clusters, their true mean)."""
+    alone = np.arange(200)
+    if kind == "lost":  # 2 % of 200 documents lose what they had, 0.4 on average
+        had = np.where(rng.random(200) < 0.5, 0.0, rng.uniform(0.6, 1.0, 200))
+        return np.where(rng.random(200) < 0.02, -had, 0.0), alone, -0.02 * 0.4
+    if kind == "jitter":
+        return np.where(rng.random(200) < 0.005, -1.0, rng.uniform(-0.02, 0.02, 200)), alone, -0.005
+    codes = unequal_groups(rng, 100, 9)
+    return -related_flips(rng, codes, 0.04, 0.5, 1.0), codes, -0.02
+
+
+@pytest.mark.parametrize("kind", ["lost", "jitter", "clusters"])
+def test_skewed_differences_are_covered(kind: str) -> None:
+    """Few documents, or clusters, lose much: Student's t misses the mean in 10 % to 40 % of 400 draws."""
+    rng = np.random.default_rng(6)
+    ours, plain = np.mean([covers(*skewed_differences(kind, rng)) for _ in range(400)], axis=0)
+    assert ours >= 0.95 and plain <= 0.9
+
+
+def test_an_interval_of_log_likelihoods_does_not_grow_with_their_size() -> None:
+    """Sums of thousands of nats that differ by tenths: what was not seen is taken to be like what was."""
+    old = np.linspace(-9000.0, -1000.0, 60)
+    new = old + np.random.default_rng(0).normal(0.1, 0.5, 60)
+    near, wide = paired(old, new, unbounded=True), paired(old, new)
+    assert near.ci_high - near.ci_low == pytest.approx(2 * 2.0 * near.stderr, rel=0.1) and wide.ci_high > 100
+    assert paired(old, old, unbounded=True).ci_high > 100, "equal ones show no size of a change"
 
 
 def test_clustered_interval_covers_and_the_naive_one_does_not() -> None:
@@ -194,7 +233,7 @@ def test_no_difference_is_not_no_detectable_effect(count: int) -> None:
     assert scores.minimum_detectable_effect == pytest.approx(
         0.5 * paired([1, 0] * count, [1, 0] * count).minimum_detectable_effect, rel=1e-6
     )
-    assert scores.ci_high == pytest.approx(0.5 * (1 - 0.05 ** (1 / (2 * count)))) and scores.ci_low == -scores.ci_high
+    assert scores.ci_high == pytest.approx(1 - 0.05 ** (1 / (2 * count))) and scores.ci_low == -scores.ci_high
 
 
 def test_few_differences_do_not_make_the_gate_look_sharp() -> None:

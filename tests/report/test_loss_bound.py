@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from benchmarks.statistics_cases import bonett_price_bound, passing
+from evalengine.report.compare.metric_deltas import metric_deltas
+from evalengine.report.gate.evidence import Mean, of_documents, of_mean
+from evalengine.report.gate.policies import Limits
 from evalengine.report.stats.intervals import clustered_stderr
 from evalengine.report.stats.loss_bound import LossBound, Stratum, documents_for, loss_bound, stratum
+from evalengine.report.stats.metric_interval import scaled
+from evalengine.report.stats.paired import paired
+from tests.report.gate_runs import METRIC, make_run
+from tests.report.paired_counts import binary
 
 ALPHA = 0.05
 
@@ -36,6 +44,8 @@ def test_the_bound_by_hand() -> None:
 def test_no_flip_is_a_little_more_than_the_rule_of_three(count: int) -> None:
     exact = 1 - ALPHA ** (1 / count)  # n documents without a loss leave this one possible
     assert exact < bound_of(np.zeros(count)).bound < 1.15 * exact
+    shares = loss_bound([stratum(np.zeros(count), np.arange(count))], 1.0, ALPHA, 1.0)
+    assert shares.bound == pytest.approx(exact, rel=1e-12) and shares.p_beyond(exact) == pytest.approx(ALPHA)
 
 
 def test_one_document_and_one_cluster_rule_out_nothing() -> None:
@@ -133,7 +143,7 @@ def our_bound(losses: int, wins: int, count: int) -> float:
     """The bound of a run with so many losses and wins among `count` documents."""
     parts = np.array([1.0] * losses + [-1.0] * wins + [0.0] * (count - losses - wins)) / count
     whole = Stratum(parts, parts - parts.mean(), np.full(count, 1 / count))
-    return loss_bound([whole], 1.0, ALPHA).bound
+    return loss_bound([whole], 1.0, ALPHA, 1.0).bound
 
 
 @pytest.mark.parametrize(("count", "margin"), [(100, 0.05), (200, 0.02), (400, 0.02)])
@@ -173,3 +183,53 @@ def test_the_risk_is_a_distribution_whose_tails_are_the_two_bounds(flips_seen: t
         assert (p <= ALPHA) == (bound.bound <= margin)
         assert p > 0.5 or bound.p_above(margin) == 1.0
     assert math.isnan(bound_of(np.zeros(1)).p_beyond(0.1)), "one document says nothing of others"
+
+
+def agree(a: dict[str, list[float]], b: dict[str, list[float]], clusters: int = 1) -> tuple[float, LossBound]:
+    """(the largest loss that `compare`'s interval holds, the gate's bound) of runs of one task, or of the mean of two;
+    so many documents after each other are related."""
+    names = {task: {doc: str(doc // clusters) for doc in range(len(values))} for task, values in a.items()}
+    old, new = make_run(a), replace(make_run(b), clusters={})
+    old = replace(old, clusters=names if clusters > 1 else {})
+    if len(a) == 1:
+        result = metric_deltas(old, new)[0].paired
+        assert result is not None
+        return -result.ci_low, of_documents(("x", *METRIC), old, new, Limits(), True, 1).bound
+    keys = {task: (task, *METRIC) for task in a}
+    weights = [1 / len(a)] * len(a)
+    columns = (scaled([list(run[task]) for task in a], weights) for run in (a, b))
+    labels = [f"{task} {name}" for task in a for name in names[task].values()]
+    tasks = [(len(a[task]), 1 / len(a)) for task in a]
+    mean = Mean("both", "mean", tuple((key, 1 / len(a)) for key in keys.values()), Limits())
+    evidence = of_mean(mean, old, new, dict.fromkeys(keys.values(), True), 1)
+    return -paired(*columns, clusters=labels, tasks=tasks).ci_low, evidence.bound
+
+
+@pytest.mark.parametrize(("count", "wins", "losses"), [
+    (8, 0, 0), (8, 0, 1), (8, 3, 5), (24, 0, 0), (24, 0, 3), (24, 1, 0), (24, 3, 5), (400, 0, 0), (400, 0, 1),
+    (400, 3, 5), (400, 30, 60)])  # fmt: skip
+@pytest.mark.parametrize("kind", ["0/1", "partial", "clusters", "two tasks"])
+def test_compare_excludes_no_loss_that_the_gate_does_not(count: int, wins: int, losses: int, kind: str) -> None:
+    """At 95 %, two-sided and one-sided; the gate's bound lies no further in than the quantiles do, and one document."""
+    old, new = (list(map(float, column)) for column in binary(wins, losses, count - wins - losses))
+    if kind == "partial":
+        new = [x + (y - x) * (0.1 + 0.8 * doc / count) for doc, (x, y) in enumerate(zip(old, new, strict=True))]
+    a, b = {"x": old}, {"x": new}
+    if kind == "two tasks":
+        a, b = ({**run, "y": [0.5, 0.25] * 20} for run in (a, b))
+    largest, gate = agree(a, b, clusters=4 if kind == "clusters" else 1)
+    assert largest >= gate.bound - 1e-12
+    assert count == 8 or largest <= gate.bound + 0.4 * gate.stderr + gate.unit
+    if wins + losses == 0 or (wins == 0 and losses <= 3 and count > 8 and kind == "0/1"):
+        assert largest == pytest.approx(gate.bound, rel=1e-12), "few changes: one number"
+    if wins + losses == 0 and kind != "clusters" and len(a) == 1:
+        assert largest == pytest.approx(1 - ALPHA ** (1 / count), rel=1e-12), "the exact bound"
+
+
+def test_no_cluster_that_lost_is_no_proof_for_small_ones() -> None:
+    """A cluster of half of the documents may be the one that loses: the exact bound knows its share."""
+    codes = np.concatenate((np.zeros(50, dtype=np.intp), np.arange(1, 51)))
+    bound = loss_bound([stratum(np.zeros(100), codes)], 1.0, ALPHA, 1.0)
+    assert bound.lossless == 0.5 and bound.bound > 0.5
+    lost = loss_bound([stratum(np.eye(1, 100)[0], np.arange(100))], 1.0, ALPHA, 1.0)
+    assert lost.lossless == 0.0

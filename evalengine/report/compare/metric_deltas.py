@@ -80,8 +80,10 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
     docs = [doc for doc in sorted(shared) if _finite(left[doc], right[doc])]
     result = None
     if len(docs) > 1:
+        nats = not (_is_mean(a, key) or _is_mean(b, key))
         clusters = cluster_names(a, b, key[0], docs)
-        result = paired(*_columns(left, right, docs), clusters=clusters, higher_is_better=better is not False)
+        x, y = _columns(left, right, docs)
+        result = paired(x, y, clusters=clusters, higher_is_better=better is not False, unbounded=nats)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
     delta = MetricDelta(key, value_a, value_b, None, 0, better)
     if not shared and (whole := group_pairs(a, b, key, better is not False)) is not None:
@@ -151,7 +153,7 @@ def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
         if len(keys) > 1:
             documents = [key[1] for key in keys]
             clusters = cluster_names(a, b, task, documents) or documents
-            result = paired(*_columns(left, right, keys), clusters=clusters)
+            result = paired(*_columns(left, right, keys), clusters=clusters, unbounded=True)
         means = [_mean([values[key] for key in keys]) for values in (left, right)]
         key = (task, f"loglikelihood per {unit}", "none")
         delta = MetricDelta(key, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)
@@ -217,7 +219,8 @@ def group_pairs(a: Run, b: Run, key: ScoreKey, higher_is_better: bool) -> tuple[
     x, y = (np.array(scaled(column, weights), dtype=np.float64) for column in columns)
     if len(x) < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
-    result = paired(x, y, clusters=clusters, higher_is_better=higher_is_better)
+    tasks = [(len(column), weight) for column, weight in zip(columns[0], weights, strict=True)]
+    result = paired(x, y, clusters=clusters, higher_is_better=higher_is_better, tasks=tasks)
     return result, (exact_sum(x) / len(x), exact_sum(y) / len(y))
 
 

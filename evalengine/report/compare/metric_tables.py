@@ -10,7 +10,6 @@ from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import MINUS, arrow, shown
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import few_clusters
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.paired import PairedResult
 from evalengine.util.sheet import Sheet
@@ -164,6 +163,12 @@ def units(metrics: Sequence[MetricDelta]) -> str:
     return "documents (of log-likelihoods per window: windows)" if windows else "documents"
 
 
+def cautions(metric: MetricDelta) -> Iterator[str]:
+    """Why the interval of a metric's difference may be too narrow."""
+    for why in () if metric.paired is None else metric.paired.cautions:
+        yield f"{', '.join(metric.key)}: {why}."
+
+
 def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
     """What a metric's numbers are computed from, where that is not all documents, each by itself."""
     for metric in metrics:
@@ -179,8 +184,7 @@ def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
         elif metric.paired is not None and metric.paired.clusters < metric.paired.n:
             sample = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
             yield f"{name}: {sample}; interval, p and MDE take each cluster as one."
-            if few := few_clusters(metric.paired.n, metric.paired.clusters, metric.paired.effective_clusters):
-                yield f"{name}: {few}."
+        yield from cautions(metric)
         if metric.left_out:
             measure = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
             yield f"{name}: {metric.left_out} {metric.unit}s without a finite {measure} are left out of the statistics."

@@ -25,7 +25,7 @@ from evalengine.report.numbers import counted
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run, ScoreKey, parsed
-from evalengine.report.stats.metric_interval import CONFIDENCE, cut_of, metric_interval
+from evalengine.report.stats.metric_interval import CONFIDENCE, cut_of, interval_cautions, metric_interval
 from evalengine.version import __version__
 
 SCHEMA = "0.3.0"
@@ -109,7 +109,8 @@ def _result(data: RunData, key: ScoreKey) -> dict[str, Any]:
     if scores:
         uncertainty["num_samples"] = len(scores)
     details = {"few_shot": few_shot(data, task), "filter": name, "task_digest": run.task_digests.get(task),
-               "cut_at_the_limit": None if cut is None else cut.words}  # fmt: skip
+               "cut_at_the_limit": None if cut is None else cut.words,
+               "cautions": "; ".join(interval_cautions(run, key)) or None}  # fmt: skip
     return {
         "evaluation_result_id": "/".join(key),
         "evaluation_name": task,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.headline import changed_words, headline
-from evalengine.report.compare.metric_tables import value_text
+from evalengine.report.compare.headline import asked_for, changed_words, headline
+from evalengine.report.compare.metric_tables import cautions, value_text
 from evalengine.report.compare.report import facts, regressions
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import MINUS, arrow, counted
@@ -68,6 +68,7 @@ def comparison_markdown(c: Comparison) -> str:
     `results_sheet` calls them."""
     words, (a, b) = changed_words(c), labels([c.a, c.b])
     parts = [f"**{escaped(headline(c, (a, b)))}.**", f"{escaped(words[0].upper() + words[1:])}."]
+    parts += [escaped(why) for metric in asked_for(c) for why in cautions(metric)]
     found = regressions(c)
     if found:
         named = [(one.name, dict(facts(one, LONGEST))) for one in found[:MOST]]

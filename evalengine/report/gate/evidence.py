@@ -14,11 +14,11 @@ from evalengine.report.compare.flips import changed_answers
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import across_tasks, cluster_names, few_clusters
+from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.detectable import Detectable, binary_loss, mean_effect
-from evalengine.report.stats.intervals import Floats
+from evalengine.report.stats.intervals import Floats, few_clusters
 from evalengine.report.stats.loss_bound import LossBound, Losses, joined, loss_bound, stratum
-from evalengine.report.stats.paired import cluster_codes, paired, score_scale
+from evalengine.report.stats.paired import are_shares, cluster_codes, paired, score_range
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
 from evalengine.report.stats.significance import sign_flip
 
@@ -69,11 +69,11 @@ def of_documents(
     codes = cluster_codes(names, len(x))
     least = Detectable(result.minimum_detectable_loss, result.undetectable)
     sign = 1 if higher else -1
-    scale, most = _range(x, y)
+    scale, most = score_range(x, y)
     bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
     if steps is not None:
         losses = dict(zip(documents, (sign * (x - y)).tolist(), strict=True))
-        bound = steps.bound(key[0], losses, bound, _shares(x, y))
+        bound = steps.bound(key[0], losses, bound, are_shares(x, y))
     what = _counted(result.n, result.clusters, result.effective_clusters)
     if steps is not None:
         what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
@@ -153,7 +153,7 @@ def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], met
         lost = x - y if directions[key] else y - x
         names = cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents]
         tasks.append(Losses(lost, across_tasks(key[0], names), weight))
-        own_scale, own_most = _range(x, y)
+        own_scale, own_most = score_range(x, y)
         scale, most = max(scale, own_scale), max(most, own_most)
         old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
         wins, losses = wins + int(np.count_nonzero(lost < 0)), losses + int(np.count_nonzero(lost > 0))
@@ -193,16 +193,6 @@ def _assuming(right: Floats, flips: float | None, level: float, power: float) ->
         return words
     loss = binary_loss(len(right), can_get_worse, MANY_FLIPS, level, power)
     return f"{words}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
-
-
-def _range(x: Floats, y: Floats) -> tuple[float, float]:
-    """The size of one score, and the most that can be lost."""
-    return (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
-
-
-def _shares(x: Floats, y: Floats) -> bool:
-    """Whether scores are shares of 1, of which no more than 1 can be lost."""
-    return bool(min(x.min(), y.min()) >= 0 and max(x.max(), y.max()) <= 1)
 
 
 def _counted(documents: int, clusters: int, effective: float) -> str:

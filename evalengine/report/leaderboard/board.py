@@ -138,7 +138,7 @@ def contest(
     """
     share = all(0 <= value <= 1 for values in columns.values() for value in values)
     scores = [score_of(columns[place], share, clusters) if place in columns else None for place in range(count)]
-    tests = [] if better is None or not alike or not tested else pair_tests(columns, better, share, clusters)
+    tests = [] if better is None or not alike or not tested else pair_tests(columns, better, clusters)
     documents = max(map(len, columns.values()), default=0)
     return Contest(key, better, share, documents, ranked(scores, better if alike else None), tests)
 
@@ -165,17 +165,19 @@ def score_of(values: Sequence[float], share: bool, clusters: Sequence[str] | Non
 
 
 def pair_tests(
-    columns: Mapping[int, Sequence[float]], better: bool, share: bool = False, clusters: Sequence[str] | None = None
+    columns: Mapping[int, Sequence[float]],
+    better: bool,
+    clusters: Sequence[str] | None = None,
+    tasks: Sequence[tuple[int, float]] | None = None,
+    nats: bool = False,
 ) -> list[PairTest]:
-    """Every pair of models whose values are of the same documents and finite. share: whether values lie in
-    [0, 1], so that differences and their intervals stay in [-1, 1]. clusters: of each document, if some are related."""
+    """Every pair of models whose values are of the same documents and finite. clusters: of each document, if some are
+    related. tasks: of a mean over tasks, as in `paired`. nats: whether values are log-likelihoods."""
     tests = []
     for (i, x), (j, y) in combinations(sorted(columns.items()), 2):
         if len(x) == len(y) > 1 and all(map(math.isfinite, [*x, *y])):
-            result = paired(x, y, clusters=clusters, higher_is_better=better)
-            if share:
-                result = replace(result, ci_low=max(-1.0, result.ci_low), ci_high=min(1.0, result.ci_high))
-            tests.append(PairTest(i + 1, j + 1, result))
+            result = paired(x, y, clusters=clusters, higher_is_better=better, unbounded=nats, tasks=tasks)
+            tests.append(PairTest(i + 1, j + 1, result, nats=nats))
     return tests
 
 
@@ -221,4 +223,4 @@ def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[st
     """Perplexities' tests, of the documents' log-likelihoods, which differ as perplexities do, whatever the tokens."""
     sums = {place: likelihoods(runs[place], shared.task) for place in shared.runs if shared.rows}
     columns = {place: [own.get(doc, 0.0) for doc in shared.documents(place)] for place, own in sums.items() if own}
-    return [replace(test, nats=True) for test in pair_tests(columns, True, clusters=clusters)]
+    return pair_tests(columns, True, clusters, nats=True)

@@ -13,10 +13,12 @@ from evalengine.report.leaderboard.models import labels, steps
 from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
 from evalengine.report.read.identities import CONTENT
 from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.stats.metric_interval import interval_cautions
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.significance import holm
 
 FEW = 10  # so many tasks are each tested beside their average; of more, only averages are, with the tasks as parts
+LISTED = 3  # intervals that a caution names
 EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # models differ in these
 
 
@@ -71,6 +73,8 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     notes = [note for task in tasks for note in pairing_notes(shared[task], labels_)]
     notes += [*_unmeasured(single), *_asked(runs, labels_, shared)]
     notes += [f"{name}: {UNBOUND}" for run, name in zip(runs, labels_, strict=True) if run.unbound]
+    tested = [*single, *(mean for members_ in groups for mean in members_.means)]
+    notes += [note for entry in tested for note in _cautions(entry, runs, labels_)]
     return _adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
 
 
@@ -138,6 +142,20 @@ def _unmeasured(single: Sequence[Contest]) -> Iterator[str]:
         yield f"no interval for {', '.join(bare)}: no mean of numbers that several documents have"
     if nats := [entry.name for entry in single if any(test.nats for test in entry.tests)]:
         yield f"{', '.join(nats)}: tests are of the documents' log-likelihoods, in nats"
+
+
+def _cautions(entry: Contest, runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+    """Why a metric's intervals, of values and of differences, may be too narrow."""
+    found: dict[str, list[str]] = {}
+    for run, name, score in zip(runs, names, entry.scores, strict=True):
+        for why in interval_cautions(run, entry.key) if score is not None and score.interval is not None else ():
+            found.setdefault(why, []).append(name)
+    for test in entry.tests:
+        for why in test.result.cautions:
+            found.setdefault(why, []).append(f"{names[test.b - 1]} against {names[test.a - 1]}")
+    for why, whose in found.items():
+        more = f" and {len(whose) - LISTED} more" if len(whose) > LISTED else ""
+        yield f"{entry.name} ({', '.join(whose[:LISTED])}{more}): {why}"
 
 
 def _asked(runs: Sequence[Run], names: Sequence[str], shared: Mapping[str, Shared]) -> Iterator[str]:

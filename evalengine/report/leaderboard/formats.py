@@ -17,7 +17,7 @@ from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import by_name
-from evalengine.report.stats.metric_interval import cut_of
+from evalengine.report.stats.metric_interval import cut_of, interval_cautions
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_table
 
@@ -95,7 +95,7 @@ FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below 
 COLUMNS = (
     *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high", "rank"),
     *("rank_best", "rank_worst", "documents", "wins", "losses", "ties", "p", "p_holm"),
-    *("answers_changed", "cut", "value_cut", "value_finished"),
+    *("answers_changed", "cut", "value_cut", "value_finished", "cautions"),
 )
 
 
@@ -165,6 +165,7 @@ def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]
             "rank_best": best,
             "rank_worst": worst,
             "documents": contest.documents,
+            "cautions": "; ".join(interval_cautions(run, contest.key)),
             **({} if cut is None else {"cut": cut.count / cut.total, "value_cut": cut.cut,
                                        "value_finished": "" if cut.finished is None else cut.finished}),
         }  # fmt: skip
@@ -187,6 +188,7 @@ def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
         "p": p.p_value,
         "p_holm": test.p_adjusted,
         "answers_changed": "" if test.changed is None else test.changed,
+        "cautions": "; ".join(p.cautions),
         **({"metric": f"{contest.key[1]} (nats a document)"} if test.nats else {}),
     }
 

@@ -138,7 +138,7 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Cont
         scores[place] = _weighted([entry.scores[place] for entry in single], weights)
     share = all(entry.share for entry in single)
     columns = {place: scaled([part.columns[place] for part in parts], weights) for place in whole}
-    tests = pair_tests(columns, parts[0].better, share, _clusters(parts))
+    tests = pair_tests(columns, parts[0].better, _clusters(parts), list(zip(sizes, weights, strict=True)))
     return Contest(key, parts[0].better, share, total, ranked(scores, parts[0].better), tests, kind)
 
 

@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalengine.config.schema import ITEM_MARK
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
-from evalengine.report.stats.intervals import cluster_degrees, cluster_sums
+from evalengine.report.stats.intervals import cluster_degrees, cluster_sums, few_clusters, heavy_tails
 from evalengine.report.stats.paired import cluster_codes
 
-Floats = NDArray[np.float64]
-
-FEW = 20  # as many equal clusters: with fewer, intervals of 0/1 scores covered .91 to .93 in place of .95
-TAILS = 8  # as many documents that make a spread: with fewer, or 20 in all, heavy tails left intervals at .80 to .88
 RARE = 10  # as many whole successes (or failures): with fewer, intervals of a mean of shares covered .89 to .93
 
 
@@ -47,26 +42,6 @@ def cautions(scores: Sequence[float], clusters: Sequence[str] | None) -> list[st
         if rarer < RARE:
             said.append(f"as few as {rarer:.1f} documents make the score, so that its interval may be too narrow")
     return [text for text in said if text]
-
-
-def heavy_tails(residuals: Floats) -> str:
-    """A caution where so few residuals [G] of a mean without limits make its spread that tails stay unseen; "" where
-    more do. (sum e^2)^2 / sum e^4 is the number of equal ones that would: a third of them all if they are normal."""
-    squares = residuals**2
-    makers = float(squares.sum()) ** 2 / float((squares**2).sum()) if squares.any() else 0.0
-    if len(residuals) > FEW and makers >= TAILS:
-        return ""
-    if len(residuals) <= FEW:
-        return f"{len(residuals)} documents cannot show heavy tails; the interval may be too narrow"
-    return f"as few as {makers:.1f} documents make the spread; the interval may be too narrow"
-
-
-def few_clusters(documents: int, clusters: int, effective: float) -> str:
-    """A caution where clusters say as little as a few of equal size would; "" for unrelated documents, or enough."""
-    if clusters == documents or effective >= FEW:
-        return ""
-    as_few = f" as uneven as {effective:.1f} equal ones" if effective < 0.95 * clusters else ""
-    return f"{clusters} clusters{as_few} are few; intervals and bounds may be too narrow"
 
 
 def cluster_names(a: Run, b: Run, task: str, documents: Sequence[int]) -> list[str] | None:

@@ -1,5 +1,6 @@
-"""How large a loss may be, for all that pairs of documents show: the one-sided bound of the non-inferiority rule, and
-the one that may be looked at after every document, by which a gate in steps ends where it is decided.
+"""How large a loss may be, for all that pairs of documents show: the one-sided bound of the non-inferiority rule, the
+two-sided interval of `compare` that agrees with it, and the bound that may be looked at after every document, by which
+a gate in steps ends where it is decided.
 
 The bound needs no assumption about how many answers flip, nor about their direction: unseen flips are bounded, too.
 Losses are in the metric's units and positive if the run is worse.
@@ -8,7 +9,7 @@ Losses are in the metric's units and positive if the run is worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class LossBound:
     alpha: float  # the error that `bound` may have, at most 0.5
     groups: int  # how many clusters there are
     most: float = math.inf  # the most that can be lost: 1 for a share
+    lossless: float = 0.0  # if no cluster lost anything, the largest cluster's share of all weight; else 0
 
     @property
     def shift(self) -> float:
@@ -60,6 +62,8 @@ class LossBound:
     @property
     def bound(self) -> float:
         bound = self.loss + self.shift * self.unit + self.error
+        if self.lossless:
+            bound = min(bound, -self.most * math.expm1(self.lossless * math.log(self.alpha)))
         return self.most if math.isnan(bound) else min(self.most, bound)
 
     def p_above(self, margin: float) -> float:
@@ -144,7 +148,7 @@ class Losses(NamedTuple):
     """A task's documents as part of a mean over tasks."""
 
     losses: Floats  # [n]
-    clusters: Sequence[str]  # [n] names, which tasks share where they ask the same items: translations, say
+    clusters: Sequence[Hashable]  # [n] names, which tasks share where they ask the same items: translations, say
     weight: float  # the task's in the mean
 
 
@@ -184,6 +188,10 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
       t / 2 for continuity: together t (z^2 + 2) / 3;
     - as t^2 in the variance, one more flip than was seen (Agresti & Coull's and Bonett & Price's way), so that no flip
       among n is no certainty: the bound is then 3.2 t at 95 %, where the rule of three has 3.0 t.
+    If no cluster lost anything, the bound is at most the exact one, most (1 - alpha^s), with s the largest cluster's
+    share: 1 - alpha^(1 / n) for n documents (Hanley & Lippman-Hand 1983, JAMA 249(13): the rule of three). A loss of
+    that size shows in no cluster with probability alpha at most, by the inequality of the weighted means, whatever
+    part of a score is lost, whichever clusters lose it.
     Without these terms a bound of few flips is wrong far too often: Bonett and Price's one-sided bound in up to 9 % of
     comparisons instead of 5 % (200 documents, 2 points), a plain t in 11 % of those of 100 clusters.
     `benchmarks statistics` computes these errors.
@@ -195,8 +203,44 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
         return LossBound(loss, math.nan, math.nan, math.nan, alpha, groups, most)
     variances = [residual_variance(layer.residuals, layer.shares) for layer in strata]
     variance = math.fsum(variances)
-    unit = _unit(parts, np.concatenate([layer.shares for layer in strata]), scale)
-    return LossBound(loss, math.sqrt(variance), unit, _freedom(strata, variances), alpha, groups, most)
+    shares = np.concatenate([layer.shares for layer in strata])
+    lossless = 0.0 if np.any(parts > 0) else float(shares.max())
+    degrees = _freedom(strata, variances)
+    return LossBound(loss, math.sqrt(variance), _unit(parts, shares, scale), degrees, alpha, groups, most, lossless)
+
+
+def difference_interval(
+    strata: Sequence[Stratum], scale: float, most: float = math.inf, confidence: float = 0.95
+) -> tuple[float, float]:
+    """The two-sided interval of the mean difference whose parts are `strata`; `scale` and `most` as in `loss_bound`.
+    (-inf, inf) for one cluster.
+
+        mean -+ sqrt(q^2 V + 2 z^2 t^2 (1 + |mean| / scale)^2), and no narrower on either side than the gate's bound
+
+    q is Student's quantile at (1 - confidence) / 2 and z the normal one; V and t are `loss_bound`'s. The term in t is
+    two more changes, one in each direction, as in Bonett & Price 2012 ("Adjusted Wald Confidence Interval for a
+    Difference of Binomial Proportions Based on Paired Data", Journal of Educational and Behavioral Statistics 37(4)),
+    each as far from the mean as a cluster can be. The gate's bounds, each at 1 - confidence, matter where few clusters
+    change; if none does, they are the interval. So every loss that `compare` excludes at 95 % is one that the gate
+    excludes at 5 %, and of n documents without a change both say 1 - 0.05^(1 / n).
+
+    Coverage in 142 simulated cases of shares (few documents or clusters lose all or a part, jitter, pass@1 of several
+    samples, 8 to 1,319 documents) was .945 to 1. Student's t covered .38 to 1, below .93 in 46 cases, at three quarters
+    of the width (median); the gate's bounds at half the error .96 to 1, at 1.2 times the width; a bootstrap-t .37 to 1.
+    Differences of log-likelihoods with tails were covered in .56 to .98; in .93 or more they were covered or had a
+    caution (`intervals.heavy_tails`).
+    """
+    flipped = [Stratum(-layer.parts, -layer.residuals, layer.shares) for layer in strata]
+    gain, loss = (loss_bound(side, scale, min(0.5, 1 - confidence), most) for side in (strata, flipped))
+    if math.isnan(gain.degrees):
+        return -math.inf, math.inf
+    low, high = -loss.bound, gain.bound
+    if any(layer.parts.any() for layer in strata):
+        tail, size = (1 - confidence) / 2, gain.unit * (1 + abs(gain.loss) / (scale or math.inf))
+        error = float(scipy.special.stdtrit(gain.degrees, tail)) * gain.stderr
+        half = math.hypot(error, 2**0.5 * size * float(scipy.special.ndtri(tail)))
+        low, high = min(gain.loss - half, low), max(gain.loss + half, high)
+    return max(-most, low), min(most, high)
 
 
 def _freedom(strata: Sequence[Stratum], variances: Sequence[float]) -> float:

@@ -16,8 +16,8 @@ from evalengine.records.lm_eval import unanswered_words
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import cautions, cluster_names, heavy_tails
-from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
+from evalengine.report.stats.clusters import cautions, cluster_names
+from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, heavy_tails, t_interval, task_factors
 from evalengine.report.stats.paired import cluster_codes
 from evalengine.report.stats.perplexity import Ratio, ratio_interval, ratio_residuals, ratios
 
@@ -118,12 +118,8 @@ def scaled(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list
     """All documents' scores, one task after the other, each times its task's weight over the task's share of the
     documents. Their plain mean is the weighted mean, and the permutation test may still exchange labels document by
     document."""
-    total = sum(map(len, columns))
-    joined: list[float] = []
-    for values, weight in zip(columns, weights, strict=True):
-        factor = weight * total / len(values)
-        joined += values if math.isclose(factor, 1.0, rel_tol=1e-12) else [factor * value for value in values]
-    return joined
+    factors = task_factors([(len(values), weight) for values, weight in zip(columns, weights, strict=True)])
+    return [factor * value for values, factor in zip(columns, factors, strict=True) for value in values]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Statistics on pairs: two runs' scores on the same items. The difference is b - a throughout, in the metric's units.
 
-0/1 scores of unrelated items take the exact McNemar test and Bonett and Price's interval; everything else takes the
-sign-flip permutation test over clusters and a clustered t interval. Pure functions; nothing here depends on the order
-of the items, and a seed fixes what is random.
+0/1 scores of unrelated items take the exact McNemar test; everything else takes the sign-flip permutation test over
+clusters. Intervals are `loss_bound.difference_interval`'s, which agree with a gate. Pure functions; nothing here
+depends on the order of the items, and a seed fixes what is random.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,13 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 from evalengine.report.stats.detectable import binary_effect, check_levels, detectable_loss, mean_effect
 from evalengine.report.stats.intervals import (
     Floats,
-    bonett_price,
     cluster_degrees,
     cluster_sums,
     clustered_stderr,
-    no_spread_interval,
-    t_interval,
+    few_clusters,
+    heavy_tails,
+    task_factors,
 )
+from evalengine.report.stats.loss_bound import Losses, Stratum, difference_interval, joined, stratum
 from evalengine.report.stats.significance import EXACT, mcnemar, resamples, sign_flip
 
 Test = Literal["mcnemar-exact", "permutation"]
@@ -51,6 +53,7 @@ class PairedResult:
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
     effective_clusters: float  # groups of equal size that would tell as much: degrees of freedom and one; NaN for one
+    cautions: tuple[str, ...] = ()  # why the interval may be too narrow
 
 
 def paired(
@@ -63,12 +66,18 @@ def paired(
     power: float = 0.8,
     seed: int = 0,
     metrics: int = 1,
+    unbounded: bool = False,
+    tasks: Sequence[tuple[int, float]] | None = None,
 ) -> PairedResult:
     """Compares scores `a` [n] and `b` [n] of the same items; `clusters` [n] names each item's group (its document).
 
     `alpha` and `power` are those of the minimum detectable effects, `metrics` how many metrics share `alpha` (Holm's
-    first and hardest step), `seed` that of the permutation test. Raises
-    `ValueError` for no items, unequal lengths, scores that are not finite (with their index), and levels outside
+    first and hardest step), `seed` that of the permutation test. `unbounded`: the scores are log-likelihoods: no size
+    is known of a change that was not seen, so the interval allows for changes like those seen. `tasks`: the number of
+    items and the weight of each task, one after the other, whose scores `metric_interval.scaled` made; the interval is
+    then that of a mean over these tasks, which are fixed.
+
+    Raises `ValueError` for no items, unequal lengths, scores that are not finite (with their index), and levels outside
     (0, 1) or a power that is not above alpha.
     """
     levels = (alpha / max(metrics, 1), power)
@@ -83,38 +92,58 @@ def paired(
     stderr = clustered_stderr(difference, codes)
     binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
     if binary and codes.max() + 1 == len(a):
-        inferred = _infer_binary(ups, downs, len(a), higher_is_better, confidence, levels)
+        inferred = _infer_binary(ups, downs, len(a), higher_is_better, levels)
     else:
-        scale = 1.0 if binary else score_scale(a, b)
-        inferred = _infer_mean(difference, codes, stderr, scale, higher_is_better, confidence, levels, seed)
+        typical = 1.0 if binary else score_scale(a, b)
+        inferred = _infer_mean(difference, codes, stderr, typical, higher_is_better, levels, seed)
+    factors = np.repeat(task_factors(tasks), [size for size, _ in tasks]) if tasks else 1.0
+    scale, most = score_range(a / factors, b / factors)
+    strata = _strata(difference / factors, codes, tasks)
+    low, high = difference_interval(strata, 0.0 if unbounded and ups + downs else scale, most, confidence)
+    sizes = np.bincount(codes).astype(np.float64)
+    effective = cluster_degrees(sizes) + 1
+    cautions = [few_clusters(len(a), len(sizes), effective)]
+    if math.isinf(most) and stderr > 0:
+        cautions.append(heavy_tails(cluster_sums(difference, codes) - sizes * _mean(difference)))
     least = detectable_loss(a, b, codes, inferred.loss_of_pairs, higher_is_better, alpha, power, metrics)
     return PairedResult(
         n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
-        mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=inferred.interval[0],
-        ci_high=inferred.interval[1], p_value=inferred.p_values[0], test=inferred.test,
-        p_one_sided=inferred.p_values[1], minimum_detectable_effect=inferred.effect,
-        minimum_detectable_loss=least.loss, undetectable=least.why, clusters=int(codes.max()) + 1,
-        effective_clusters=cluster_degrees(np.bincount(codes).astype(np.float64)) + 1,
+        mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=low, ci_high=high,
+        p_value=inferred.p_values[0], test=inferred.test, p_one_sided=inferred.p_values[1],
+        minimum_detectable_effect=inferred.effect,
+        minimum_detectable_loss=least.loss, undetectable=least.why, clusters=len(sizes),
+        effective_clusters=effective, cautions=tuple(filter(None, cautions)),
     )  # fmt: skip
+
+
+def _strata(
+    difference: Floats, codes: NDArray[np.intp], tasks: Sequence[tuple[int, float]] | None
+) -> Sequence[Stratum]:
+    """The clusters as parts of the mean difference; of a mean over tasks by task, if each has two clusters or more."""
+    if tasks is None:
+        return [stratum(difference, codes)]
+    ends = np.cumsum([size for size, _ in tasks])[:-1]
+    columns = zip(np.split(difference, ends), np.split(codes, ends), tasks, strict=True)
+    strata = joined([Losses(own, names.tolist(), weight) for own, names, (_, weight) in columns])
+    if all(len(layer.parts) > 1 for layer in strata):
+        return strata
+    parts, shares = (np.concatenate([getattr(layer, name) for layer in strata]) for name in ("parts", "shares"))
+    return [Stratum(parts, parts - shares * math.fsum(parts), shares)]
 
 
 class _Inferred(NamedTuple):
     """What a test infers from the pairs."""
 
     test: Test
-    interval: tuple[float, float]
     p_values: tuple[float, float]  # two-sided; one-sided, of b being worse
     effect: float  # minimum detectable effect of the two-sided test
     loss_of_pairs: float | None  # the one-sided test's, by the spread of the pairs alone; None for McNemar's
 
 
-def _infer_binary(
-    ups: int, downs: int, count: int, higher_is_better: bool, confidence: float, levels: tuple[float, float]
-) -> _Inferred:
+def _infer_binary(ups: int, downs: int, count: int, higher_is_better: bool, levels: tuple[float, float]) -> _Inferred:
     """0/1 scores of unrelated items; `levels` are (alpha, power)."""
-    interval = bonett_price(ups, downs, count, confidence)
     p_values = mcnemar(ups, downs) if higher_is_better else mcnemar(downs, ups)
-    return _Inferred("mcnemar-exact", interval, p_values, binary_effect(count, (ups + downs) / count, *levels), None)
+    return _Inferred("mcnemar-exact", p_values, binary_effect(count, (ups + downs) / count, *levels), None)
 
 
 def _infer_mean(
@@ -123,17 +152,12 @@ def _infer_mean(
     stderr: float,
     scale: float,
     higher_is_better: bool,
-    confidence: float,
     levels: tuple[float, float],
     seed: int,
 ) -> _Inferred:
     """Scores of any size, or of related items; `scale` is the size of the metric's scores."""
-    mean, groups = _mean(difference), int(codes.max()) + 1
+    groups = int(codes.max()) + 1
     degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
-    if stderr == 0:
-        interval = no_spread_interval(mean, scale, groups, confidence)
-    else:
-        interval = t_interval(mean, stderr, degrees, confidence)
     sums = cluster_sums(difference, codes)
     p_values = sign_flip(-sums if higher_is_better else sums, seed)
     sizes = np.abs(sums[sums != 0])
@@ -144,7 +168,7 @@ def _infer_mean(
         else mean_effect(stderr, typical, groups, degrees, *levels, sides)
         for sides in (2, 1)
     )  # fmt: skip
-    return _Inferred("permutation", interval, p_values, both, loss)
+    return _Inferred("permutation", p_values, both, loss)
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:
@@ -174,6 +198,16 @@ def score_scale(a: Floats, b: Floats) -> float:
     """How far apart scores can be, for all that was seen: their range, or their size where all are equal."""
     both = np.concatenate((a, b))
     return float(np.ptp(both)) or float(np.max(np.abs(both)))
+
+
+def score_range(a: Floats, b: Floats) -> tuple[float, float]:
+    """(the size of one score, the most that can be lost): 1 and 1 for shares; else `score_scale` and no limit."""
+    return (1.0, 1.0) if are_shares(a, b) else (score_scale(a, b), math.inf)
+
+
+def are_shares(a: Floats, b: Floats) -> bool:
+    """Whether scores lie in [0, 1], so that no more than 1 can be lost."""
+    return bool(min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1)
 
 
 def _mean(values: Floats) -> float:
