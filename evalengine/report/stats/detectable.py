@@ -29,11 +29,11 @@ def mcnemar_power(count: int, discordance: float, difference: float, alpha: floa
     difference) / (2 discordance)). `discordance` is the probability that a pair differs, `difference` that of a loss
     minus that of a win, 0 < difference <= discordance <= 1. `alpha` is halved for two sides.
     """
-    pairs = scipy.stats.binom(count, discordance)
-    m = np.arange(int(pairs.ppf(TAIL)), int(pairs.isf(TAIL)) + 1)
-    most_accepted = scipy.stats.binom.isf(alpha / sides, m, 0.5)  # losses above this many are significant
-    losses = scipy.stats.binom(m, min(1.0, (discordance + difference) / (2 * discordance)))
-    return float(np.sum(pairs.pmf(m) * losses.sf(most_accepted)))
+    binom = scipy.stats.binom  # never frozen, which takes most of the time
+    m = np.arange(int(binom.ppf(TAIL, count, discordance)), int(binom.isf(TAIL, count, discordance)) + 1)
+    most_accepted = binom.isf(alpha / sides, m, 0.5)  # losses above this many are significant
+    lost = min(1.0, (discordance + difference) / (2 * discordance))
+    return float(np.sum(binom.pmf(m, count, discordance) * binom.sf(most_accepted, m, lost)))
 
 
 def binary_effect(count: int, discordance: float, alpha: float, power: float, sides: int = 2) -> float:
@@ -140,11 +140,11 @@ def loss_power(count: int, right: int, loss: float, win: float, alpha: float) ->
     Exact, summed over the wins w. Losses l are significant if w + l fair coins show at most w wins with probability
     alpha or less; that is the probability of l or more losses before win w + 1, negative binomial in l.
     """
-    lost = scipy.stats.binom(right, min(1.0, loss * count / right))
-    won = scipy.stats.binom(count - right, min(1.0, win * count / max(1, count - right)))
-    wins = np.arange(int(won.ppf(TAIL)), int(won.isf(TAIL)) + 1)
+    lost, won = min(1.0, loss * count / right), min(1.0, win * count / max(1, count - right))
+    binom, others = scipy.stats.binom, count - right  # never frozen, which takes most of the time
+    wins = np.arange(int(binom.ppf(TAIL, others, won)), int(binom.isf(TAIL, others, won)) + 1)
     most_accepted = scipy.stats.nbinom.isf(alpha, wins + 1, 0.5)  # losses above this many are significant
-    return float(np.sum(won.pmf(wins) * lost.sf(most_accepted)))
+    return float(np.sum(binom.pmf(wins, others, won) * binom.sf(most_accepted, right, lost)))
 
 
 def _p_of_losses_alone(losing: int, binary: bool) -> float:
