@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from evalengine.report.numbers import finite_json
 from evalengine.report.stats.paired import PairedResult, paired
-from evalengine.report.stats.significance import family_p, holm, one_test, sign_flip
+from evalengine.report.stats.significance import family_p, holm, one_test, sign_flip, tail_bound
 from tests.report.model_runs import model
 from tests.report.paired_counts import binary, exact_mcnemar
 
@@ -78,7 +79,11 @@ def test_sign_flips_by_enumeration(values: list[float]) -> None:
 
 def test_monte_carlo_is_seeded_never_zero_and_near_the_truth() -> None:
     everything = np.linspace(0.5, 1.0, 200)  # all wins: p = 2^-199, far below what can be drawn
-    assert sign_flip(everything) == (2 / 10_000, 1 / 10_000)
+    z = everything.sum() / math.sqrt(float(everything @ everything))
+    bound = 3.178 * stats.norm.sf(z)  # so that Holm's correction over hundreds of tests does not hide the difference
+    assert sign_flip(everything) == pytest.approx((2 * bound, bound), rel=1e-3) and bound < 1e-40
+    assert sign_flip(-everything) == pytest.approx((2 * bound, 1.0), rel=1e-3)
+    assert 0 < tail_bound(50.0) < 1e-300, "never 0"
     values = np.random.default_rng(3).normal(0.08, 1.0, 400)
     both, one = sign_flip(values, seed=1)
     assert sign_flip(values, seed=1) == (both, one) != sign_flip(values, seed=2)

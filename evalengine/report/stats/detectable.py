@@ -16,7 +16,7 @@ import scipy
 from numpy.typing import NDArray
 
 from evalengine.report.stats.intervals import Floats
-from evalengine.report.stats.significance import EXACT, resamples
+from evalengine.report.stats.significance import TAIL_FACTOR, least_p, resamples
 
 TAIL = 1e-12  # probability that sums over a binomial distribution leave out on each side
 
@@ -63,11 +63,14 @@ def mean_effect(
     differences of the `typical` size (units of the mean; > 0) in just as many clusters as can be significant:
     `typical` times `binary_effect` without discordance. inf: no difference can be significant with so few clusters.
     """
-    least = binary_effect(clusters, 0.0, alpha, power, sides)
-    if math.isinf(least):
+    least, level = binary_effect(clusters, 0.0, alpha, power, sides), alpha / sides
+    if math.isinf(least) or least_p(clusters) > level:
         return math.inf
-    quantiles = float(scipy.stats.t.isf(alpha / sides, degrees) + scipy.stats.t.isf(1 - power, degrees))
-    return max(quantiles * stderr, typical * least)
+    critical = float(scipy.stats.t.isf(level, degrees))
+    if level * (1 + resamples(clusters)) < 1:  # By `tail_bound` alone, whose z is t / sqrt(1 + t^2 / clusters).
+        z = float(scipy.stats.norm.isf(level / TAIL_FACTOR))
+        critical = z / math.sqrt(1 - z * z / (degrees + 1)) if z * z < degrees + 1 else math.inf
+    return max((critical + float(scipy.stats.t.isf(1 - power, degrees))) * stderr, typical * least)
 
 
 def check_levels(confidence: float, alpha: float, power: float) -> None:
@@ -106,9 +109,9 @@ def detectable_loss(
     shares = min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1
     room = (a if higher_is_better else 1 - a) if shares else np.full(len(a), math.inf)
     losing = len(np.unique(codes[room > 0]))
-    least_p = _p_of_losses_alone(losing, binary)
-    if least_p > level:
-        return Detectable(math.inf, _why(losing, binary and higher_is_better, least_p, alpha, metrics))
+    p = 0.5**losing if binary else least_p(losing)
+    if p > level:
+        return Detectable(math.inf, _why(losing, binary and higher_is_better, p, alpha, metrics))
     if of_pairs is None:
         return Detectable(binary_loss(len(a), losing, float(np.mean(a != b)), level, power))
     everything = float(np.mean(room))
@@ -147,16 +150,7 @@ def loss_power(count: int, right: int, loss: float, win: float, alpha: float) ->
     return float(np.sum(binom.pmf(wins, others, won) * binom.sf(most_accepted, right, lost)))
 
 
-def _p_of_losses_alone(losing: int, binary: bool) -> float:
-    """One-sided p if `losing` documents get worse and none better; its expectation where flips are drawn."""
-    exact = 0.5**losing
-    if binary or losing <= EXACT:
-        return exact
-    drawn = resamples(losing)
-    return (1 + drawn * exact) / (1 + drawn)
-
-
-def _why(losing: int, answers: bool, least_p: float, alpha: float, metrics: int) -> str:
+def _why(losing: int, answers: bool, p: float, alpha: float, metrics: int) -> str:
     singular, plural = (
         ("right answer", "right answers") if answers else ("score that can get worse", "scores that can get worse")
     )
@@ -166,5 +160,5 @@ def _why(losing: int, answers: bool, least_p: float, alpha: float, metrics: int)
     shared = f" / {metrics} metrics" if metrics > 1 else ""
     return (
         f"the baseline has only {few}, and a run that lost {'it' if losing == 1 else 'them all'} would have "
-        f"p {least_p:.3g}, above alpha {alpha:g}{shared}"
+        f"p {p:.3g}, above alpha {alpha:g}{shared}"
     )

@@ -26,7 +26,7 @@ from evalengine.report.stats.intervals import (
     task_factors,
 )
 from evalengine.report.stats.loss_bound import Losses, Stratum, difference_interval, joined, stratum
-from evalengine.report.stats.significance import EXACT, mcnemar, resamples, sign_flip
+from evalengine.report.stats.significance import mcnemar, sign_flip
 
 Test = Literal["mcnemar-exact", "permutation"]
 
@@ -162,12 +162,7 @@ def _infer_mean(
     p_values = sign_flip(-sums if higher_is_better else sums, seed)
     sizes = np.abs(sums[sums != 0])
     typical = math.fsum(sizes) / len(sizes) * groups / len(difference) if len(sizes) else scale
-    drawn = resamples(groups)
-    both, loss = (
-        math.inf if groups > EXACT and sides / (drawn + 1) > levels[0]  # no drawn p-value is that small
-        else mean_effect(stderr, typical, groups, degrees, *levels, sides)
-        for sides in (2, 1)
-    )  # fmt: skip
+    both, loss = (mean_effect(stderr, typical, groups, degrees, *levels, sides) for sides in (2, 1))
     return _Inferred("permutation", p_values, both, loss)
 
 
