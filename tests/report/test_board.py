@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.means import Part, group
 from evalengine.report.leaderboard.models import are_models, labels, steps
-from evalengine.report.leaderboard.page import leaderboard_page
-from evalengine.report.leaderboard.sheets import leads, rank, signed, verdict
+from evalengine.report.leaderboard.sheets import signed, verdict
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import wilson
 from evalengine.report.stats.paired import paired
@@ -83,37 +81,12 @@ def test_values_intervals_ranks_and_the_family() -> None:
     assert table.names == ["bad", "good", "mid"] and row.share and row.documents == 20 and not table.notes
     assert [score and score.value for score in row.scores] == [0.0, 0.9, 0.45]
     assert [score and score.interval for score in row.scores] == [wilson(n, 20) for n in (0, 18, 9)]
-    assert [score and (score.rank, score.ranks) for score in row.scores] == [(3, (3, 3)), (1, (1, 1)), (2, (2, 2))]
+    assert [score and score.ranks for score in row.scores] == [(3, 3), (1, 1), (2, 2)]
     known = [paired(x, y) for x, y in ((BAD, GOOD), (BAD, MIDDLE), (GOOD, MIDDLE))]
     assert [test.result for test in row.tests] == known
     assert [test.p_adjusted for test in row.tests] == holm([result.p_value for result in known])
     assert [test.p_adjusted for test in row.tests] != [result.p_value for result in known]
     assert known[2].p_value == pytest.approx(stats.binomtest(0, 9).pvalue)
-
-
-def test_ranks_that_chance_leaves_open_are_ranges() -> None:
-    near = [*GOOD[:17], 0.0, 0.0, 0.0]
-    (row,) = board([model("a", {"t": GOOD}), model("b", {"t": near}), model("c", {"t": BAD})]).contests
-    assert [score and (score.rank, score.ranks) for score in row.scores] == [(1, (1, 2)), (2, (1, 2)), (3, (3, 3))]
-    (worse,) = board([model("a", {"t": GOOD}, better=False), model("b", {"t": near}, better=False)]).contests
-    assert [score and score.rank for score in worse.scores] == [2, 1], "of what is to be low, the lowest is first"
-    (unknown,) = board([model("a", {"t": GOOD}, better=None), model("b", {"t": near}, better=None)]).contests
-    assert [score and score.rank for score in unknown.scores] == [None, None] and not unknown.tests
-
-
-def test_models_that_no_test_parts_are_tied_and_none_is_the_best() -> None:
-    """Seven models of nearly one score: the highest of them is no leader."""
-    rng = np.random.default_rng(0)
-    tied = board([model(f"m{n}", {"sums": [*rng.choice([0.0, 1.0], 100)]}) for n in range(7)])
-    (contest,) = tied.contests
-    assert contest.leader is None and len(contest.first) == 7 and not any(map(partial(leads, contest), contest.scores))
-    assert {rank(score) for score in contest.scores} == {"tied, 1 to 7"}
-    assert verdict(tied).endswith("no best on sums acc: 7 models are tied") and "best:" not in verdict(tied)
-    page = leaderboard_page(tied).render()
-    assert "All 7 models are tied on sums acc" in page and "tied with 6 more" in page
-    ahead = board([model("good", {"sums": [1.0] * 60}), model("poor", {"sums": [0.0] * 60})])
-    assert ahead.contests[0].leader == 0 and leads(ahead.contests[0], ahead.contests[0].scores[0])
-    assert verdict(ahead).endswith("best on sums acc: good (100.0 %)")
 
 
 def test_wrong_answers_that_all_changed_are_counted() -> None:
@@ -159,7 +132,7 @@ def test_documents_that_cannot_be_paired_are_neither_ranked_nor_tested() -> None
     table = board([model("a", {"t": GOOD}), bare])
     (row,) = table.contests
     assert [s and s.value for s in row.scores] == [0.9, 0.0] and not row.tests and table.family == 0
-    assert [s and s.rank for s in row.scores] == [None, None] and "cannot be paired" in table.notes[0]
+    assert [s and s.ranks for s in row.scores] == [None, None] and "cannot be paired" in table.notes[0]
     same = {"datasets": {"t": {"sha256": "d" * 64}}}
     a = model("a", {"t": GOOD}, **same)
     table = board([a, replace(bare, identity={**bare.identity, **same})])
@@ -198,7 +171,8 @@ def test_perplexities_are_tested_by_their_documents_log_likelihoods() -> None:
     (test,) = word.tests
     assert test.nats and word.wins(test) and not bits.tests and table.family == 1
     assert test.result == paired(*([math.fsum(d) for d in x] for x in (sums, closer)), unbounded=True)
-    assert [s and s.rank for s in word.scores] == [2, 1] and [s and s.interval for s in word.scores] == [None, None]
+    assert [s and s.ranks for s in (*word.scores, *bits.scores)] == [(2, 2), (1, 1)] * 2, "one test ranks both"
+    assert [s and s.interval for s in word.scores] == [None, None]
     assert any(note.startswith("no interval for pages word_perplexity, pages bits_per_byte") for note in table.notes)
     one_page = board([rolling("a", sums[:1], 20.0), rolling("b", closer[:1], 18.0)])
     assert one_page.family == 0
@@ -210,13 +184,13 @@ def test_a_result_that_is_no_mean_has_no_interval_and_no_test() -> None:
     a = replace(a, results={("t", "mcc", "none"): (0.52, None)})
     table = board([a, b])
     (row,) = table.contests
-    assert [s and (s.value, s.interval, s.rank) for s in row.scores] == [(0.52, None, 1), (0.31, None, 2)]
+    assert [s and (s.value, s.interval, s.ranks) for s in row.scores] == [(0.52, None, None), (0.31, None, None)]
     assert not row.tests and any("no interval for t mcc" in note for note in table.notes)
 
 
 def test_a_score_that_is_not_finite_is_neither_ranked_nor_tested() -> None:
     (row,) = board([model("a", {"t": GOOD}), model("b", {"t": [*BAD[:-1], math.nan]}), model("c", {"t": BAD})]).contests
-    assert [s and s.rank for s in row.scores] == [1, None, 2] and [(t.a, t.b) for t in row.tests] == [(1, 3)]
+    assert [s and s.ranks for s in row.scores] == [(1, 1), None, (2, 2)] and [(t.a, t.b) for t in row.tests] == [(1, 3)]
 
 
 def test_related_documents_are_counted_as_clusters() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
+from string import ascii_letters
 
 from evalengine.report.compare.flips import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
@@ -27,8 +28,8 @@ class Score:
 
     value: float
     interval: tuple[float, float] | None  # with 95 % confidence
-    rank: int | None = None  # 1 is best; equal values share one
-    ranks: tuple[int, int] | None = None  # (best, worst) that the significant tests leave
+    ranks: tuple[int, int] | None = None  # (best, worst) that the significant tests leave; None: nothing is tested
+    tie_group: str = ""  # letters; models that share one are tied: no significant test shows which is better
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,12 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
         if key in leave_out or key != distinct[key]:
             continue
         if columns:
-            entry = contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
+            entry = contest(key, better, columns, len(runs), bool(shared.rows), clusters)
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
             continue
-        held = [run if key in run.results else None for run in runs]
-        scores = [None if run is None else Score(run.results[key][0], metric_interval(run, key)) for run in held]
+        scores = [Score(run.results[key][0], metric_interval(run, key)) if key in run.results else None for run in runs]
         tests = _likelihood_tests(runs, shared, clusters) if rolling and not tested else []
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
-        scores = ranked(scores, better if shared.rows and shared.whole else None)
         yield Contest(key, better, False, max(shared.totals), scores, tests)
 
 
@@ -127,20 +126,19 @@ def contest(
     better: bool | None,
     columns: Mapping[int, Sequence[float]],
     count: int,
-    alike: bool = True,
     tested: bool = True,
     clusters: Sequence[str] | None = None,
 ) -> Contest:
     """The contest of `count` models on a metric that is a mean over documents.
 
-    columns: values by the model's place. alike: whether values are of the same documents, one by one; if not, nothing
-    is ranked or tested. tested: whether pairs are tested. clusters: of each document, where some are related.
+    columns: values by the model's place. tested: whether pairs are tested, whose values must be of the same documents.
+    clusters: of each document, where some are related.
     """
     share = all(0 <= value <= 1 for values in columns.values() for value in values)
     scores = [score_of(columns[place], share, clusters) if place in columns else None for place in range(count)]
-    tests = [] if better is None or not alike or not tested else pair_tests(columns, better, clusters)
+    tests = [] if better is None or not tested else pair_tests(columns, better, clusters)
     documents = max(map(len, columns.values()), default=0)
-    return Contest(key, better, share, documents, ranked(scores, better if alike else None), tests)
+    return Contest(key, better, share, documents, scores, tests)
 
 
 def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float]:
@@ -181,42 +179,64 @@ def pair_tests(
     return tests
 
 
-def ranked(scores: Sequence[Score | None], better: bool | None) -> list[Score | None]:
-    """The scores with ranks, where the metric's direction and two finite values are known."""
-    values = [score.value for score in scores if score is not None and math.isfinite(score.value)]
-    if better is None or len(values) < 2:
-        return [None if score is None else replace(score, rank=None) for score in scores]
+def with_family(family: Sequence[Contest], adjusted: Sequence[float]) -> list[Contest]:
+    """The contests with their tests' adjusted p-values (in order), and the ranks and ties that those leave.
+
+    With probability 1 - ALPHA or more, Holm's correction over the whole family leaves no significant test with the
+    wrong winner. Every model's true rank in every contest is then in its interval (simultaneous confidence sets for
+    ranks: Mogstad, Romano, Shaikh & Wilhelm 2024, Review of Economic Studies 91(1)).
+    """
+    remaining = iter(adjusted)
+    tested = [replace(entry, tests=[replace(t, p_adjusted=next(remaining)) for t in entry.tests]) for entry in family]
+    nats = {entry.key[0]: entry.tests for entry in tested if any(test.nats for test in entry.tests)}
+    # A task's other perplexities, which have no tests, are made of the same log-likelihoods.
+    return [replace(entry, scores=_ranked(entry, entry.tests or nats.get(entry.key[0], []))) for entry in tested]
+
+
+def _ranked(entry: Contest, tests: Sequence[PairTest]) -> list[Score | None]:
+    """The scores with ranks and tie groups; unchanged where nothing was tested, or on fewer documents than the values
+    are of. A value that is not finite is ranked only where its log-likelihoods are tested."""
+    if not any(test.result.n == entry.documents for test in tests):
+        return entry.scores
+    named = {number - 1 for test in tests for number in (test.a, test.b)}
+    places = [n for n, s in enumerate(entry.scores) if s is not None and (n in named or math.isfinite(s.value))]
+    ahead: dict[int, set[int]] = {place: set() for place in places}  # the models that are ahead of each one
+    for test in tests:
+        wins = entry.wins(test) if test.significant and {test.a - 1, test.b - 1} <= ahead.keys() else None
+        if wins is not None:
+            winner, loser = (test.b, test.a) if wins else (test.a, test.b)
+            ahead[loser - 1].add(winner - 1)
+    for middle in places:  # a chain of significant tests separates its ends too, with no further error
+        for place in places:
+            if middle in ahead[place]:
+                ahead[place] |= ahead[middle]
+    ranks = {n: (1 + len(ahead[n]), len(places) - sum(n in others for others in ahead.values())) for n in places}
+    ties = tie_groups(sorted(places, key=ranks.__getitem__), ahead)
     return [
-        replace(score, rank=1 + sum(v > score.value if better else v < score.value for v in values))
-        if score is not None and math.isfinite(score.value)
-        else score
-        for score in scores
+        replace(score, ranks=ranks[n], tie_group=ties[n]) if score is not None and n in ranks else score
+        for n, score in enumerate(entry.scores)
     ]
 
 
-def with_family(family: Sequence[Contest], adjusted: Sequence[float]) -> list[Contest]:
-    """The contests with their tests' adjusted p-values (in order), and the ranks that the significant ones leave: a
-    model is surely behind those that beat it, and surely before those that it beats."""
-    remaining = iter(adjusted)
-    results = []
-    for entry in family:
-        tests = [replace(test, p_adjusted=next(remaining)) for test in entry.tests]
-        count = sum(score is not None and score.rank is not None for score in entry.scores)
-        scores = list(entry.scores)
-        for place, score in enumerate(scores):
-            if score is not None and score.rank is not None and tests:
-                outcomes = [_beaten(entry, test, place + 1) for test in tests if test.significant]
-                scores[place] = replace(score, ranks=(1 + outcomes.count(True), count - outcomes.count(False)))
-        results.append(replace(entry, tests=tests, scores=scores))
-    return results
+def tie_groups(order: Sequence[int], ahead: Mapping[int, Collection[int]]) -> dict[int, str]:
+    """Letters of each model in `order`: two share a letter exactly if neither is in the other's `ahead`.
 
-
-def _beaten(entry: Contest, test: PairTest, number: int) -> bool | None:
-    """Whether this model loses a test; None if the test is of other models, or nobody wins."""
-    wins = entry.wins(test)
-    if number not in (test.a, test.b) or wins is None:
-        return None
-    return wins if number == test.a else not wins
+    A compact letter display (Piepho 2004, Journal of Computational and Graphical Statistics 13(2)). Each group grows
+    from a tie that no group covers yet, so that few letters are found in polynomial time (Gramm et al. 2007,
+    Computational Statistics & Data Analysis 52(2)).
+    """
+    pairs = list(combinations_with_replacement(order, 2))  # a model and itself too: each has a letter
+    ties = {frozenset(pair) for pair in pairs if pair[0] not in ahead[pair[1]] and pair[1] not in ahead[pair[0]]}
+    uncovered, groups = set(ties), list[set[int]]()
+    for pair in pairs:
+        if frozenset(pair) in uncovered:
+            group = {*pair}
+            while more := [n for n in order if n not in group and all(frozenset((n, m)) in ties for m in group)]:
+                group.add(max(more, key=lambda n: sum(frozenset((n, m)) in uncovered for m in group)))
+            uncovered -= {frozenset(covered) for covered in combinations_with_replacement(group, 2)}
+            groups.append(group)
+    names = [*ascii_letters[: len(groups)], *(f"({n + 1})" for n in range(len(ascii_letters), len(groups)))]
+    return {n: "".join(name for name, group in zip(names, groups, strict=True) if n in group) for n in order}
 
 
 def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None) -> list[PairTest]:

@@ -75,7 +75,7 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     notes += [f"{name}: {UNBOUND}" for run, name in zip(runs, labels_, strict=True) if run.unbound]
     tested = [*single, *(mean for members_ in groups for mean in members_.means)]
     notes += [note for entry in tested for note in _cautions(entry, runs, labels_)]
-    return _adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
+    return adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
 
 
 def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
@@ -89,10 +89,10 @@ def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group
             yield group(f"average of {len(averaged)} tasks", averaged, count)
 
 
-def _adjusted(raw: Board) -> Board:
-    """The board with Holm's correction over all its tests."""
-    adjusted = holm([test.result.p_value for entry in raw.tested for test in entry.tests])
-    done = with_family(raw.tested, adjusted)
+def adjusted(raw: Board) -> Board:
+    """The board with Holm's correction over all its tests, and the ranks and ties that they leave."""
+    p_values = holm([test.result.p_value for entry in raw.tested for test in entry.tests])
+    done = with_family(raw.tested, p_values)
     single, rest = done[: len(raw.contests)], iter(done[len(raw.contests) :])
     groups = [replace(entry, means=[next(rest) for _ in entry.means]) for entry in raw.groups]
     return replace(raw, contests=single, groups=groups)

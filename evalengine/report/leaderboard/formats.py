@@ -66,7 +66,7 @@ def latex(board: Board) -> str:
 
 def _sheets(board: Board) -> Iterator[Sheet]:
     sheet = sheets.matrix_sheet(board, board.tested)
-    note = "In brackets: 95 % interval." + (" Bold: ahead of every other by a significant test." if sheet.best else "")
+    note = "In brackets: 95 % interval." + (" Bold: ahead of every other by significant tests." if sheet.best else "")
     yield replace(sheet, note=note)
     if sheets.cut_head(board):
         yield _cut(board)
@@ -86,15 +86,15 @@ def _cut(board: Board) -> Sheet:
 
 
 def _ranks(board: Board) -> Sheet:
-    ranked = [entry for entry in board.tested if any(s is not None and s.rank is not None for s in entry.scores)]
-    rows = [[sheets.titled(entry), *(sheets.rank(score) for score in entry.scores)] for entry in ranked]
-    return Sheet("Ranks", ["Metric", *board.names], rows, (0,), note=sheets.ranks_note(board))
+    rows = [[sheets.titled(entry), *(" ".join(sheets.rank_cells(score)).strip() for score in entry.scores)]
+            for entry in board.tested if entry.first]  # fmt: skip
+    return Sheet("Ranks and tie groups", ["Metric", *board.names], rows, (0,), note=sheets.ranks_note(board))
 
 
-FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below changes its meaning or is removed
+FORMAT, VERSION = "evalengine.models", 2  # the version rises when a name below changes its meaning or is removed
 COLUMNS = (
-    *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high", "rank"),
-    *("rank_best", "rank_worst", "documents", "wins", "losses", "ties", "p", "p_holm"),
+    *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high"),
+    *("rank_best", "rank_worst", "tie_group", "documents", "wins", "losses", "ties", "p", "p_holm"),
     *("answers_changed", "cut", "value_cut", "value_finished", "cautions"),
 )
 
@@ -161,9 +161,9 @@ def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]
             "value": score.value,
             "ci_low": low,
             "ci_high": high,
-            "rank": score.rank or "",
             "rank_best": best,
             "rank_worst": worst,
+            "tie_group": score.tie_group,
             "documents": contest.documents,
             "cautions": "; ".join(interval_cautions(run, contest.key)),
             **({} if cut is None else {"cut": cut.count / cut.total, "value_cut": cut.cut,
@@ -210,8 +210,8 @@ def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
                 "model": name,
                 "value": score.value,
                 "interval": score.interval,
-                "rank": score.rank,
                 "ranks": score.ranks,
+                "tie_group": score.tie_group or None,
                 "cut": cut_json(cut_of(run, contest.key)),
             }
             for run, name, score in zip(board.runs, board.names, contest.scores, strict=True)

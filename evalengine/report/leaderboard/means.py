@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests, ranked
+from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests
 from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.read.groups import leaves
 from evalengine.report.read.lm_eval_folder import newest
@@ -139,7 +139,7 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Cont
     share = all(entry.share for entry in single)
     columns = {place: scaled([part.columns[place] for part in parts], weights) for place in whole}
     tests = pair_tests(columns, parts[0].better, _clusters(parts), list(zip(sizes, weights, strict=True)))
-    return Contest(key, parts[0].better, share, total, ranked(scores, parts[0].better), tests, kind)
+    return Contest(key, parts[0].better, share, total, scores, tests, kind)
 
 
 def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score:

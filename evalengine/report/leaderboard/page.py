@@ -49,6 +49,7 @@ LEAST = 3  # models from which on pairs are many
 OPEN = 6  # metrics shown in full; further ones are folded
 PARTS = 12  # a group of at most so many parts is shown unfolded
 TILES = 3  # metrics in the first figures
+NAMED = 3  # models of a tie that they name
 HISTORY = (
     "Whiskers: each value's own 95 % interval. Band: the change since the first checkpoint, in pairs on the same "
     "documents; where it leaves the dashed line, the change is more than chance explains, each by itself."
@@ -120,11 +121,12 @@ def _title(board: Board) -> str:
 
 def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
     for contest in board.tested[:TILES]:
-        top = next((n for n, score in enumerate(contest.scores) if score is not None and score.rank == 1), None)
-        if top is not None:
-            tied = len(contest.first) - (top in contest.first)
-            names = board.names[top] + (f", tied with {tied} more" if tied and contest.leader is None else "")
-            yield contest.name, sheets.value_with_unit(contest, contest.scores[top]), names
+        if contest.first:
+            names = ", ".join(board.names[place] for place in contest.first[:NAMED])
+            more = f" and {len(contest.first) - NAMED} more" if len(contest.first) > NAMED else ""
+            tied = f"{len(contest.first)} tied for first"
+            best = tied if contest.leader is None else sheets.value_with_unit(contest, contest.scores[contest.leader])
+            yield contest.name, best, names + more
     yield "Models", f"{len(board.runs)}", None
     yield (
         "Significant differences",
@@ -142,11 +144,11 @@ def _metrics(board: Board) -> Iterator[Markup]:
 
 def _contest(board: Board, contest: Contest) -> list[Markup]:
     bounds = _bounds(contest)
-    rows = [_score(board, contest, n, score, bounds) for n, score in enumerate(contest.scores)]
+    rows = [_score(board, contest, n, contest.scores[n], bounds) for n in sheets.row_order(board, contest)]
     title = tag("h3", f"{sheets.titled(contest)} · {counted(contest.documents, 'document')}")
     cut = sheets.cut_head(board)
-    head = ("Model", "Value", "Rank", "95 % interval", *cut, _ends(contest, bounds))
-    return [title, table(head, rows, numbers=range(1, 4 + len(cut)))]
+    head = ("Model", "Value", *sheets.RANKED, "95 % interval", *cut, _ends(contest, bounds))
+    return [title, table(head, rows, numbers=[1, 2, *range(4, 5 + len(cut))])]
 
 
 def _ends(contest: Contest, bounds: tuple[float, float], sign: bool = False) -> str:
@@ -159,14 +161,14 @@ def _score(
 ) -> list[Markup | str | None]:
     name = tag("span", board.names[place], class_="name")
     if score is None:
-        return [name, "not run", "", "", *("" for _ in sheets.cut_head(board)), None]
+        return [name, "not run", "", "", "", *("" for _ in sheets.cut_head(board)), None]
     drawn = None
     if score.interval is not None:
         drawn = interval(score.value, *score.interval, bounds)
     value = sheets.number(contest, score)
     best = tag("strong", value) if sheets.leads(contest, score) else value
     between = sheets.between(contest, score.interval)
-    return [name, best, sheets.rank(score), between, *sheets.cut_cells(board, contest, place), drawn]
+    return [name, best, *sheets.rank_cells(score), between, *sheets.cut_cells(board, contest, place), drawn]
 
 
 def _bounds(contest: Contest) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from evalengine.report.read.run import provenance
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.sheet import Sheet
 
+RANKED = ("Rank", "Tie group")  # the columns of `rank_cells`
 WIDE = 6  # metrics side by side; with more, models are the columns
 LEADERS = 3  # metrics whose first place the verdict says
 LARGE = 10_000  # from here on six significant digits say enough
@@ -38,8 +39,8 @@ def models_sheet(board: Board) -> Sheet:
 def scores_sheet(board: Board) -> Sheet:
     """A row for each metric and model, the form for a terminal."""
     rows = [row for contest in board.tested for row in _long(board, contest)]
-    head = ["Metric", "", "Model", "Value", "95 % interval", "Rank", "Documents", *cut_head(board)]
-    return Sheet("Metrics", head, rows, (0, 1, 2), note=metrics_note(board))
+    head = ["Metric", "", "Model", "Value", "95 % interval", *RANKED, "Documents", *cut_head(board)]
+    return Sheet("Metrics", head, rows, (0, 1, 2, 6), note=metrics_note(board))
 
 
 def cut_head(board: Board) -> list[str]:
@@ -101,7 +102,10 @@ def metrics_note(board: Board) -> str:
 def ranks_note(board: Board) -> str:
     if not board.family:
         return ""
-    return f"Rank: what the tests significant at {PERCENT} show; models whose ranks they leave open are tied."
+    return (
+        f"Rank: the places that the tests significant at {PERCENT} (Holm) leave open; with 95 % confidence they "
+        "hold all true ranks of this comparison. Models that share a tie group's letter are tied, in whatever order."
+    )
 
 
 def tests_note(board: Board) -> str:
@@ -142,8 +146,8 @@ def leader(board: Board, contest: Contest) -> str:
 
 
 def tie(contest: Contest) -> str:
-    """Who may all be first: `no best on sums exact_match: 7 models are tied`; "" where nothing was tested."""
-    return f"no best on {contest.name}: {len(contest.first)} models are tied" if len(contest.first) > 1 else ""
+    """Who may all be first: `no best on sums exact_match: 7 models are tied for first`; "" where nothing was tested."""
+    return f"no best on {contest.name}: {len(contest.first)} models are tied for first" if contest.first else ""
 
 
 def titled(contest: Contest) -> str:
@@ -181,12 +185,19 @@ def between(contest: Contest, bounds: tuple[float, float] | None, sign: bool = F
     return f"[{signed(bounds[0], unit, sign)}, {signed(bounds[1], unit, sign)}]"
 
 
-def rank(score: Score | None) -> str:
-    """A rank: `2`, or `tied, 1 to 3` where the tests leave other ranks open; by value where nothing was tested."""
-    if score is None or score.rank is None:
-        return ""
-    low, high = score.ranks or (score.rank, score.rank)
-    return f"{low}" if low == high else f"tied, {low} to {high}"
+def rank_cells(score: Score | None) -> list[str]:
+    """A model's cells of `RANKED`: `1-3` and `ab`; empty where nothing was tested."""
+    if score is None or score.ranks is None:
+        return ["", ""]
+    return ["-".join(str(rank) for rank in dict.fromkeys(score.ranks)), score.tie_group]
+
+
+def row_order(board: Board, contest: Contest) -> list[int]:
+    """The models' places in the order of a table's rows: checkpoints as given, others by rank interval. Models of one
+    interval, or without one, stay as given."""
+    last = (len(board.names) + 1, 0)
+    ranks = [(score.ranks if score is not None else None) or last for score in contest.scores]
+    return sorted(range(len(ranks)), key=lambda n: last if board.steps is not None else ranks[n])
 
 
 def matrix_cell(contest: Contest, score: Score | None) -> str:
@@ -202,12 +213,12 @@ def leads(contest: Contest, score: Score | None) -> bool:
 
 def _long(board: Board, contest: Contest) -> Iterator[list[str]]:
     first = [f"{contest.name}{', %' if contest.share else ''}", arrow(contest.higher_is_better)]
-    for place, (name, score) in enumerate(zip(board.names, contest.scores, strict=True)):
-        if score is None:
-            yield [*first, name, "not run", "", "", "", *("" for _ in cut_head(board))]
-        else:
-            cells = [number(contest, score), between(contest, score.interval), rank(score), f"{contest.documents:,}"]
-            yield [*first, name, *cells, *cut_cells(board, contest, place)]
+    for place in row_order(board, contest):
+        score = contest.scores[place]
+        cells = [number(contest, score), between(contest, score.interval)] if score is not None else ["not run", ""]
+        documents = f"{contest.documents:,}" if score is not None else ""
+        cut = cut_cells(board, contest, place) if score is not None else ["" for _ in cut_head(board)]
+        yield [*first, board.names[place], *cells, *rank_cells(score), documents, *cut]
         first = ["", ""]
 
 
@@ -250,7 +261,7 @@ def headline(board: Board) -> str:
         contest, test = max(tests, key=lambda one: (one[0] is tests[0][0], _distance(one[1])))
         largest = f"; the largest difference: {_pair_words(board, contest, test)}" if test.result.difference else ""
         return f"All {len(board.runs)} models are tied on {contest.name}{largest}"
-    return f"No model is ahead of all others; {board.significant} of {board.family} differences are real"
+    return f"No model is ahead of all others; {board.significant} of {board.family} differences are significant"
 
 
 def _pair_words(board: Board, contest: Contest, test: PairTest) -> str:
