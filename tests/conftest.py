@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from evalengine.programs.run import problem
-from tests.triton_interpreter import list_builtins_once, multiply_each_row_alike
+from tests.triton_interpreter import (
+    compute_types_once,
+    list_builtins_once,
+    multiply_each_row_alike,
+    skip_overflow_checks,
+)
 
 
 def _start_with_another_gpu() -> None:
@@ -29,7 +34,9 @@ gc.disable()  # While tests are collected nothing of what is made becomes free, 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is defined
     list_builtins_once()
+    compute_types_once()
     multiply_each_row_alike()
+    skip_overflow_checks()
 
 
 @pytest.fixture(scope="session")
