@@ -25,13 +25,13 @@ RESIDENTS = (  # (compute capability, dtype, whether rows are aligned to 16 byte
 )
 
 
-def compiled_elsewhere(which: str, program: str = "compile_gluon") -> list[dict[str, Any]]:
-    """Returns the list that this program (or its neighbour) prints for `which` in a process without the interpreter."""
+def compiled_elsewhere(*arguments: str, program: str = "compile_gluon") -> Any:
+    """Return the JSON that this program (or its neighbour) prints in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", f"tests.kernels.{program}", which]
+    command = [sys.executable, "-m", f"tests.kernels.{program}", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return list(json.loads(done.stdout))
+    return json.loads(done.stdout)
 
 
 def _compile(

@@ -1,8 +1,8 @@
-"""Compiles the row kernels' variants, which needs no GPU: `python -m tests.kernels.compile_rows norms` (or another of
-`CASES`).
+"""Compiles the row kernels' variants, which needs no GPU: `python -m tests.kernels.compile_rows [norms ...]`.
 
-Prints a JSON list with counts of instructions in the PTX, one object per case. Triton's compiler is stricter than the
-interpreter in which the other tests run: it compiles what follows a `return` under a compile-time condition.
+Prints a JSON object: for each name given (of `CASES`; by default all) a list with counts of instructions in the PTX,
+one object per case. Triton's compiler is stricter than the interpreter in which the other tests run: it compiles what
+follows a `return` under a compile-time condition.
 """
 
 from __future__ import annotations
@@ -183,4 +183,4 @@ CASES = {
 
 
 if __name__ == "__main__":
-    json.dump(list(CASES[sys.argv[1]]()), sys.stdout)
+    json.dump({name: list(CASES[name]()) for name in sys.argv[1:] or CASES}, sys.stdout)

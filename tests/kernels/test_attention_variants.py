@@ -32,7 +32,12 @@ def name(variant: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in variant.items())
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=name)
+@pytest.mark.parametrize(
+    "variant",
+    # A window of 61 repeats that of 63, and caps of 30 and 50 repeat that of 2, which bends scores most.
+    [pytest.param(v, marks=pytest.mark.slow if v in (VARIANTS[2], *VARIANTS[8:10]) else ()) for v in VARIANTS],
+    ids=name,
+)
 def test_a_mixed_batch_is_float64s_within_rounding(variant: dict[str, Any]) -> None:
     """Whatever stands before every window is NaN in the pool, as after the sequences' ends."""
     for dtype, head_dim in ((torch.float32, 16), (torch.float16, 20)):

@@ -103,9 +103,15 @@ def test_bytes_of_the_three_kernels(shape: tuple[int, int, int, int, int], dtype
     assert int((~pools.isnan()).sum()) == 2 * int((s.slots >= 0).sum()) * shape[2] * shape[3]
 
 
+# The slowest sizes: the test above covers them with one form of norms, and the other sizes cover the other forms.
+OF_MANY_HEADS = ((7, 9, 3, 64, 16), (3, 17, 17, 96, 24), (11, 8, 2, 128, 16))
+
+
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(shape, marks=pytest.mark.slow if shape in OF_MANY_HEADS else ()) for shape in SHAPES]
+)
 def test_bytes_of_the_three_kernels_for_other_norms_and_tables(
     shape: tuple[int, int, int, int, int], dtype: torch.dtype, offset: float
 ) -> None:

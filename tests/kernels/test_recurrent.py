@@ -104,9 +104,20 @@ def assert_borders_do_not_matter(run: Layer, operands: list[Tensor], state: Tens
         assert_bitwise_equal(other[4], whole_state[slots[s]])
 
 
+# The conversion of operands does not depend on sizes, so half precision needs one size of each recurrence.
+STEPS = [
+    *((torch.float32, variant) for variant in (*DELTAS, *MAMBAS)),
+    *((torch.float16, variant) for variant in (DELTAS[0], MAMBAS[0])),
+    *(
+        pytest.param(torch.float16, variant, marks=pytest.mark.slow)  # repeats those two
+        for variant in (*DELTAS[1:], *MAMBAS[1:])
+    ),
+    *(pytest.param(torch.bfloat16, variant, marks=pytest.mark.gpu) for variant in (*DELTAS, *MAMBAS)),
+]
+
+
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "variant"), STEPS)
 def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba2, level: str) -> None:
     operands, heads = case(variant, dtype)
     state = randn(6, *variant.state_shape, seed=9)  # sequences that begin do not see what their slots hold
@@ -131,7 +142,7 @@ def test_recurrences_are_near_the_reference(variant: GatedDelta | Mamba2, level:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("variant", [DELTAS[0], DELTAS[3], MAMBAS[0]])
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 127, 130])
+@pytest.mark.parametrize("n", [1, 65, 127, *(pytest.param(n, marks=pytest.mark.slow) for n in (63, 64, 130))])
 def test_recurrences_are_near_the_chunked_form(n: int, variant: GatedDelta | Mamba2, level: str) -> None:
     """Behind one chunk of 64 and two, and beside their borders."""
     assert_near(level, variant, n, reference_chunks)
