@@ -31,6 +31,7 @@ class Schedule:
     num_threads: int = 1
     order: int = 0  # The requests are shuffled by this seed.
     nan_pool: bool = True
+    preempts: bool = False  # Whether a sequence must be preempted.
 
 
 ALONE = Schedule(block_size=64, num_kv_blocks=64, max_num_seqs=1, enable_prefix_caching=False, nan_pool=False)
@@ -71,11 +72,12 @@ def run(
     """The outputs of the requests by id, run under the schedule; the pool's pages must all be free at the end."""
     order = list(requests)
     random.Random(schedule.order).shuffle(order)
-    engine = {name: value for name, value in asdict(schedule).items() if name not in ("order", "nan_pool")}
+    engine = {name: value for name, value in asdict(schedule).items() if name not in ("order", "nan_pool", "preempts")}
     with LLM(checkpoint, **engine, **mode) as llm:
         llm.runner.fill_pool(float("nan") if schedule.nan_pool else 0.0)
         outputs = {o.request_id: o for o in llm.run(order)}
         llm.block_manager.check([])
+        assert llm.stats.num_preemptions > 0 or not schedule.preempts, "no sequence was preempted"
     return outputs
 
 
