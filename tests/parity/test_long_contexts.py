@@ -105,25 +105,34 @@ def mixed() -> list[Request]:
     return batch
 
 
-def test_no_schedule_mixes_the_two_tables(phi: tuple[PreTrainedModel, Checkpoint]) -> None:
+@pytest.fixture(scope="module")
+def each_alone(phi: tuple[PreTrainedModel, Checkpoint]) -> dict[int, RequestOutput]:
+    """The outputs of `mixed`, each computed alone."""
+    return alone(phi[1], mixed())
+
+
+def test_no_schedule_mixes_the_two_tables(
+    phi: tuple[PreTrainedModel, Checkpoint], each_alone: dict[int, RequestOutput]
+) -> None:
     _, checkpoint = phi
-    expected = alone(checkpoint, mixed())
     for settings in ({}, {"max_num_batched_tokens": 13, "block_size": 7}, {"num_kv_blocks": 15, "max_num_seqs": 3}):
         with LLM(checkpoint, **{**SETTINGS, **settings}) as llm:
             for order in (mixed(), mixed()[::-1]):
-                assert not differing({o.request_id: o for o in llm.run(order)}, expected), settings
+                assert not differing({o.request_id: o for o in llm.run(order)}, each_alone), settings
             assert llm.stats.num_cached_tokens > 0, "what is alike is shared"
 
 
-def test_the_length_that_a_request_may_have_decides(phi: tuple[PreTrainedModel, Checkpoint]) -> None:
+def test_the_length_that_a_request_may_have_decides(
+    phi: tuple[PreTrainedModel, Checkpoint], each_alone: dict[int, RequestOutput]
+) -> None:
     """The first tokens of a generation of 128 in all are those of any shorter one, and one more token changes them."""
-    found = alone(phi[1], mixed())
-    assert found[2].logprobs[:10].tobytes() == found[0].logprobs.tobytes()
-    assert found[3].logprobs[:27].tobytes() != found[2].logprobs.tobytes()
-    assert found[4].logprobs[:28].tobytes() == found[3].logprobs.tobytes()
+    found = {number: output.logprobs for number, output in each_alone.items()}
+    assert found[2][:10].tobytes() == found[0].tobytes()
+    assert found[3][:27].tobytes() != found[2].tobytes()
+    assert found[4][:28].tobytes() == found[3].tobytes()
     with LLM(phi[1], **{**SETTINGS, "max_model_len": SHORT}) as llm:  # a generation ends there, so none is long
         (cut,) = llm.run(mixed()[4:5])
-    assert cut.logprobs.tobytes() == found[2].logprobs.tobytes()
+    assert cut.logprobs.tobytes() == found[2].tobytes()
 
 
 def test_the_factors_and_the_length_are_part_of_the_identity(phi: tuple[PreTrainedModel, Checkpoint]) -> None:

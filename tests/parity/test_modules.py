@@ -51,7 +51,7 @@ def test_logits_are_as_near_to_float64_as_transformers_are(
 
 def test_greedy_generation_equals_generate(reference: tuple[PreTrainedModel, Path]) -> None:
     hf, folder = reference
-    prompts = [tokens(count, count) for count in (1, 9, 31)]
+    prompts = [tokens(count, count) for count in (1, 31)]
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     checkpoint = without_tokenizer(folder, "transformers")
     exact = create_ops("exact", torch.float32, torch.device("cpu"))
