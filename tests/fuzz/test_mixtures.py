@@ -54,7 +54,7 @@ def random_schedule(case: Case) -> dict[str, Any]:
 
 def crowd(case: Case) -> tuple[list[Request], dict[str, Any]]:
     """Generations that grow out of a pool in which they began together."""
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
     requests = [GenerateRequest(i, [case.randrange(3, 200) for _ in range(9)], params) for i in range(5)]
     pool = {"block_size": 7, "num_kv_blocks": -(-LONGEST // 7) + 1, "enable_prefix_caching": True}
     return [*requests], {**pool, "max_num_seqs": 64, "max_num_batched_tokens": 11}
