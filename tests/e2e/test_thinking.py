@@ -46,7 +46,7 @@ def test_thoughts_cut_short_are_counted(tmp_path: Path) -> None:
 
 def test_an_unfinished_thinking_gets_no_credit_unless_set(tmp_path: Path) -> None:
     """Some texts would be right, and none holds an end of thinking."""
-    settings = ("model.think_end_token='</think>'", "progress=false", "limit=8", "task.generation.max_gen_toks=60")
+    settings = ("model.think_end_token='</think>'", "progress=false", "limit=4", "task.generation.max_gen_toks=60")
     runs = [finished(tmp_path / "no", *settings),
             finished(tmp_path / "yes", *settings, "score_unfinished_thinking=true")]  # fmt: skip
     assert [run.manifest["identity"]["score_unfinished_thinking"] for run in runs] == [False, True]

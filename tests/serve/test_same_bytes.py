@@ -62,7 +62,7 @@ def alone(served: Running) -> list[bytes]:
     return asyncio.run(ask_all(served.url, bodies(), 1))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_crowd_changes_no_byte(served: Running, alone: list[bytes], seed: int) -> None:
     asked = [*enumerate(bodies())] * 3
     random.Random(seed).shuffle(asked)
