@@ -85,9 +85,9 @@ class CodeTask(Templated):
         version = ".".join(platform.python_version_tuple()[:2])
         return {"python": f"{platform.python_implementation()} {version}", "limits": asdict(self.limits)}
 
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return (self.filter,)
+    @classmethod
+    def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
+        return (cls.filter,)
 
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
         return {self.filter: [[self.code(doc, response.text) for response in responses]]}

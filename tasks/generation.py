@@ -53,9 +53,9 @@ class GenerationTask(Task):
         if self._repeated is not None and type(self).score is GenerationTask.score:
             vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
 
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return tuple(self.extract)
+    @classmethod
+    def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
+        return tuple(cls.extract)
 
     def problems(self) -> list[str]:
         kind = type(self)

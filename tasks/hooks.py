@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
@@ -41,10 +42,10 @@ class TaskHooks(ABC):
     config: TaskConfig
     _chat: Chat | None  # renders messages through the model's chat template
 
-    @property
+    @cached_property
     def filters(self) -> tuple[str, ...]:
-        """The filters' names, in the order of the results; lm-eval calls the absence of any "none"."""
-        return ("none",)
+        """The filters' names, in the order of the results."""
+        return self.filter_names(self.config)
 
     def aggregation(self) -> Mapping[str, str | Aggregation]:
         """Metric -> its aggregation, or the name of one in harness.metrics; a metric without an entry has its mean."""
@@ -62,6 +63,11 @@ class TaskHooks(ABC):
     def metric_names(cls, config: TaskConfig) -> list[str]:
         """The metrics that a run of the task reports, as far as its configuration tells."""
         return [*cls.metrics]
+
+    @classmethod
+    def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
+        """`filters`, as far as the configuration tells; lm-eval calls the absence of any "none"."""
+        return ("none",)
 
     def read_text(self, text: str) -> list[Doc]:
         """The rows of a raw text file; by default its lines."""

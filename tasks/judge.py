@@ -176,8 +176,8 @@ class JudgeTask(Task):
         )
         super().__init__(name, config, **arguments)
 
-    @property
-    def filters(self) -> tuple[str, ...]:
+    @classmethod
+    def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
         return (FILTER,)
 
     def question(self, doc: Doc) -> str:

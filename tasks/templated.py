@@ -251,9 +251,9 @@ class Templated(Task):
             for i, (prompt, continuation) in enumerate(pairs)
         ]
 
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return tuple(pipeline.name for pipeline in self._pipelines)
+    @classmethod
+    def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
+        return tuple(pipeline.name for pipeline in pipelines(config.template.filter_list) or [AS_IT_IS])
 
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
         if self.output_type == "generate_until":

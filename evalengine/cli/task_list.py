@@ -24,6 +24,7 @@ from evalengine.util.tables import print_sheet
 if TYPE_CHECKING:
     from evalengine.tasks.base import Task
     from evalengine.tasks.instance import Instance
+    from evalengine.tasks.metric import Metric
 
 MOST = 1000  # documents shown at most
 LISTED_METRICS = 1  # of a task among others; `tasks NAME` names all of them
@@ -129,18 +130,24 @@ def source(task: TaskConfig, named: bool = True) -> str:
 
 
 def metric_names(task: TaskConfig, name: str) -> list[str]:
+    """The names of `task_metrics`."""
+    return [*task_metrics(task, name)]
+
+
+def task_metrics(task: TaskConfig, name: str) -> dict[str, Metric]:
     """The metrics that a run of the task reports."""
+    from evalengine.tasks.metric import Metric
     from evalengine.tasks.registry import task_class
     from evalengine.tasks.scores import read_metrics
 
     cls = task_class(task.cls or "", f"tasks.{name}.cls")
     if not cls.takes_templates or cls.runs_programs:
-        return cls.metric_names(task)
+        return {metric: cls.metrics.get(metric, Metric()) for metric in cls.metric_names(task)}
     try:
         kind = task.template.output_type or "generate_until"
-        return [*read_metrics(task.template.metric_list, kind, cls.metrics).metrics]
+        return read_metrics(task.template.metric_list, kind, cls.metrics).metrics
     except (KeyError, ValueError):  # only a run lists the problems
-        return ["?"]
+        return {"?": Metric()}
 
 
 def needs(task: TaskConfig) -> Iterator[str]:
