@@ -1,173 +1,261 @@
-"""`python -m evalengine plan task=gsm8k margin=1`: how many documents a gate needs, before a run is made."""
+"""`python -m evalengine plan task=gsm8k`: how many documents a gate needs, before a run is made."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from evalengine.cli.paces import Pace, pace
+from evalengine.cli.paces import pace
+from evalengine.cli.task_list import task_metrics
+from evalengine.config.schema import ITEM_MARK, Config, leaves
 from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
-from evalengine.report.read.load import RunData, load_run_data
+from evalengine.records.manifest_data import Manifest
+from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_rules, plan_of
+from evalengine.report.gate.policies import Limits, Policy
+from evalengine.report.gate.policy_reader import load_policy
+from evalengine.report.read.groups import below
+from evalengine.report.read.load import RunData, load_run, load_run_data
 from evalengine.report.read.names import RESULTS, named_runs
-from evalengine.report.stats.loss_bound import documents_for
-from evalengine.report.stats.measured import Flips, flips, sampled, spreads
+from evalengine.report.read.run import Run
+from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
+from evalengine.report.stats.pass_probability import Design
+from evalengine.report.stats.perplexity import Kind, value_of
 from evalengine.report.terminal.tables import print_lines
+from evalengine.tasks.registry import task_class
 from evalengine.util.command import Namespace
 from evalengine.util.sheet import Line, Sheet
 
-FLIPS = (0.0, 0.005, 0.02, 0.05, 0.1)  # shares of changed answers for which the need is said
-SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which it is said, where runs tell of any
-LEVELS = {"margin": None, "flips": None, "alpha": 0.05, "power": 0.8}
+SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which the need is given, where runs tell of any
+LIMITS = ("margin", "margin_percent", "alpha", "power")  # settings of the policy's accuracy rules
+KNOWN = "task=NAME, policy=NAME, runs=RUN,RUN, flips=2%, margin=POINTS, margin_percent=PERCENT, alpha=0.05, power=0.8"
+RATIOS: dict[str, Kind] = {"weighted_perplexity": "perplexity", "bits_per_byte": "bits"}  # aggregation -> kind of ratio
+HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better")  # of a run, what a plan reads
 
 
 @dataclass(frozen=True)
-class Target:
-    """What a gate is to show. Shares of 1."""
+class Asked:
+    """What the command's words ask for."""
 
-    margin: float
-    flips: tuple[float, ...]  # empty: those that runs show, or else `FLIPS`
-    alpha: float
-    power: float
-
-    def documents(self, variance: float) -> int:
-        """The documents that it needs, if a document's difference without a loss has this variance: of right or wrong,
-        the share that flips."""
-        return documents_for(self.margin, variance, self.alpha, self.power)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One of the chosen tasks or groups."""
-
-    name: str
-    tasks: tuple[str, ...]
-    rows: int | None  # documents
-
-    @property
-    def label(self) -> str:
-        return self.name if len(self.tasks) == 1 else f"{self.name} ({len(self.tasks)} tasks)"
+    names: list[str]  # tasks and groups; none: those of the runs
+    runs: list[str]
+    policy: Policy
+    flips: float | None  # a share of 1
 
 
 def main(arguments: Namespace) -> int:
     """Runs `plan` with its words; returns the exit code. Raises ConfigError for bad usage, and for bad runs."""
-    names, runs, required = _parsed(arguments.words)
-    loaded = [load_run_data(run) for run in named_runs(runs)]
-    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
-    lines: list[Line] = [f"A margin of {100 * required.margin:g} points: documents for a pass with probability "
-                         f"{required.power:g}, if nothing is lost (alpha {required.alpha:g})"]  # fmt: skip
-    planned = [_planned(name) for name in names]
-    seen = {one.name: flips([run.run for run in loaded], one.tasks) for one in planned}
-    paces = {one.name: pace(one.name, RESULTS) for one in planned}
-    lines.append(_table(planned, required, seen, paces))
-    lines += [line for one in planned for line in _said(one, required, seen[one.name], paces[one.name], loaded)]
-    lines.append("Flips: the share of answers that change for better or worse, as many of each. Exact and native runs "
-                 "of equal weights have none; two checkpoints often 2 to 10 %.")  # fmt: skip
-    print_lines(lines, console)
+    asked = _parsed(arguments.words)
+    loaded = [_loaded(run) for run in named_runs(asked.runs)]
+    runs = [data.run for data in loaded]
+    held = {name for run in runs for key in run.results for name in (key[0], *run.groups)}
+    problems = [f"task={name}: no task or group that is shipped, nor one of the runs; `python -m evalengine tasks` "
+                "lists them" for name in asked.names if name not in available("task") and name not in held]  # fmt: skip
+    if problems:
+        raise ConfigError([f"plan: {problem}" for problem in problems])
+    a, unknown = _baseline(asked.names, runs)
+    pairs = pairs_of(runs)[0]
+    rates: tuple[Rate, ...] = RATES if asked.flips is None else (asked.flips,)
+    if pairs and asked.flips is None:
+        rates = (AS_SEEN,)
+    plan = plan_of(asked.policy, a, rates, pairs, unknown)
+    names = asked.names or sorted({key[0] for key in a.scores})
+    print_lines([*_answer(asked.policy.name, plan, bool(runs)), *_facts(names, a, asked.policy, plan, loaded)],
+                Console(file=sys.stdout, soft_wrap=True, highlight=False))  # fmt: skip
     return 0
 
 
-def _said(
-    one: Planned, required: Target, seen: Flips | None, took: Pace | None, runs: Sequence[RunData]
-) -> Iterator[str]:
-    """What is known of a task besides the table: where its figures are from, and what would need fewer documents."""
-    if took is not None:
-        yield f"{one.name}: time by {took.source}: {took.seconds:.3g} s a document, without loading"
-    if seen is not None:
-        pairs = "a pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
-        between = "fast runs of one configuration, by the schedule alone" if seen.schedule else "the runs"
-        yield (
-            f"{one.name}: flips measured: {seen.flipped} of {seen.documents} scores over {pairs} of {between} "
-            f"(at most {100 * seen.most:.2g} % at 95 %)"
-        )
-    for data in runs:
-        for (task, metric, _), (count, parts) in sampled(data.run, one.tasks).items():
-            needs = ", ".join(f"{required.documents(2 * parts.within / k):,} ({k})" for k in SAMPLES)
-            yield (
-                f"{task} {metric}, {data.run.name}: a variance of {parts.between:.3g} between documents and of "
-                f"{parts.within:.3g} within ({count} samples each). Runs of one model differ by that alone, which "
-                f"k samples divide by k: documents needed (samples each): {needs}"
-            )
-    for task in one.tasks:
-        apart = [found for a, b in combinations(runs, 2) if (found := spreads(a, b, task)) is not None]
-        if any(right for right, _ in apart):
-            right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
-            yield (
-                f"{task}: these runs differ by {right:.3g} in right or wrong (mean square), by {likely:.3g} in the "
-                f"right choice's probability: scored by that, {required.documents(likely):,} documents do in place of "
-                f"{required.documents(right):,}, for a margin in points of probability"
-            )
+def _loaded(name: str) -> RunData:
+    """A run with its samples, or a baseline file, which has none."""
+    run = load_run(name) if Path(name).is_file() else None
+    return RunData(run, {}, {}, {}, {}, {}, {}) if run is not None and run.kind == "baseline" else load_run_data(name)
 
 
-def _parsed(words: Sequence[str]) -> tuple[list[str], list[str], Target]:
-    """The tasks, earlier runs, and what is required. Raises ConfigError with all problems."""
+def _parsed(words: Sequence[str]) -> Asked:
+    """Raises ConfigError with all problems."""
     values: dict[str, str] = {}
     problems = []
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in ("task", "runs", *LEVELS):
-            words_known = "task=NAME, margin=POINTS, flips=2%, runs=RUN,RUN, alpha=0.05, power=0.8"
-            problems.append(f"{word!r} is none of {words_known}")
+        if not equals or name not in ("task", "policy", "runs", "flips", *LIMITS):
+            problems.append(f"{word!r} is none of {KNOWN}")
         elif name in values:
             problems.append(f"{name} is given twice")
         values[name] = value
-    numbers: dict[str, float | None] = {}
-    for name, default in LEVELS.items():
-        text = values.get(name)
-        numbers[name] = default
+    numbers: dict[str, float] = {}
+    for name in ("flips", *LIMITS):
+        text, in_percent = values.get(name, ""), name in ("flips", "alpha", "power")
+        if text.endswith("%") and not in_percent:
+            problems.append(f"{name}={text}: write the number alone; margin=1 is one point (0.75 to 0.74), and "
+                            "margin_percent=1 is 1 % of a perplexity")  # fmt: skip
+            continue
         try:
-            numbers[name] = default if text is None else float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+            if name in values:
+                numbers[name] = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             problems.append(f"{name}={text}: must be a number")
-    tasks = [name for name in values.get("task", "").strip("[]").split(",") if name]
-    problems += [f"task={name}: no task or group that is shipped; `python -m evalengine tasks` lists them"
-                 for name in tasks if name not in available("task")]  # fmt: skip
-    problems += [] if tasks else ["task=NAME is needed"]
-    margin, share, alpha, power = (numbers[name] for name in ("margin", "flips", "alpha", "power"))
-    if margin is None:
-        problems.append("margin=POINTS is needed: margin=1 is one point, 0.75 to 0.74")
-    elif not 0 < margin <= 100:
-        problems.append(f"margin={margin:g}: must lie in (0, 100] points")
+    share = numbers.pop("flips", None)
     if share is not None and not 0 <= share <= 1:
         problems.append(f"flips={share:g}: a share, 0.02 or 2%, of at most 1")
-    assert alpha is not None and power is not None
-    if not 0 < alpha <= 0.5 or not alpha < power < 1:
-        problems.append(f"alpha={alpha:g} power={power:g}: alpha must lie in (0, 0.5], and power between it and 1")
-    if problems:
+    names, runs = ([name for name in values.get(word, "").strip("[]").split(",") if name] for word in ("task", "runs"))
+    problems += [] if names or runs else ["task=NAME or runs=RUN is needed"]
+    policy = None
+    try:
+        policy = load_policy(values.get("policy", "accuracy"), numbers)
+        if not accuracy_rules(policy.rule):
+            problems.append(f"policy={policy.name}: has no accuracy rule, so no number of documents matters to it")
+    except ConfigError as error:
+        problems += error.problems
+    if problems or policy is None:
         raise ConfigError([f"plan: {problem}" for problem in problems])
-    assert margin is not None
-    runs = [name for name in values.get("runs", "").strip("[]").split(",") if name]
-    return tasks, runs, Target(margin / 100, () if share is None else (share,), alpha, power)
+    return Asked(names, runs, policy, share)
 
 
-def _planned(name: str) -> Planned:
-    """What `task=NAME` chooses; a group has the documents of its tasks together."""
-    rows = {task: settings.dataset.rows for task, settings in outline(name).tasks.items()}
-    whole = [count for count in rows.values() if count is not None]
-    return Planned(name, tuple(rows), sum(whole) if len(whole) == len(rows) else None)
+def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str, str]]:
+    """(a run as the gate would judge it, the tasks whose documents are not known, with the reason): what the runs hold,
+    the first first, and by the settings of shipped tasks what they lack. Without `names`, all that the runs hold."""
+    held = {key[0] for run in runs for key in (*run.scores, *run.results)}
+    composed = [outline(name) for name in names if name not in held and name in available("task")]
+    by_settings, unknown = _by_settings([config for config in composed if not held & {*config.tasks}])
+    inside = {task for config in composed for task in (*config.tasks, *config.groups)}
+    for name in names:
+        inside |= {name, *(task for run in runs for task in below(run.groups, name))}
+    merged: dict[str, Any] = {}
+    for field in HELD:
+        values = [getattr(run, field) for run in (by_settings, *reversed(runs))]
+        merged[field] = {key: value for own in values for key, value in own.items()
+                         if not names or (key if isinstance(key, str) else key[0]) in inside}  # fmt: skip
+    return replace(runs[0] if runs else by_settings, **merged), {task: unknown[task] for task in unknown.keys() - held}
 
 
-def _table(
-    planned: Sequence[Planned],
-    required: Target,
-    seen: Mapping[str, Flips | None],
-    paces: Mapping[str, Pace | None],
-) -> Sheet:
+def _by_settings(configs: Sequence[Config]) -> tuple[Run, dict[str, str]]:
+    """A run of the tasks' documents, whose scores mean nothing, and the tasks whose documents are not known.
+
+    Means differ between tasks, so that a group's value tells how it weights them.
+    """
+    run = Run(Path("the tasks' settings"), "baseline", "settings", None, {}, {}, Manifest({}), {}, {}, {}, {}, {}, {})
+    unknown: dict[str, str] = {}
+    tasks = {name: task for config in configs for name, task in config.tasks.items()}
+    for number, (name, task) in enumerate(tasks.items()):
+        rows = task.dataset.rows
+        if task.cluster is not None:
+            unknown[name] = (f"the gate counts clusters, rows of one {task.cluster!r}, and the settings do not say how "
+                             "many there are; name a run of it: runs=RUN")  # fmt: skip
+        elif rows is None:
+            unknown[name] = "the settings do not say how many documents there are; name a run of it: runs=RUN"
+        documents = range(2 if rows is None else rows)
+        if task.items is not None:
+            run.clusters[name] = {doc: f"{task.items}{ITEM_MARK}{doc}" for doc in documents}
+        right = round(len(documents) * number / len(tasks))
+        for metric, own in task_metrics(task, name).items():
+            for filter_name in task_class(task.cls or "", f"tasks.{name}.cls").filter_names(task):
+                key = (name, metric, filter_name)
+                run.higher_is_better[key] = own.higher_is_better
+                run.results[key] = (0.0, None)
+                if own.aggregation == "mean":
+                    run.scores[key] = {doc: float(doc < right) for doc in documents}
+                    run.results[key] = (right / len(documents), None)
+                elif isinstance(own.aggregation, str) and own.aggregation in RATIOS:
+                    run.weighted[key] = dict.fromkeys(documents, (-1.0, 1.0))
+                    run.results[key] = (value_of(1.0, RATIOS[own.aggregation]), None)
+    for config in configs:
+        for name, group in config.groups.items():
+            run.groups[name] = group.tasks
+            for entry in group.aggregate_metric_list or ():
+                _add_mean(run, name, leaves(name, config.groups), entry["metric"], entry.get("weight_by_size", True))
+    return run, unknown
+
+
+def _add_mean(run: Run, group: str, tasks: Sequence[str], metric: str, by_size: bool) -> None:
+    """Add a group's mean under each filter that its tasks have."""
+    for filter_name in sorted({key[2] for key in run.scores if key[0] in tasks and key[1] == metric}):
+        keys = [key for key in run.scores if key[0] in tasks and key[1:] == (metric, filter_name)]
+        weights = [len(run.scores[key]) if by_size else 1 for key in keys]
+        total = math.fsum(weight * run.results[key][0] for key, weight in zip(keys, weights, strict=True))
+        run.results[group, metric, filter_name] = (total / sum(weights), None)
+        run.higher_is_better[group, metric, filter_name] = run.higher_is_better[keys[0]]
+
+
+def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
+    count = len(plan.checks)
+    passes = f"{count} checks all pass" if count > 1 else "1 check passes"
+    yield (f"policy {policy}: the documents with which its {passes} with probability {plan.power:g} or more, if "
+           "nothing is lost, by the share of answers that change")  # fmt: skip
     rows = []
-    for one in planned:
-        measured, took = seen[one.name], paces[one.name]
-        shares = required.flips or (FLIPS if measured is None else (measured.share,))
-        for number, share in enumerate(shares):
-            need = required.documents(share)
-            first = [one.label, "?" if one.rows is None else f"{one.rows:,}"] if number == 0 else ["", ""]
-            enough = "" if one.rows is None else "yes" if one.rows >= need else "no"
-            time = "" if took is None or enough == "no" else _duration(took.seconds * need)
-            rows.append([*first, f"{100 * share:.3g} %", f"{need:,}", enough, time])
-    return Sheet("Documents", ("Task", "Has", "Flips", "Needs", "Enough", "Time"), rows, (0, 4))
+    for check in plan.checks:
+        has = "?" if check.documents is None else f"{check.documents:,}"
+        if check.clusters is not None and check.clusters != check.documents:
+            has += f" in {check.clusters:,} clusters"
+        cells = ["too many" if need is None else f"{need:,}" + "*" * (need > (check.documents or 0))
+                 for need in check.needs]  # fmt: skip
+        rows.append([check.label, check.limit, has, *(cells or "?" * len(plan.rates))])
+    chances = [f"{'' if plan.whole else '<= '}{plan.passes(rate):.2f}" for rate in range(len(plan.rates))]
+    if any(check.passes for check in plan.checks):
+        rows.append(["the whole gate passes (probability)", "", "as they are", *chances])
+    rates = ["as the runs differ" if rate is None else f"{100 * rate:.3g} %" for rate in plan.rates]
+    yield Sheet("Documents", ("Check", "Margin", "Documents", *rates), rows, (0, 1, 2))
+    if any(cell.endswith("*") for row in rows for cell in row):
+        yield f"* more than {'the runs have' if by_runs else 'there are'}"
+    reasons: dict[str, list[str]] = {}
+    for check in plan.checks:
+        if check.why:
+            reasons.setdefault(check.why, []).append(check.label)
+    yield from (f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
+    if plan.rates == RATES:
+        yield ("Of the changed answers half get right and half wrong, each by a whole score. Exact and native runs of "
+               "equal weights change none, two checkpoints often 2 to 10 %.")  # fmt: skip
+
+
+def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Sequence[RunData]) -> Iterator[str]:
+    """What is known of the tasks besides the plan: how long they take, how much runs of them differ, and what would
+    need fewer documents."""
+    rule = accuracy_rules(policy.rule)[0]
+    for name in names:
+        tasks = [name, *below(a.groups, name)]
+        keys = [key for key in (*a.weighted, *a.scores) if key[0] in tasks]
+        counts = {key[0]: len(a.scores.get(key) or a.weighted[key]) for key in keys}
+        took = pace(name, RESULTS)
+        if took is not None:
+            count = sum(counts.values())
+            yield (f"{name}: {count:,} documents take about {_duration(took.seconds * count)} ({took.seconds:.3g} s "
+                   f"each, without loading; by {took.source})")  # fmt: skip
+        seen = flips([data.run for data in runs], tasks)
+        if seen is not None:
+            pairs = "a pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
+            between = "fast runs of one configuration, by the schedule alone" if seen.schedule else "the runs"
+            yield (f"{name}: flips measured: {seen.flipped} of {seen.documents} scores over {pairs} of {between} "
+                   f"(at most {100 * seen.most:.2g} % at 95 %)")  # fmt: skip
+        for data in runs:
+            for (task, metric, filter_name), (count, parts) in sampled(data.run, tasks).items():
+                limits = rule.of(task, metric, filter_name)
+                needs = ", ".join(f"{_needed(2 * parts.within / k, limits, plan)} ({k})" for k in SAMPLES)
+                yield (f"{task} {metric}, {data.run.name}: a variance of {parts.between:.3g} between documents and of "
+                       f"{parts.within:.3g} within ({count} samples each). Runs of one model differ by that alone, "
+                       f"which k samples divide by k: documents needed (samples each): {needs}")  # fmt: skip
+        for task in counts:
+            apart = [found for pair in combinations(runs, 2) if (found := spreads(*pair, task)) is not None]
+            if any(right for right, _ in apart):
+                right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
+                limits = next(rule.of(*key) for key in a.scores if key[0] == task)
+                better, plain = (_needed(variance, limits, plan) for variance in (likely, right))
+                yield (f"{task}: these runs differ by {right:.3g} in right or wrong (mean square), by {likely:.3g} in "
+                       f"the right choice's probability: scored by that, {better} documents do in place of {plain}, "
+                       "for a margin in points of probability")  # fmt: skip
+
+
+def _needed(variance: float, limits: Limits, plan: Plan) -> str:
+    """The documents of a check whose differences have this variance."""
+    if limits.margin is None or limits.alpha is None:
+        return "?"
+    need = Design.of_variance(variance, limits.alpha).needed(limits.margin / 100, plan.each)
+    return "too many" if need is None else f"{need:,}"
 
 
 def _duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -157,13 +158,18 @@ def test_the_documents_needed_are_those_of_what_is_judged(monkeypatch: pytest.Mo
     a = grouped(answers(lost=3, won=3)[0], {"mmlu": TASKS})
     monkeypatch.setattr(gate_module, "load_run", lambda name: a)
     (line,) = gate_module.needs("a", "accuracy")
-    assert line.startswith("mmlu: 4,000 documents; a margin of 2 points needs ")
+    said = r"policy accuracy: 1 check; .* probability 1.00 if no answers change and 1.00 if 2 % of answers change"
+    assert gate_module.needs("a", "bitwise") == [], "no number of documents matters to it"
+    assert re.fullmatch(said, line), "a group with enough documents takes no line"
     monkeypatch.setattr(
         gate_module,
         "load_policy",
-        lambda name: parse_policy({"accuracy": {"margin": 2.0, "tasks": {"*_07": {}}}}, name),
+        lambda name: parse_policy({"accuracy": {"margin": 0.5, "tasks": {"*_07": {}}}}, name),
     )
-    assert [line.split(":")[0] for line in gate_module.needs("a", "own")] == ["mmlu_07", "mmlu"]
+    whole, *few = gate_module.needs("a", "own")
+    assert whole.startswith("policy own: 2 checks; ") and whole.endswith(" 0.01 if 2 % of answers change")
+    assert [line.partition(": ")[0].split()[0] for line in few] == ["mmlu", "mmlu_07"]
+    assert "mmlu_07 exact_match,strict-match: 200 documents; a margin of 0.5 points needs 598 if no answers" in few[1]
 
 
 def test_a_pattern_of_an_average_leaves_out_the_group_that_it_fits() -> None:

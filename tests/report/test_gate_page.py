@@ -83,7 +83,7 @@ def test_every_form_holds_every_run() -> None:
     assert [re.split(r"[:( ]+", line)[:2] for line in lines[1:5]] == [
         ["PASS", "sweep/1"], ["INCONCLUSIVE", "sweep/2"], ["FAIL", "sweep/3"], ["ERROR", "sweep/4"],
     ]  # fmt: skip
-    assert lines[2].endswith("1 of 2 have too few documents (largest need: about 482)")
+    assert lines[2].endswith("1 of 2 have too few documents (largest need: about 463)")
     assert lines[4].endswith("(not comparable): A has 4 requests, B 2; ... and 1 more")
     assert lines.count("WARNING the baseline is new") == 1 and len(lines) == 8
     verbose = [line.plain for line in report_lines(report, verbose=True)]

@@ -68,7 +68,11 @@ def counted_intervals(count: int) -> tuple[np.ndarray, np.ndarray]:
     ends = []
     for ups, downs in pairs:
         parts = np.repeat([1.0, -1.0, 0.0], [ups, downs, count - ups - downs]) / count
-        ends.append(difference_interval([Stratum(parts, parts - parts.mean(), np.full(count, 1 / count))], 1.0, 1.0))
+        ends.append(
+            difference_interval(
+                [Stratum(parts, parts - parts.mean(), np.full(count, 1 / count), np.ones(count))], 1.0, 1.0
+            )
+        )
     return np.array(pairs), np.array(ends)
 
 

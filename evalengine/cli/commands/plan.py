@@ -11,22 +11,26 @@ from evalengine.util.command import Namespace
 
 
 def _words(
-    words: Annotated[list[str], Argument(metavar="task=NAME margin=POINTS [flips=2%] [runs=RUN,RUN] [alpha=0.05] "
-                     "[power=0.8]", show_default=False, help="one task, a group, or several with commas; the loss "
-                     "that a gate is to exclude, in points; the share of answers that change without a reason; or runs "
-                     "that show it (fast ones of one configuration, an experiment's folder), or have several samples")],
+    words: Annotated[list[str], Argument(metavar="task=NAME [policy=NAME] [runs=RUN,RUN] [flips=2%] [margin=POINTS] "
+                     "[margin_percent=PERCENT] [alpha=0.05] [power=0.8]", show_default=False, help="one task, a group, "
+                     "or several with commas; the gate's policy, a name or a file (accuracy); runs or baseline files, "
+                     "whose documents, clusters and differences are used; the share of answers that change without a "
+                     "reason; the policy's limits, if others than its own")],
 ) -> Namespace:  # fmt: skip
-    """Says how many documents a gate with a margin needs, whether the task has them, and how long they take here."""
+    """Show how many documents each check of a gate needs, and how likely the gate passes with those that there are."""
     return Namespace(words=words)
 
 
 EPILOG = """\
-A gate with `margin: POINTS` passes a run without a loss with probability `power` if it has that many documents. Time is
-by the newest finished run of the task in results/, or by a checkout's reference records; it says by which.
+With so many documents all checks of the policy pass with probability `power`, if nothing is lost. The checks count as
+independent: those that share documents pass together more often. Time is by the newest finished run of the task in
+results/, or by a checkout's reference records; it says by which.
 
-  plan task=gsm8k margin=1
-  plan task=gsm8k margin=1 runs=noise_floor-gsm8k-...       how many answers the schedule of fast runs flips by itself
-  plan task=gsm8k margin=1 runs=latest                      of task.repeats=8: what more samples buy
+  plan task=gsm8k,arc_easy margin=1
+  plan task=gsm8k,drop policy=own.yaml runs=baseline.json   a policy's checks; passages of drop as the baseline has them
+  plan task=wikitext runs=RUN,RUN                           perplexities need two runs, which show their differences
+  plan task=gsm8k runs=noise_floor-gsm8k-...                how many answers the schedule of fast runs flips by itself
+  plan task=gsm8k runs=latest                               of task.repeats=8: what more samples buy
 
 Exit codes: 0 said, 2 bad usage."""
 main = Command("plan", _words, "evalengine.cli.plan:main", EPILOG)

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.flips import answer_of
-from evalengine.report.gate.evidence import Evidence, Mean, of_documents, of_mean, of_ratio
-from evalengine.report.gate.judging import judged, margin_of, tested_p, without_spread
+from evalengine.report.gate.evidence import (
+    Evidence,
+    Mean,
+    design_of_documents,
+    design_of_mean,
+    design_of_ratio,
+    of_documents,
+    of_mean,
+    of_ratio,
+)
+from evalengine.report.gate.judging import judged, limits_in, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
 from evalengine.report.read.groups import below, members_of_both
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
+from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import ratios
 from evalengine.report.stats.significance import family_p, one_test
 
@@ -51,11 +61,54 @@ def mean_of(name: str, average: Average, a: Run) -> Mean:
     return Mean(f"average {name}", title, tuple(zip(keys, weights, strict=True)), average.limits)
 
 
+Metric = ScoreKey | str  # a metric of a task or group, or an average's name
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a rule judges of a baseline and a run."""
+
+    decided: list[Check]  # without a test of documents
+    tested: Mapping[ScoreKey, Limits]  # metrics with a spread
+    means: Mapping[Metric, Mean]  # groups and averages
+    limits: Mapping[ScoreKey, Limits]  # of every metric
+    unskipped: list[ScoreKey]
+
+    @property
+    def tests(self) -> dict[Metric, Limits]:
+        """All that is tested, with its limits."""
+        return dict([*self.tested.items(), *((name, mean.limits) for name, mean in self.means.items())])
+
+    def names(self, metric: Metric) -> tuple[str, str]:
+        """(the task or average, the metric and filter) of a check."""
+        if metric in self.means:
+            return self.means[metric].task, self.means[metric].name
+        return _names(metric) if isinstance(metric, tuple) else (metric, "")
+
+    def parts(self, metric: Metric) -> list[ScoreKey]:
+        """The metrics whose documents make a tested metric or a mean."""
+        if isinstance(metric, tuple) and metric not in self.means:
+            return [metric]
+        return [key for key, _ in self.means[metric].parts]
+
+
 def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
     """A check per task and metric, and per average. Raises `ConfigError` for a task without a metric that could be
     tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
     any_of. steps: of a run in steps, what it asked.
     """
+    of = judged_metrics(rule, a, b, steps)
+    checks = [*of.decided, *_tested(a, b, of, steps)]
+    untested_tasks = {key[0] for key in of.unskipped} - {check.task for check in checks if check.status in DECIDED}
+    if untested_tasks or not checks:
+        untested = ", ".join(sorted(untested_tasks)) or str(a.source)
+        cure = "set margin_percent or max_regression_percent, or skip: true for the task"
+        raise ConfigError(f"{untested}: no metric could be tested; {cure}")
+    return sorted(checks, key=lambda check: (check.task, check.name))
+
+
+def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> Judged:
+    """Resolve what the rule tests, and the checks that need no test. Raises `ConfigError`."""
     all_keys = sorted({*a.scores, *a.results})
     _check_names(rule, all_keys)
     limits = {key: rule.of(*key) for key in all_keys}
@@ -63,14 +116,14 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     if all_keys and not unskipped and not rule.averages:
         raise ConfigError(_all_skipped(all_keys))
     checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip]
-    broken = {key: _broken(key, a, b) for key in a.scores}
-    checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in unskipped if broken.get(key)]
+    problems = {key: broken(key, a, b) for key in a.scores}
+    checks += [Check("accuracy", *_names(key), "fail", problems[key]) for key in unskipped if problems.get(key)]
     waiting = [key for key in unskipped if steps and not steps.whole and key not in a.scores]
     by_value = [key for key in unskipped if limits[key].max_regression_percent is not None]
     groups = {key: members_of_both(a, b, key) for key in unskipped if key not in (*waiting, *by_value)}
     groups = {key: parts for key, parts in groups.items() if parts}
     inside = parts_of_groups(rule, groups, a) & {*unskipped}
-    reported = sorted(key for key in inside if not broken.get(key))
+    reported = sorted(key for key in inside if not problems.get(key))
     checks += [Check("accuracy", *_names(key), "skip", _reported(key, a, b)) for key in reported]
     unskipped = [key for key in unskipped if key not in reported]
     for_later = "is judged once all documents are asked"
@@ -78,21 +131,15 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     unskipped = [key for key in unskipped if key not in waiting]
     whole = [key for key in unskipped if key not in a.scores and key not in groups and ratios((a, b), key) is None]
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
-    means: dict[ScoreKey | str, Mean] = {}
+    means: dict[Metric, Mean] = {}
     means |= {key: Mean(*_names(key), tuple(groups[key]), limits[key]) for key in unskipped if key in groups}
     means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
     for name, mean in [*means.items()]:
-        if why := [f"{key[0]}: {broken[key]}" for key, _ in mean.parts if broken[key]]:
+        if why := [f"{key[0]}: {problems[key]}" for key, _ in mean.parts if problems[key]]:
             checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
             del means[name]
-    tested = {key: limits[key] for key in unskipped if key not in (*whole, *groups) and not broken.get(key)}
-    checks += _tested(a, b, tested, means, limits, steps)
-    untested_tasks = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
-    if untested_tasks or not checks:
-        untested = ", ".join(sorted(untested_tasks)) or str(a.source)
-        cure = "set margin_percent or max_regression_percent, or skip: true for the task"
-        raise ConfigError(f"{untested}: no metric could be tested; {cure}")
-    return sorted(checks, key=lambda check: (check.task, check.name))
+    tested = {key: limits[key] for key in unskipped if key not in (*whole, *groups) and not problems.get(key)}
+    return Judged(checks, tested, means, limits, unskipped)
 
 
 def parts_of_groups(rule: AccuracyRule, groups: Iterable[ScoreKey], a: Run) -> set[ScoreKey]:
@@ -110,54 +157,65 @@ def _reported(key: ScoreKey, a: Run, b: Run) -> str:
     return f"part of a group, not judged itself unless tasks: names it: {old:.4f} -> {new:.4f}"
 
 
-def _tested(
-    a: Run, b: Run, limits: Mapping[ScoreKey, Limits], means: Mapping[ScoreKey | str, Mean],
-    own_limits: Mapping[ScoreKey, Limits], steps: Steps | None,
-) -> Iterator[Check]:  # fmt: skip
-    """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction.
+def evidence_of(metric: Metric, a: Run, b: Run, of: Judged, count: int, steps: Steps | None = None) -> Evidence:
+    """The evidence on a tested metric or mean. count: the metrics that share Holm's correction."""
+    if metric in of.means:
+        return of_mean(of.means[metric], a, b, _directions(of.means[metric], a, of), count)
+    assert not isinstance(metric, str)
+    own, higher = of.tested[metric], _higher(metric, a, of.tested[metric])
+    if metric in a.scores:
+        return of_documents(metric, a, b, own, higher, count, steps)
+    return of_ratio(metric, a, b, own, higher, count)
 
-    own_limits: those of every metric, which may say what is better in a part of a mean.
-    """
-    same: dict[ScoreKey | str, ScoreKey] = {
-        key: first if limits[first] == limits[key] else key for key, first in one_test(limits, (a, b)).items()
+
+def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
+    """The documents and losses behind `evidence_of`, without a test of them."""
+    if metric in of.means:
+        return design_of_mean(of.means[metric], a, b, _directions(of.means[metric], a, of))
+    assert not isinstance(metric, str)
+    design = design_of_documents if metric in a.scores else design_of_ratio
+    return design(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]))
+
+
+def _directions(mean: Mean, a: Run, of: Judged) -> dict[ScoreKey, bool]:
+    """Which way is better in each part of a mean."""
+    own = {key: of.limits[key] for key, _ in mean.parts}
+    return {key: _higher(key, a, mean.limits if limits.higher_is_better is None else limits)
+            for key, limits in own.items()}  # fmt: skip
+
+
+def _tested(a: Run, b: Run, of: Judged, steps: Steps | None) -> Iterator[Check]:
+    """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
+    same: dict[Metric, ScoreKey] = {
+        key: first if of.tested[first] == of.tested[key] else key for key, first in one_test(of.tested, (a, b)).items()
     }
-    tested: list[ScoreKey | str] = [key for key, own in limits.items() if own.alpha is not None]
-    tested += [name for name, mean in means.items() if mean.limits.alpha is not None]
+    tests = of.tests
+    tested = [metric for metric, own in tests.items() if own.alpha is not None]
     count = len({same.get(metric, metric) for metric in tested})
-    gathered: dict[ScoreKey | str, tuple[Evidence, Limits, tuple[str, ...], bool]] = {}
-    for key, own in limits.items():
-        higher = _higher(key, a, own)
-        if key in a.scores:
-            evidence = of_documents(key, a, b, own, higher, count, steps)
-        else:
-            evidence = of_ratio(key, a, b, own, higher, count)
-        gathered[key] = evidence, own, tuple(_lost(key, a, b, 1 if higher else -1)), _same_bits(key, a, b)
-    for name, mean in means.items():
-        directions = {}
-        for key, _ in mean.parts:
-            own = own_limits[key]
-            directions[key] = _higher(key, a, mean.limits if own.higher_is_better is None else own)
-        same_bits = all(_same_bits(key, a, b) for key, _ in mean.parts)
-        gathered[name] = of_mean(mean, a, b, directions, count), mean.limits, (), same_bits
-    p_values = family_p({metric: tested_p(*gathered[metric][:2]) for metric in tested}, same)
-    for metric, (evidence, own, lost, equal) in gathered.items():
+    gathered = {metric: evidence_of(metric, a, b, of, count, steps) for metric in tests}
+    p_values = family_p({metric: tested_p(gathered[metric], tests[metric]) for metric in tested}, same)
+    for metric, evidence in gathered.items():
         words = "" if isinstance(metric, str) else cut_words(metric, {"baseline": a, "run": b})
         cut = (words,) if words else ()
-        check = judged(evidence, own, p_values.get(metric), count)  # rejects limits that hold for no pair of runs
-        if equal:  # it counts in Holm's family like the others
+        keys = of.parts(metric)
+        if all(_same_bits(key, a, b) for key in keys):  # it counts in Holm's family like the others
             why = f"equal bits, so nothing changed on these documents: {evidence.change}"
             names = (evidence.task, evidence.name)
             yield Check("accuracy", *names, "pass", why, cut, "Can detect: any changed token or logprob bit")
             continue
-        details = (*cut, *(lost if check.status in ("fail", "undecided") else ()))
-        yield replace(check, details=details, brief="; ".join((check.brief, *cut)), **_estimate(evidence, own))
+        check = judged(evidence, tests[metric], p_values.get(metric), count)
+        undone = check.status in ("fail", "undecided") and metric not in of.means
+        details = (*cut, *(_lost(keys[0], a, b, of) if undone else ()))
+        brief = "; ".join((check.brief, *cut))
+        yield replace(check, details=details, brief=brief, **_estimate(evidence, tests[metric]))
 
 
 def _estimate(evidence: Evidence, limits: Limits) -> dict[str, Any]:
     """The loss, its bound and its margin, in the unit in which they are shown."""
     shown = [evidence.unit.shown(loss) for loss in (evidence.bound.loss, evidence.bound.bound)]
     loss, bound = (value if math.isfinite(value) else None for value in shown)
-    return {"unit": evidence.unit.name, "loss": loss, "bound": bound, "margin": margin_of(evidence, limits)}
+    margin, _ = limits_in(evidence.unit, limits, evidence.task, evidence.bound.most)
+    return {"unit": evidence.unit.name, "loss": loss, "bound": bound, "margin": margin}
 
 
 def _same_bits(key: ScoreKey, a: Run, b: Run) -> bool:
@@ -175,7 +233,7 @@ def _all_skipped(keys: Iterable[ScoreKey]) -> str:
     return f"{what}; set skip: false for one, or leave the rule out"
 
 
-def _broken(key: ScoreKey, a: Run, b: Run) -> str:
+def broken(key: ScoreKey, a: Run, b: Run) -> str:
     """Why the pairs of one metric cannot be formed; "" if they can."""
     scores_b = b.scores.get(key)
     if scores_b is None:
@@ -187,9 +245,9 @@ def _broken(key: ScoreKey, a: Run, b: Run) -> str:
     return f"{len(bad)} documents have no finite value (the first is {bad[0]})" if bad else ""
 
 
-def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> list[str]:
+def _lost(key: ScoreKey, a: Run, b: Run, of: Judged) -> list[str]:
     """The first documents that got worse, with both answers where they are known."""
-    scores = a.scores.get(key, {})
+    scores, sign = a.scores.get(key, {}), 1 if _higher(key, a, of.tested[key]) else -1
     worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
     return first_of([f"document {doc} got worse{_answers(key, a, b, doc)}" for doc in worse], SHOWN)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.detectable import Detectable, binary_loss, mean_effect
 from evalengine.report.stats.intervals import Floats, few_clusters
-from evalengine.report.stats.loss_bound import LossBound, Losses, joined, loss_bound, stratum
+from evalengine.report.stats.loss_bound import LossBound, Losses, joined, stratum
 from evalengine.report.stats.paired import are_shares, cluster_codes, paired, score_range
+from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
 from evalengine.report.stats.significance import sign_flip
 
@@ -48,11 +49,21 @@ class Evidence:
     p: float  # one-sided, of the run being worse
     test: str  # the name of p's test
     bound: LossBound
+    design: Design  # the documents and their differences, from which `bound` is made
     least: Detectable  # the least loss that the test can detect, at alpha over all metrics
     count: int  # documents
     what: str  # what is counted: "200 documents in 31 clusters"
     all_asked: bool  # whether these are all documents that the tasks have
     assuming: str = ""  # the assumption under which the least detectable loss holds
+
+
+def design_of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
+    """The losses of a metric with a score per document."""
+    documents = sorted(a.scores[key])
+    x, y = (_column(run.scores[key], documents) for run in (a, b))
+    codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
+    scale, most = score_range(x, y)
+    return Design((stratum(x - y if higher else y - x, codes),), scale, _alpha(limits), most)
 
 
 def of_documents(
@@ -66,14 +77,13 @@ def of_documents(
     alpha = 0.05 if limits.alpha is None else limits.alpha
     level = alpha / max(metrics, 1)
     result = paired(x, y, clusters=names, higher_is_better=higher, alpha=alpha, power=limits.power, metrics=metrics)
-    codes = cluster_codes(names, len(x))
     least = Detectable(result.minimum_detectable_loss, result.undetectable)
-    sign = 1 if higher else -1
-    scale, most = score_range(x, y)
-    bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
+    design = design_of_documents(key, a, b, limits, higher)
+    bound = design.bound
     if steps is not None:
-        losses = dict(zip(documents, (sign * (x - y)).tolist(), strict=True))
+        losses = dict(zip(documents, (x - y if higher else y - x).tolist(), strict=True))
         bound = steps.bound(key[0], losses, bound, are_shares(x, y))
+        design = replace(design, alpha=design.alpha / 2)  # which the bound of the whole set has
     what = _counted(result.n, result.clusters, result.effective_clusters)
     if steps is not None:
         what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
@@ -87,9 +97,19 @@ def of_documents(
     if steps is not None:
         p, test = bound.p_above(0.0), "betting, at every look"
     return Evidence(
-        key[0], f"{key[1]},{key[2]}", POINTS, change, p, test, bound, least, result.n, what,
+        key[0], f"{key[1]},{key[2]}", POINTS, change, p, test, bound, design, least, result.n, what,
         b.asks_all and (steps is None or steps.whole), assuming,
     )  # fmt: skip
+
+
+def design_of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
+    """The rises of a perplexity, or bits per byte, in nats per word or byte."""
+    sums = ratios((a, b), key)
+    assert sums is not None
+    documents, (old, new) = sums
+    codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
+    # A scale of 0: log-likelihoods that are all equal show no change, and an unseen change has no typical size here.
+    return Design((loss_stratum(new, old, codes) if higher else loss_stratum(old, new, codes),), 0.0, _alpha(limits))
 
 
 def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
@@ -100,17 +120,14 @@ def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metric
     sums = ratios((a, b), key)
     assert sums is not None
     documents, (old, new) = sums
-    codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
-    worse = loss_stratum(new, old, codes) if higher else loss_stratum(old, new, codes)
-    alpha = 0.05 if limits.alpha is None else limits.alpha
-    # A scale of 0: log-likelihoods that are all equal show no change, and an unseen change has no typical size here.
-    bound = loss_bound([worse], 0.0, min(alpha, 0.5))
+    design, alpha = design_of_ratio(key, a, b, limits, higher), 0.05 if limits.alpha is None else limits.alpha
+    (worse,), bound = design.strata, design.bound
     unit = percent_of(old)
     change = 100 * (new.value - old.value) / abs(old.value)
     what = _counted(len(documents), len(worse.parts), bound.degrees + 1)
     return Evidence(
         key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
-        sign_flip(worse.parts)[1], "permutation test", bound,
+        sign_flip(worse.parts)[1], "permutation test", bound, design,
         of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
@@ -140,34 +157,40 @@ class Mean:
     limits: Limits
 
 
-def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
-    """The evidence on a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample. An
-    item that several tasks ask (`TaskConfig.items`) is one cluster.
+def design_of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
+    """The losses of a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample. An
+    item that several tasks ask (`TaskConfig.items`) is one cluster."""
+    tasks, scale, most = [], 0.0, 1.0
+    for key, weight in mean.parts:
+        documents = sorted(a.scores[key])
+        x, y = (_column(run.scores[key], documents) for run in (a, b))
+        names = cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents]
+        tasks.append(Losses(x - y if directions[key] else y - x, across_tasks(key[0], names), weight))
+        own_scale, own_most = score_range(x, y)
+        scale, most = max(scale, own_scale), max(most, own_most)
+    return Design(tuple(joined(tasks)), scale, _alpha(mean.limits), most)
 
-    Its test flips the signs of the clusters' parts of the mean, exact as for one task (`significance.sign_flip`).
-    """
-    tasks, old, new, wins, losses, scale, most = [], 0.0, 0.0, 0, 0, 0.0, 1.0
+
+def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
+    """The evidence on a mean over tasks. Its test flips the signs of the clusters' parts of the mean, exact as for one
+    task (`significance.sign_flip`)."""
+    old, new, wins, losses = 0.0, 0.0, 0, 0
     for key, weight in mean.parts:
         documents = sorted(a.scores[key])
         x, y = (_column(run.scores[key], documents) for run in (a, b))
         lost = x - y if directions[key] else y - x
-        names = cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents]
-        tasks.append(Losses(lost, across_tasks(key[0], names), weight))
-        own_scale, own_most = score_range(x, y)
-        scale, most = max(scale, own_scale), max(most, own_most)
         old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
         wins, losses = wins + int(np.count_nonzero(lost < 0)), losses + int(np.count_nonzero(lost > 0))
     alpha = 0.05 if mean.limits.alpha is None else mean.limits.alpha
-    strata = joined(tasks)
-    bound = loss_bound(strata, scale, min(alpha, 0.5), most)
-    parts = np.concatenate([layer.parts for layer in strata])
-    count = sum(len(task.losses) for task in tasks)
-    what = f"{_counted(count, len(parts), bound.degrees + 1)} of {len(tasks)} tasks"
+    design = design_of_mean(mean, a, b, directions)
+    bound, count = design.bound, design.documents
+    parts = np.concatenate([layer.parts for layer in design.strata])
+    what = f"{_counted(count, len(parts), bound.degrees + 1)} of {len(mean.parts)} tasks"
     level = alpha / max(metrics, 1)
     return Evidence(
         mean.task, mean.name, POINTS,
         f"{_moved(old, new)}, {wins} better, {losses} worse of {what}", sign_flip(parts)[1], "permutation test", bound,
-        of_parts(parts, bound, level, mean.limits.power), count, what, b.asks_all,
+        design, of_parts(parts, bound, level, mean.limits.power), count, what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
 
@@ -193,6 +216,11 @@ def _assuming(right: Floats, flips: float | None, level: float, power: float) ->
         return words
     loss = binary_loss(len(right), can_get_worse, MANY_FLIPS, level, power)
     return f"{words}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
+
+
+def _alpha(limits: Limits) -> float:
+    """The error of a bound."""
+    return 0.05 if limits.alpha is None else min(limits.alpha, 0.5)
 
 
 def _counted(documents: int, clusters: int, effective: float) -> str:

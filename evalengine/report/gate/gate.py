@@ -13,21 +13,21 @@ from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
-from evalengine.report.gate.accuracy import parts_of_groups
-from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
+from evalengine.report.gate.planned import accuracy_rules, hint, plan_of
+from evalengine.report.gate.policies import AllOf, Policy
 from evalengine.report.gate.policy_reader import load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
 from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
-from evalengine.report.read.groups import members, members_of_both
+from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import all_runs, stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
-from evalengine.report.stats.loss_bound import documents_for
 from evalengine.report.stats.significance import mcnemar
 
 SHOWN_PROBLEMS = 20
+HINTED = (0.0, 0.02)  # shares of changed answers for which a hint before a run gives the need
 NO_BASELINE = "no baseline yet"
 BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
@@ -138,34 +138,19 @@ def _attempt(
 
 
 def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:
-    """Return the documents that the policy's margins need, before a run is made: a sentence for each task or group that
-    is judged and whose scores are shares; and how long the baseline took."""
-    said: dict[str, str] = {}
-    run = baseline_of(baseline, base)[0]
-    groups = {key: parts for key in run.results if (parts := [part for part, _ in members(run, key)])}
-    rules = [(rule, parts_of_groups(rule, groups, run)) for rule in _accuracy_rules(load_policy(policy).rule)]
-    for key, parts in {**{key: [key] for key in run.scores}, **groups}.items():
-        values = [value for part in parts for value in run.scores[part].values()]
-        judging = [rule.of(*key) for rule, only_reported in rules if key not in only_reported]
-        for limits in judging if all(0 <= value <= 1 for value in values) else []:
-            if not limits.skip and limits.margin and limits.alpha is not None and key[0] not in said:
-                levels = (limits.alpha, limits.power)
-                few, many = (documents_for(limits.margin / 100, flips, *levels) for flips in (0, 0.02))
-                said[key[0]] = (
-                    f"{key[0]}: {len(values):,} documents; a margin of {limits.margin:g} points needs {few:,} where no "
-                    f"answer flips, {many:,} where 2 % do, for a pass with probability {limits.power:g}"
-                )
+    """Return what the policy's checks need, before a run is made (`planned.hint`), and how long the baseline took."""
+    run, chosen = baseline_of(baseline, base)[0], load_policy(policy)
+    if not accuracy_rules(chosen.rule):
+        return []
+    try:
+        said = list(hint(chosen.name, plan_of(chosen, run, HINTED)))
+    except ConfigError as error:  # the gate reports it after the run
+        return error.problems
     counts, seconds = run.manifest.counts, run.manifest.timings.run_seconds
     if said and counts.documents and seconds > 0 and not not_run(counts):
         each = f"{seconds / counts.documents:.3g} s a document"
-        said[""] = f"the baseline's {counts.documents:,} documents took {seconds:,.0f} s, {each}"
-    return list(said.values())
-
-
-def _accuracy_rules(rule: Rule) -> list[AccuracyRule]:
-    if isinstance(rule, AccuracyRule):
-        return [rule]
-    return [inner for part in getattr(rule, "rules", ()) for inner in _accuracy_rules(part)]
+        said.append(f"the baseline's {counts.documents:,} documents took {seconds:,.0f} s, {each}")
+    return said
 
 
 def problems_of(error: EvalEngineError) -> list[str]:

@@ -21,37 +21,40 @@ from __future__ import annotations
 import math
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.evidence import POINTS, Evidence
+from evalengine.report.gate.evidence import POINTS, Evidence, Unit
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.report import Check, Status
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.loss_bound import SteppedBound
 
 ROUNDING = 1e-9  # tolerance of points and percents
 
 
-def margin_of(evidence: Evidence, limits: Limits) -> float | None:
-    """The margin in the unit that the metric is shown in."""
-    return limits.margin if evidence.unit is POINTS else limits.margin_percent
+def limits_in(unit: Unit, limits: Limits, task: str, most: float) -> tuple[float | None, float | None]:
+    """(the margin, the largest observed loss that does not fail), in the unit that a task's metric is shown in. most:
+    the most that can be lost. Raises `ConfigError` if nothing could exceed them."""
+    if unit is not POINTS:
+        return limits.margin_percent, limits.max_regression_percent
+    if limits.margin is not None and limits.max_regression is None and most == 1.0 and limits.margin >= 100:
+        raise ConfigError(
+            f"accuracy: {task}: margin={limits.margin:g}: its scores are shares, which can lose no more than 100 "
+            "points, so nothing could fail; set fewer points (2 is 0.75 to 0.73)"
+        )
+    return limits.margin, limits.max_regression
 
 
 def tested_p(evidence: Evidence, limits: Limits) -> float:
     """The p-value that a failure rests on: of a loss beyond the margin, or of any loss where there is no margin."""
-    margin = margin_of(evidence, limits)
+    margin, _ = limits_in(evidence.unit, limits, evidence.task, evidence.bound.most)
     return evidence.p if margin is None else evidence.bound.p_above(evidence.unit.metric(margin))
 
 
 def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) -> Check:
     """The check that the evidence gives. p: `tested_p` after Holm's correction over `metrics`; None without a test."""
-    margin = margin_of(evidence, limits)
-    allowed = limits.max_regression if evidence.unit is POINTS else limits.max_regression_percent
+    margin, allowed = limits_in(evidence.unit, limits, evidence.task, evidence.bound.most)
     loss = evidence.unit.shown(evidence.bound.loss)
     message = evidence.change
-    if margin is not None and allowed is None and evidence.bound.most == 1.0 and margin >= 100:
-        raise ConfigError(
-            f"accuracy: {evidence.task}: margin={margin:g}: its scores are shares, which can lose no more than 100 "
-            "points, so nothing could fail; set fewer points (2 is 0.75 to 0.73)"
-        )
-    failures, undecided, passed, detects, risk = [], "", "", "No test (alpha: null)", None
+    failures, undecided, passed, detects, risk, need = [], "", "", "No test (alpha: null)", None, None
     if p is not None:
         assert limits.alpha is not None
         message += f"; {_p_values(evidence, p, metrics, margin)}"
@@ -68,7 +71,8 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
                 shown = f"a real loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
                 failures.append(f"{shown}: {_in_unit(loss, evidence)}, limit {margin:g}")
             elif not within:
-                undecided = _undecided_margin(evidence, margin, limits)
+                need = _need(evidence, margin, limits)
+                undecided = _undecided_margin(evidence, margin, limits, need)
     if allowed is not None and not loss <= allowed + ROUNDING:
         failures.append(f"{_in_unit(loss, evidence)} lost, {allowed:g} allowed")
     if undecided and limits.require_power and not failures:
@@ -80,7 +84,7 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
     risk = None if risk is None or math.isnan(risk) else risk
     moved = evidence.change.split(", ")[0]
     brief = f"{moved}; {'; '.join(failures) or undecided or passed.rstrip(': ') or detects}"
-    need = _need(evidence, margin, limits) if status == "undecided" and margin is not None else None
+    need = need if status == "undecided" and need is not None and need > evidence.count else None
     names = ("accuracy", evidence.task, evidence.name)
     return Check(*names, status, f"{reason}{message}", (), detects, risk, brief, need)
 
@@ -127,7 +131,7 @@ def _undecided_test(evidence: Evidence, limits: Limits, allowed: float | None, d
     return f"the policy asks for losses of {allowed:g} {evidence.unit.name}, and {detects}"
 
 
-def _undecided_margin(evidence: Evidence, margin: float, limits: Limits) -> str:
+def _undecided_margin(evidence: Evidence, margin: float, limits: Limits, need: int | None) -> str:
     """Why the bound does not lie within the margin, and what would tell."""
     bound = evidence.bound
     if not math.isfinite(bound.error):
@@ -135,30 +139,34 @@ def _undecided_margin(evidence: Evidence, margin: float, limits: Limits) -> str:
     assert limits.alpha is not None
     shown = f"a real loss is shown (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
     worst = _at_most(evidence)
-    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, margin, limits)}"
+    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, limits, need)}"
 
 
 def _need(evidence: Evidence, margin: float, limits: Limits) -> int | None:
-    """How many documents bring the bound within the margin with the policy's probability, if there is no loss; None
-    where these would do, or none would."""
-    times = evidence.bound.times_the_documents(evidence.unit.metric(margin), limits.power)
-    return math.ceil(times * evidence.count) if 1 < times < math.inf else None
+    """How many documents bring the bound within the margin with the policy's probability, if there is no loss and they
+    change as these do; None where none would."""
+    if not math.isfinite(evidence.bound.error) or _stopped(evidence):
+        return None
+    return evidence.design.needed(evidence.unit.metric(margin), limits.power)
 
 
-def _cure(evidence: Evidence, margin: float, limits: Limits) -> str:
+def _stopped(evidence: Evidence) -> bool:
+    """Whether a run in steps has not asked all documents: a look between its steps needs no plan, which takes time."""
+    return isinstance(evidence.bound, SteppedBound) and evidence.bound.whole is None
+
+
+def _cure(evidence: Evidence, limits: Limits, need: int | None) -> str:
     """What would tell: more documents, as far as the set has them, or else another question."""
-    times = evidence.bound.times_the_documents(evidence.unit.metric(margin), limits.power)
-    if times <= 1:
+    if need is not None and need <= evidence.count:
         lost = _in_unit(evidence.unit.shown(evidence.bound.loss), evidence)
         return f"{evidence.count} documents are enough where there is no loss, but these show one of {lost}"
-    count = _need(evidence, margin, limits)
-    need = (
-        f"about {count:,} documents would tell with probability {limits.power:g}, if there is no loss" if count else ""
-    )
+    told = need and f"about {need:,} documents would tell with probability {limits.power:g}, if there is no loss"
+    if _stopped(evidence):
+        return "the run in steps ended before"
     if not evidence.all_asked:
-        return need or "no number of documents would tell"
+        return told or "no number of documents would tell"
     instead = "the set has no more than these: a wider margin, repeats or another task would tell"
-    return f"{need}, and {instead}" if need else instead
+    return f"{told}, and {instead}" if told else instead
 
 
 def _excluded(evidence: Evidence, alpha: float) -> str:

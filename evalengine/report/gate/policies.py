@@ -45,7 +45,7 @@ class Limits:
     max_regression: float | None = None  # points; a larger observed loss fails, whatever its p; null: no limit
     max_regression_percent: float | None = None  # percent of the baseline, for metrics without a value per document
     require_power: bool = False  # a undecided check fails, whatever the policy's `inconclusive` says
-    power: float = 0.8  # the probability of detection that the minimum detectable loss stands for
+    power: float = 0.8  # the probability of a pass that is planned for, and of detecting the minimum detectable loss
     higher_is_better: bool | None = None  # for metrics whose results do not say it
     skip: bool = False  # leave this task or metric out; the report says so
 

@@ -200,8 +200,9 @@ def available() -> list[str]:
     return sorted(file.stem for file in POLICIES.glob("*.yaml"))
 
 
-def load_policy(name: str) -> Policy:
-    """A policy by name or by file, on top of what it extends. Raises `ConfigError` with everything that is wrong."""
+def load_policy(name: str, limits: Mapping[str, float] | None = None) -> Policy:
+    """A policy by name or by file, on top of what it extends. limits: settings of its accuracy rules, in the place of
+    theirs. Raises `ConfigError` with everything that is wrong."""
     path, value = _read(name, Path(), f"--policy {name}")
     chain = [path]
     while isinstance(value, dict) and "extends" in value:
@@ -209,7 +210,20 @@ def load_policy(name: str) -> Policy:
         chain.append(parent)
         value = merged(base, value)
     where = " <- ".join(str(file) for file in chain)  # a problem may be in any of them
-    return parse_policy(value, path.stem, where)
+    return parse_policy(_with_limits(value, limits) if limits else value, path.stem, where)
+
+
+def _with_limits(value: Any, limits: Mapping[str, float]) -> Any:
+    """A policy's values with these limits of its accuracy rules; what is no rule stays for the reader to report."""
+    if isinstance(value, list):
+        return [_with_limits(part, limits) for part in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _with_limits(value[key], limits) for key in ("all_of", "any_of") if key in value}
+    own = value.get("accuracy") or {}
+    if "accuracy" in value and isinstance(own, dict):
+        changed["accuracy"] = {**own, **limits}
+    return {**value, **changed}
 
 
 def merged(base: Any, own: Mapping[str, Any]) -> dict[str, Any]:

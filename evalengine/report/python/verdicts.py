@@ -155,6 +155,7 @@ def _of_pair(row: dict[str, Any], c: Comparison) -> dict[str, Any]:
     """A metric's columns, of its JSON."""
     paired = row.pop("paired") or dict.fromkeys(field.name for field in fields(PairedResult))
     del row["cut"]
+    paired["cautions"] = "; ".join(paired["cautions"] or ())
     return {**row, **paired, **_cut(row, c.a, "_a"), **_cut(row, c.b, "_b")}
 
 

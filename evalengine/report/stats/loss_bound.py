@@ -27,6 +27,7 @@ class Stratum:
     parts: Floats  # [G] each cluster's part of the mean loss
     residuals: Floats  # [G] each part less the stratum's own mean
     shares: Floats  # [G] each cluster's share of all weight
+    sizes: Floats  # [G] each cluster's documents
 
 
 @dataclass(frozen=True)
@@ -98,42 +99,6 @@ class LossBound:
         """What the mean loss is at least, with confidence 1 - alpha; NaN for one cluster."""
         return self.loss - self.shift * self.unit - self.quantile * math.hypot(self.stderr, self.unit)
 
-    def times_the_documents(self, margin: float, power: float) -> float:
-        """How many times as many documents bring the bound to `margin` with probability `power`, if there is no loss
-        and they spread as these do; below 1 where these would do, inf where none would."""
-        if not (margin > 0 and math.isfinite(self.error)):
-            return math.inf
-        z = float(scipy.special.ndtri(power))
-
-        def beyond(x: float) -> float:
-            """How far the bound of 1 / x times the documents lies above the margin, at most, with that probability."""
-            error = self.quantile * math.sqrt(x * self.stderr**2 + (x * self.unit) ** 2)
-            return x * self.shift * self.unit + error + z * math.sqrt(x) * self.stderr - margin
-
-        most = 1.0
-        while beyond(most) <= 0:
-            if most > 1e12:
-                return 0.0
-            most *= 4
-        return 1 / float(scipy.optimize.brentq(beyond, 0.0, most, rtol=1e-12))
-
-
-def documents_for(margin: float, flips: float, alpha: float, power: float) -> int:
-    """The fewest unrelated documents with 0/1 scores whose bound lies within `margin` with probability `power`, if
-    there is no loss and a share `flips` of the answers changes, as many for the better as for the worse."""
-
-    def times(count: int) -> float:
-        bound = LossBound(0.0, math.sqrt(flips / count), 1 / count, max(1.0, count - 1.0), alpha, count)
-        return bound.times_the_documents(margin, power)
-
-    low, high = 1, 2
-    while times(high) > 1:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if times(middle) > 1 else (low, middle)
-    return high
-
 
 def stratum(losses: Floats, codes: NDArray[np.intp], weight: float = 1.0) -> Stratum:
     """A task's stratum. losses [n]: its documents'; codes [n]: their clusters in 0..G-1; weight: the task's in the
@@ -141,7 +106,7 @@ def stratum(losses: Floats, codes: NDArray[np.intp], weight: float = 1.0) -> Str
     count = len(losses)
     sums, sizes = cluster_sums(losses, codes), np.bincount(codes).astype(np.float64)
     mean = math.fsum(losses) / count
-    return Stratum(weight * sums / count, weight * (sums - sizes * mean) / count, weight * sizes / count)
+    return Stratum(weight * sums / count, weight * (sums - sizes * mean) / count, weight * sizes / count, sizes)
 
 
 class Losses(NamedTuple):
@@ -156,11 +121,11 @@ def joined(tasks: Sequence[Losses]) -> list[Stratum]:
     """The strata of a mean over fixed tasks: one for each task, and one for all that share clusters, in which a
     cluster's part is the sum of its parts of the tasks. Taken as independent, eleven translations among which 30 % of
     the flips are shared passed a margin falsely in 9 % of cases, and in 23 % at 60 %."""
-    layers: list[dict[str, Floats]] = []  # cluster -> (part, residual, share)
+    layers: list[dict[str, Floats]] = []  # cluster -> (part, residual, share, documents)
     for task in tasks:
         names, codes = np.unique(np.asarray(task.clusters), return_inverse=True)
         own = stratum(task.losses, codes, task.weight)
-        layer = dict(zip(names.tolist(), np.stack((own.parts, own.residuals, own.shares), 1), strict=True))
+        layer = dict(zip(names.tolist(), np.stack((own.parts, own.residuals, own.shares, own.sizes), 1), strict=True))
         apart = []
         for other in layers:
             if other.keys().isdisjoint(layer):
@@ -230,7 +195,7 @@ def difference_interval(
     Differences of log-likelihoods with tails were covered in .56 to .98; in .93 or more they were covered or had a
     caution (`intervals.heavy_tails`).
     """
-    flipped = [Stratum(-layer.parts, -layer.residuals, layer.shares) for layer in strata]
+    flipped = [replace(layer, parts=-layer.parts, residuals=-layer.residuals) for layer in strata]
     gain, loss = (loss_bound(side, scale, min(0.5, 1 - confidence), most) for side in (strata, flipped))
     if math.isnan(gain.degrees):
         return -math.inf, math.inf

@@ -102,16 +102,21 @@ class Flips:
         return wilson(round(self.share * once), once, 0.9)[1]
 
 
-def flips(runs: Sequence[Run], tasks: Collection[str]) -> Flips | None:
-    """The flips of the tasks' documents: between fast runs of one configuration, which differ by their schedules alone,
-    if there are two; else between the two runs that were given. None where there is no pair, or no 0/1 score."""
+def pairs_of(runs: Sequence[Run]) -> tuple[list[tuple[Run, Run]], bool]:
+    """(pairs of runs, whether the schedule alone sets each apart): fast runs of one configuration, if there are two;
+    else the two runs that were given, if there are two."""
     fast = [run for run in runs if run.identity.get("numerics") == "fast"]
     alike = [(a, b) for a, b in combinations(fast, 2) if a.identity == b.identity]
-    pairs = alike or ([(runs[0], runs[1])] if len(runs) == 2 else [])
+    return alike or ([(runs[0], runs[1])] if len(runs) == 2 else []), bool(alike)
+
+
+def flips(runs: Sequence[Run], tasks: Collection[str]) -> Flips | None:
+    """The flips of the tasks' documents between `pairs_of` runs. None where there is no pair, or no 0/1 score."""
+    pairs, schedule = pairs_of(runs)
     counted = [count for a, b in pairs if (count := _flipped(a, b, tasks)) is not None]
     if not counted:
         return None
-    return Flips(sum(one for one, _ in counted), sum(of for _, of in counted), len(counted), bool(alike))
+    return Flips(sum(one for one, _ in counted), sum(of for _, of in counted), len(counted), schedule)
 
 
 def sampled(run: Run, tasks: Collection[str]) -> dict[ScoreKey, tuple[int, Samples]]:

@@ -127,8 +127,10 @@ def _strata(
     strata = joined([Losses(own, names.tolist(), weight) for own, names, (_, weight) in columns])
     if all(len(layer.parts) > 1 for layer in strata):
         return strata
-    parts, shares = (np.concatenate([getattr(layer, name) for layer in strata]) for name in ("parts", "shares"))
-    return [Stratum(parts, parts - shares * math.fsum(parts), shares)]
+    parts, shares, sizes = (
+        np.concatenate([getattr(layer, name) for layer in strata]) for name in ("parts", "shares", "sizes")
+    )
+    return [Stratum(parts, parts - shares * math.fsum(parts), shares, sizes)]
 
 
 class _Inferred(NamedTuple):

@@ -106,7 +106,8 @@ def loss_stratum(old: Ratio, new: Ratio, codes: NDArray[np.intp]) -> Stratum:
     losses, weight = old.totals - new.totals, math.fsum(old.weights)
     sums = cluster_sums(losses, codes)
     sizes = _sizes(old.weights, codes)
-    return Stratum(sums / weight, (sums - sizes * math.fsum(losses) / weight) / weight, sizes / weight)
+    residuals = (sums - sizes * math.fsum(losses) / weight) / weight
+    return Stratum(sums / weight, residuals, sizes / weight, np.bincount(codes).astype(np.float64))
 
 
 def likelihoods(run: Run, task: str) -> dict[int, float]:
