@@ -66,13 +66,13 @@ def _conv_kernel(
         if TOKENS > 1:
             at = first + start - (K - 1) + i
             before = tl.where(tile > 0, tl.load(x_ptr + at * stride_x + channel, mask=real & (tile > 0)), before)
-        inputs += (before,)
+        inputs += (before,)  # type: ignore[assignment]
     for i in tl.static_range(TOKENS):
         at = first + start + i
-        inputs += (tl.load(x_ptr + at * stride_x + channel, mask=real & (start + i < n), other=0.0),)
+        inputs += (tl.load(x_ptr + at * stride_x + channel, mask=real & (start + i < n), other=0.0),)  # type: ignore[assignment]
     weights = ()
     for j in tl.static_range(K):
-        weights += (tl.load(weight_ptr + channel * K + j, mask=real, other=0.0).to(tl.float32),)
+        weights += (tl.load(weight_ptr + channel * K + j, mask=real, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     bias = tl.zeros((CHANNELS,), tl.float32)
     if bias_ptr is not None:
         bias += tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)
@@ -96,12 +96,12 @@ def _store_state(
     last = ()
     for i in tl.static_range(K - 1):
         if TOKENS == 1:
-            last += (inputs[i + 1],)
+            last += (inputs[i + 1],)  # type: ignore[assignment]
         else:
             at = n - (K - 1) + i  # below 0: of the state
             new = tl.load(x_ptr + (first + at) * stride_x + channel, mask=real & (at >= 0), other=0.0)
             old = tl.load(own + (n + i) * channels, mask=real & (at < 0) & (begins == 0), other=0.0)
-            last += (tl.where(at >= 0, new, old),)
+            last += (tl.where(at >= 0, new, old),)  # type: ignore[assignment]
     tl.debug_barrier()
     for i in tl.static_range(K - 1):
         tl.store(own + i * channels, last[i], mask=real)

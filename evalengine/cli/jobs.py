@@ -89,7 +89,7 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
         if len(jobs) > 1:
             warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", "")
         shown: list[str] = []
-        codes.append(exit_code(partial(_run, job.config, words, shown)))  # after a failure the sweep goes on
+        codes.append(exit_code(partial(_run, job.config, words, shown)))  # after a failure the sweep continues
         runs.append((number, job.config.batch_invariant, shown[0] if shown else None))
     if len(jobs) > 1:
         from evalengine.report.sweep.sweep import agreement

@@ -53,7 +53,7 @@ def test_a_margin_passes_fails_or_is_undecided() -> None:
     assert statuses == {"large": "pass", "small": "undecided", "worse": "fail"}
     assert tasks["large"].detects == "Excluded at 95 %: losses above 0.61 points"
     assert tasks["small"].message.startswith("a loss up to 4.5 points is not excluded (limit 2); about ")
-    assert "documents would tell with probability 0.8, if there is no loss" in tasks["small"].message
+    assert "documents would settle it with probability 0.8, if there is no loss" in tasks["small"].message
     assert tasks["worse"].message.startswith("a real loss above the limit is shown (p = ")
 
 
@@ -61,7 +61,7 @@ def test_the_first_line_says_how_many_documents_would_tell_and_each_check_is_one
     tasks = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
     undecided = replace(report("pass", "undecided"), checks=(tasks["large"], tasks["small"]))
     first, *lines = map(str, report_lines(undecided))
-    need = re.search(r"about ([0-9,]+) documents would tell", tasks["small"].message)
+    need = re.search(r"about ([0-9,]+) documents would settle it", tasks["small"].message)
     assert need is not None and first.endswith(f"1 of 2 have too few documents (largest need: about {need[1]})")
     assert [line[:9] for line in lines] == ["UNDECIDED", "PASS     "] and "(limit 2); about" in lines[0]
     assert lines[1].endswith("0.7500 -> 0.7500 (+0.00 points); Excluded at 95 %: losses above 0.61 points")

@@ -1,4 +1,4 @@
-"""A comparison's first sentence: how much better or worse, how sure, and how many documents would tell."""
+"""A comparison's first sentence: how much better or worse, how sure, and how many documents would settle it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ results/, or by a checkout's reference records; it says by which.
   plan task=gsm8k,arc_easy margin=1
   plan task=gsm8k,drop policy=own.yaml runs=baseline.json   a policy's checks; passages of drop as the baseline has them
   plan task=wikitext runs=RUN,RUN                           perplexities need two runs, which show their differences
-  plan task=gsm8k runs=noise_floor-gsm8k-...                how many answers the schedule of fast runs flips by itself
+  plan task=gsm8k runs=noise_floor-gsm8k-...                how many answers change by the schedule alone
   plan task=gsm8k runs=latest                               of task.repeats=8: what more samples buy
 
 Exit codes: 0 said, 2 bad usage."""

@@ -1,4 +1,4 @@
-"""A comparison in one sentence, by which a person decides: how much better or worse, how sure, and what would tell."""
+"""A comparison in one sentence to decide by: how much better or worse, how sure, and what would settle it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ With a margin (non-inferiority; Piaggio et al. 2012, "Reporting of Noninferiorit
 JAMA 308(24)):
     pass       the bound of the loss from above lies within the margin
     fail       its bound from below lies beyond the margin: p, after Holm's correction, is at most alpha
-    undecided  the margin lies between the two: more documents would tell
+    undecided  the margin lies between the two: more documents would settle it
 Every pass alone has an error of at most alpha; no correction for the number of metrics is needed, since all must pass
 (Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4)).
 
@@ -132,7 +132,7 @@ def _undecided_test(evidence: Evidence, limits: Limits, allowed: float | None, d
 
 
 def _undecided_margin(evidence: Evidence, margin: float, limits: Limits, need: int | None) -> str:
-    """Why the bound does not lie within the margin, and what would tell."""
+    """Why the bound does not lie within the margin, and what would settle it."""
     bound = evidence.bound
     if not math.isfinite(bound.error):
         return f"no loss can be excluded: {evidence.what} say nothing about others"
@@ -156,16 +156,16 @@ def _stopped(evidence: Evidence) -> bool:
 
 
 def _cure(evidence: Evidence, limits: Limits, need: int | None) -> str:
-    """What would tell: more documents, as far as the set has them, or else another question."""
+    """What would settle it: more documents, as far as the set has them, or else another question."""
     if need is not None and need <= evidence.count:
         lost = _in_unit(evidence.unit.shown(evidence.bound.loss), evidence)
         return f"{evidence.count} documents are enough where there is no loss, but these show one of {lost}"
-    told = need and f"about {need:,} documents would tell with probability {limits.power:g}, if there is no loss"
+    told = need and f"about {need:,} documents would settle it with probability {limits.power:g}, if there is no loss"
     if _stopped(evidence):
         return "the run in steps ended before"
     if not evidence.all_asked:
-        return told or "no number of documents would tell"
-    instead = "the set has no more than these: a wider margin, repeats or another task would tell"
+        return told or "no number of documents would settle it"
+    instead = "the set has no more than these: a wider margin, repeats or another task would settle it"
     return f"{told}, and {instead}" if told else instead
 
 

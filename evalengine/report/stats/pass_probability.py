@@ -207,7 +207,7 @@ class _Alike(NamedTuple):
         variance = unit**2 * (total - net**2 / count) / (1 - 1 / count)
         everything = self.weight**2 / count
         return _Sums(unit * net, variance, unit**2 * total, unit**3 * total, everything,
-                     worse == 0, self.weight / count, self.weight, count - 1.0)  # fmt: skip
+                     np.asarray(worse == 0, dtype=np.bool_), self.weight / count, self.weight, count - 1.0)  # fmt: skip
 
 
 def _sums(parts: Floats, shares: Floats, degrees: float) -> _Sums:
@@ -217,7 +217,7 @@ def _sums(parts: Floats, shares: Floats, degrees: float) -> _Sums:
     squares = parts**2
     variance = ((parts - own * loss[:, None]) ** 2 / (1 - own)).sum(1)
     return _Sums(loss, variance, squares.sum(1), (squares * np.abs(parts)).sum(1), (shares**2).sum(1),
-                 ~(parts > 0).any(1), float(shares.max()), weight, degrees)  # fmt: skip
+                 parts.max(1) <= 0, float(shares.max()), weight, degrees)  # fmt: skip
 
 
 def _counted(count: int, alike: _Alike, passes: Callable[[_Sums], NDArray[np.bool_]]) -> float:
