@@ -169,7 +169,7 @@ def test_what_is_not_proved_and_what_was_cut_is_said_everywhere(tmp_path: Path, 
     assert "A is a folder of an endpoint's answers: it holds texts" in compared.out
     assert f"A {cut}; B {cut}" in compared.out
     gated = call("gate", str(folder), str(folder), "--policy", "accuracy")
-    assert "it is a folder of an endpoint's answers: no bits" in gated.out and f"baseline {cut}" in gated.out
+    assert "an endpoint's answers, without logprob bits" in gated.out and f"baseline {cut}" in gated.out
     table = call("report", str(folder), "--table", "md").out
     assert "| theirs |" in table and "theirs: an endpoint, no digest, 8 requests" in table and cut in table
     checked = call("check", str(folder))

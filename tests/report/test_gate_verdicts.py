@@ -54,7 +54,7 @@ def test_a_margin_passes_fails_or_is_undecided() -> None:
     assert tasks["large"].detects == "Excluded at 95 %: losses above 0.61 points"
     assert tasks["small"].message.startswith("a loss up to 4.5 points is not excluded (limit 2); about ")
     assert "documents would settle it with probability 0.8, if there is no loss" in tasks["small"].message
-    assert tasks["worse"].message.startswith("a real loss above the limit is shown (p = ")
+    assert tasks["worse"].message.startswith("a loss above the limit is statistically significant (p = ")
 
 
 def test_the_first_line_says_how_many_documents_would_tell_and_each_check_is_one_short_line() -> None:
@@ -97,7 +97,7 @@ def test_the_risk_of_a_check_agrees_with_its_status() -> None:
 def test_a_loss_that_is_there_may_lie_within_the_margin_and_is_said() -> None:
     """60 lost and 20 won of 10,000: p is 5e-6, and the loss no more than 0.57 points."""
     check = checked({"margin": 2.0}, large=(10_000, 60, 20))["large"]
-    assert check.status == "pass" and check.message.startswith("a real loss, and within the limit: ")
+    assert check.status == "pass" and check.message.startswith("a loss is statistically significant, but within ")
     assert checked({}, large=(10_000, 60, 20))["large"].status == "fail"
 
 

@@ -16,8 +16,8 @@ from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.detectable import Detectable, binary_loss, mean_effect
-from evalengine.report.stats.intervals import Floats, few_clusters
-from evalengine.report.stats.loss_bound import LossBound, Losses, joined, stratum
+from evalengine.report.stats.intervals import Floats
+from evalengine.report.stats.loss_bound import LossBound, Losses, bound_cautions, joined, stratum
 from evalengine.report.stats.paired import are_shares, cluster_codes, paired, score_range
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
@@ -56,6 +56,11 @@ class Evidence:
     all_asked: bool  # whether these are all documents that the tasks have
     assuming: str = ""  # the assumption under which the least detectable loss holds
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Why the bound may be too narrow."""
+        return bound_cautions(self.design.strata, self.design.most)
+
 
 def design_of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
     """The losses of a metric with a score per document."""
@@ -84,7 +89,7 @@ def of_documents(
         losses = dict(zip(documents, (x - y if higher else y - x).tolist(), strict=True))
         bound = steps.bound(key[0], losses, bound, are_shares(x, y))
         design = replace(design, alpha=design.alpha / 2)  # which the bound of the whole set has
-    what = _counted(result.n, result.clusters, result.effective_clusters)
+    what = _counted(result.n, result.clusters)
     if steps is not None:
         what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
     changed = changed_answers(a, b, key, zip(documents, documents, strict=True))
@@ -103,7 +108,7 @@ def of_documents(
 
 
 def design_of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
-    """The rises of a perplexity, or bits per byte, in nats per word or byte."""
+    """The rises of a perplexity, or bits per byte, in nats per word, byte or document."""
     sums = ratios((a, b), key)
     assert sums is not None
     documents, (old, new) = sums
@@ -124,13 +129,18 @@ def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metric
     (worse,), bound = design.strata, design.bound
     unit = percent_of(old)
     change = 100 * (new.value - old.value) / abs(old.value)
-    what = _counted(len(documents), len(worse.parts), bound.degrees + 1)
+    what = _counted(len(documents), len(worse.parts))
     return Evidence(
         key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
         sign_flip(worse.parts)[1], "permutation test", bound, design,
         of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
+
+
+def amount(number: float, unit: Unit) -> str:
+    """Return "1 point", "0.75 points" or "2 %"."""
+    return f"{number:g} {'point' if unit is POINTS and number == 1 else unit.name}"
 
 
 def percent_of(old: Ratio) -> Unit:
@@ -185,7 +195,7 @@ def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], met
     design = design_of_mean(mean, a, b, directions)
     bound, count = design.bound, design.documents
     parts = np.concatenate([layer.parts for layer in design.strata])
-    what = f"{_counted(count, len(parts), bound.degrees + 1)} of {len(mean.parts)} tasks"
+    what = f"{_counted(count, len(parts))} of {len(mean.parts)} tasks"
     level = alpha / max(metrics, 1)
     return Evidence(
         mean.task, mean.name, POINTS,
@@ -223,10 +233,9 @@ def _alpha(limits: Limits) -> float:
     return 0.05 if limits.alpha is None else min(limits.alpha, 0.5)
 
 
-def _counted(documents: int, clusters: int, effective: float) -> str:
-    few = few_clusters(documents, clusters, effective)
-    related = f" in {clusters} clusters" if clusters < documents else ""
-    return f"{documents} documents{related}{f' ({few})' if few else ''}"
+def _counted(documents: int, clusters: int) -> str:
+    related = f" in {clusters} cluster{'s' * (clusters != 1)}" if clusters < documents else ""
+    return f"{documents} document{'s' * (documents != 1)}{related}"
 
 
 def _moved(old: float, new: float) -> str:

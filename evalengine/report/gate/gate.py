@@ -1,4 +1,4 @@
-"""The gate's judgement: is a run as good as its baseline, by a policy?"""
+"""The gate: judge a run against its baseline by a policy."""
 
 from __future__ import annotations
 
@@ -35,21 +35,20 @@ Scores = Mapping[ScoreKey, Mapping[int, float]]
 
 
 def check_noise(a: Run, noise: Run) -> None:
-    """Raises ConfigError unless `noise` is the baseline's configuration in fast mode."""
+    """Raise `ConfigError` unless `noise` has the baseline's configuration, in fast mode."""
     if a.source == noise.source:
         raise ConfigError(f"--noise {noise.source}: is the baseline itself; name another run of its configuration, "
-                          "under another schedule (engine.max_num_seqs=8)")  # fmt: skip
+                          "with a different schedule (engine.max_num_seqs=8)")  # fmt: skip
     if a.identity != noise.identity or noise.identity.get("numerics") != "fast":
-        raise ConfigError(f"--noise {noise.source}: must be a run of the baseline's configuration, both of "
-                          "batch_invariant=false, under another schedule (engine.max_num_seqs=8)")  # fmt: skip
+        raise ConfigError(f"--noise {noise.source}: must be a run of the baseline's configuration, both with "
+                          "batch_invariant=false, and with a different schedule (engine.max_num_seqs=8)")  # fmt: skip
 
 
 def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterator[Check]:
-    """The checks, those of metrics with how many scores flip, and how many the schedule of the baseline alone does: a
-    change that flips no more than another schedule in fast mode does may have changed nothing.
+    """Add to each metric's check how many scores flip in the run, and how many with another schedule of the baseline.
+    A change that flips no more than a schedule in fast mode may have changed nothing.
 
-    Both are flips of the same documents, so that the test of "no more than the schedule" is McNemar's, exact and
-    one-sided, on documents that flip in one of the two only.
+    Both count the same documents. The one-sided test is therefore McNemar's, exact, on documents that flip in one only.
     """
     for check in checks:
         key = (check.task, *check.name.partition(",")[::2])
@@ -63,8 +62,8 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
         shared = old.keys() & new.keys() & other.keys()
         flipped, alone = ({doc for doc in shared if old[doc] != scores[doc]} for scores in (new, other))
         p = mcnemar(len(alone - flipped), len(flipped - alone))[1]
-        counted = f"{len(flipped)} scores flip, {len(alone)} by another schedule of the baseline alone"
-        counted += f" (one-sided p of no more than that {p:.2g})"
+        counted = f"{len(flipped)} scores flip, {len(alone)} with another schedule of the baseline"
+        counted += f" (one-sided p of no more flips than that: {p:.2g})"
         brief = check.brief and f"{check.brief}; {counted}"
         yield replace(check, message=f"{check.message}; {counted}", brief=brief)
 
@@ -76,13 +75,13 @@ def gate(
     base: str | None = None,
     noise: str | Path | None = None,
 ) -> Report:
-    """Judges `run` against `baseline` (run folders, lm-eval folders or baseline files) by a policy's name or file.
+    """Judge `run` against `baseline` (run folders, lm-eval folders or baseline files) by a policy's name or file.
 
-    run: also an experiment's folder, or one of several runs as a sweep leaves them. Each run is judged on its own; the
-    report has their `reports`, and the worst of their verdicts.
-    base: a git revision, usually the branch that a change is to be merged into; the baseline file is taken from it, and
-    a change of that file is among the report's warnings. noise: a run of the baseline's configuration in fast mode
-    under another schedule, with which the run's flips are compared.
+    run: also an experiment's folder, or a folder of several runs that a sweep wrote. Each run is judged separately; the
+    report has their `reports`, and the worst verdict.
+    base: a git revision, usually the branch to merge into. The baseline file is read from it, and the report warns if
+    the change modifies that file. noise: a run of the baseline's configuration in fast mode with a different schedule,
+    with which the run's flips are compared.
 
     Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
     2.
@@ -100,7 +99,7 @@ def gate(
 
 
 def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
-    """Why no run could be judged, as `gate` reports it, before a run is made; None if one can be."""
+    """Return the report of why no run can be judged, before a run is made; None if one can be."""
     return _attempt(baseline, None, policy, base)
 
 
@@ -112,8 +111,8 @@ def _attempt(
     noise: str | Path | None = None,
     read: Callable[[], tuple[Run, tuple[str, ...]]] | None = None,
 ) -> Report | None:
-    """The judgement, or why there is none; None for no run yet, if one could be judged. read: reads the baseline, of
-    several runs once."""
+    """Return the verdict's report, or the report of why there is none; None if `run` is None and one could be judged.
+    read: reads the baseline, once for several runs."""
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
         chosen, trouble = load_policy(policy), BAD_BASELINE
@@ -130,11 +129,11 @@ def _attempt(
         report = _judge(chosen, a, b, notes, warnings, steps)
         return report if noise is None else replace(report, checks=tuple(beside_noise(report.checks, a, b, other)))
     except NoBaseline as error:
-        told = NO_BASELINE, error.problems
+        why = NO_BASELINE, error.problems
     except EvalEngineError as error:
         missing = _missing(baseline, run, base) if trouble in (BAD_BASELINE, BAD_RUN) else None
-        told = missing or (trouble, problems_of(error))
-    return could_not_judge(chosen, baseline, "not made" if run is None else run, *told)
+        why = missing or (trouble, problems_of(error))
+    return could_not_judge(chosen, baseline, "not made" if run is None else run, *why)
 
 
 def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:
@@ -158,30 +157,30 @@ def problems_of(error: EvalEngineError) -> list[str]:
 
 
 def baseline_of(baseline: str | Path, base: str | None) -> tuple[Run, tuple[str, ...]]:
-    """The baseline, and what a reviewer must know of it. Raises ConfigError."""
+    """Return the baseline, and warnings for a reviewer. Raises `ConfigError`."""
     return (load_run(baseline), ()) if base is None else load_from_base(Path(baseline), base)
 
 
 def could_not_judge(policy: Policy, baseline: str | Path, run: str | Path, trouble: str, problems: list[str]) -> Report:
-    """A report without a verdict on the run."""
+    """Return a report without a verdict on the run."""
     names = (policy.name, policy.description, str(baseline), str(run))
     return Report("error", *names, problems=tuple(problems), trouble=trouble)
 
 
 def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> tuple[str, list[str]] | None:
-    """(title, problems) if there is nothing to read: a gate's first run has no baseline, and a failed one no run."""
-    cure = f"write one from a run that is good, and commit it: python -m evalengine baseline RUN -o {baseline}"
-    told = {}
+    """Return (title, problems) if the baseline or the run does not exist."""
+    fix = f"write one from a good run, and commit it: python -m evalengine baseline RUN -o {baseline}"
+    found = {}
     if base is None:
-        told[NO_BASELINE] = _absent(baseline, f"there is no such baseline; {cure}")
+        found[NO_BASELINE] = _absent(baseline, f"there is no such baseline; {fix}")
     if run is not None:
-        told["no run"] = _absent(run, "there is no such run; its command may have failed: look at what it printed")
-    problems = {title: problem for title, problem in told.items() if problem}
+        found["no run"] = _absent(run, "there is no such run; its command may have failed: see its output")
+    problems = {title: problem for title, problem in found.items() if problem}
     return (" and ".join(problems), list(problems.values())) if problems else None
 
 
 def _absent(name: str | Path, problem: str) -> str | None:
-    """What to say of a name that stands for nothing; None if there is something."""
+    """Return the message for a name of nothing; None if it names something."""
     try:
         return None if os.path.exists(stands_for(name)) else f"{name}: {problem}"
     except ConfigError as error:
@@ -189,33 +188,33 @@ def _absent(name: str | Path, problem: str) -> str | None:
 
 
 def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
-    """What differs and may, by the policy. Raises `ConfigError` with all that differs and may not."""
+    """Return notes on allowed differences. Raises `ConfigError` with all differences that the policy does not allow."""
     if read := b.manifest.from_cache:
         raise ConfigError(
-            f"{b.source}: {read} of its answers were read from a cache, so they say nothing of the code that is to be "
-            "judged; run it without cache="
+            f"{b.source}: {read} of its answers were read from a cache, so they do not test the code; rerun it without "
+            "cache="
         )
     levelled = level(policy, a, b)
     problems = incomparable(a, levelled)
     if problems:
         problems = first_of(problems, SHOWN_PROBLEMS, "more differences")
-        hint = f"A is the baseline, B the run; policy {policy.name} lets differ: {', '.join(policy.allow) or 'nothing'}"
+        hint = f"A is the baseline, B the run; policy {policy.name} allows: {', '.join(policy.allow) or 'nothing'}"
         raise ConfigError([*problems, hint])
     remaining = {finding.text for finding in findings(a, levelled)}
     notes = [f"may differ: {finding.text}" for finding in findings(a, b) if finding.text not in remaining]
     if any(re.search(r"\b[AB]\b", note) for note in notes):
         notes.append("A is the baseline, B the run")
     if kept := b.manifest.counts.resumed_requests:
-        notes.append(f"{b.source}: {kept} of its answers are kept from an interrupted run, and were not computed again")
-    notes += [f"{run.source}: it is {run.files}: no bits, so nobody can check an answer" for run in (a, b)
-              if run.by_lm_eval]  # fmt: skip
+        notes.append(f"{b.source}: {kept} of its answers are from before an interruption and were not recomputed")
+    notes += [f"{run.source}: it is {run.files}, without logprob bits, so its answers cannot be verified"
+              for run in (a, b) if run.by_lm_eval]  # fmt: skip
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
 
 
 def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str, ...], steps: Steps | None) -> Report:
     checks = tuple(evaluate(policy.rule, a, b, steps))
     if not any(check.status in DECIDED for check in checks):
-        raise ConfigError(f"policy {policy.name}: {a.source} holds nothing that it tests, so nothing was gated")
+        raise ConfigError(f"policy {policy.name}: {a.source} contains nothing that it tests")
     return Report(
         VERDICTS[standing(checks)], policy.name, policy.description, str(a.source), str(b.source), a.digest, b.digest,
         checks, notes=tuple(notes), warnings=warnings, inconclusive=policy.inconclusive,
@@ -223,8 +222,8 @@ def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str
 
 
 def decider(settings: SequentialConfig) -> tuple[str, Callable[[Scores], bool]]:
-    """(what orders the documents, a function that says whether a run's scores so far decide the gate) of the gate that
-    a run's settings name."""
+    """Return (the text that orders the documents, a function that tells whether a run's scores so far decide the gate)
+    for the gate that a run's settings name."""
     assert settings.baseline is not None
     policy = load_policy(settings.policy)
     a, _ = baseline_of(settings.baseline, settings.base)

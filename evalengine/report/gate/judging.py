@@ -1,19 +1,18 @@
-"""From a metric's evidence to its check: passed, failed, or undecided, with the reason and what could have been seen.
+"""From a metric's evidence to its check: passed, failed, or undecided, with the reason and what it could detect.
 
 With a margin (non-inferiority; Piaggio et al. 2012, "Reporting of Noninferiority and Equivalence Randomized Trials",
 JAMA 308(24)):
-    pass       the bound of the loss from above lies within the margin
-    fail       its bound from below lies beyond the margin: p, after Holm's correction, is at most alpha
-    undecided  the margin lies between the two: more documents would settle it
+    pass       the loss's upper bound is within the margin
+    fail       its lower bound is above the margin: p, after Holm's correction, is at most alpha
+    undecided  the margin is between the two bounds: more documents would settle it
 Every pass alone has an error of at most alpha; no correction for the number of metrics is needed, since all must pass
 (Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4)).
 
 Without a margin:
-    fail       there is a loss
-    undecided  none is shown, and none of the size that the policy names (or none at all) could have been
+    fail       a loss is statistically significant
+    undecided  no loss is, and one of the size that the policy names (or of any size) could not have been
     pass       otherwise
-A loss that is larger than max_regression fails with a margin and without. Answers that are equal in every bit pass
-(`accuracy`).
+With or without a margin, a loss above max_regression fails. Answers that are equal in every bit pass (`accuracy`).
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from __future__ import annotations
 import math
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.evidence import POINTS, Evidence, Unit
+from evalengine.report.gate.evidence import POINTS, Evidence, Unit, amount
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.report import Check, Status
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.loss_bound import SteppedBound
 
 ROUNDING = 1e-9  # tolerance of points and percents
+SIGNIFICANT = "a loss is statistically significant"
 
 
 def limits_in(unit: Unit, limits: Limits, task: str, most: float) -> tuple[float | None, float | None]:
@@ -60,37 +60,40 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
         message += f"; {_p_values(evidence, p, metrics, margin)}"
         if margin is None:
             if p <= limits.alpha:
-                failures.append(f"a real loss is shown (p = {p:.2g}{_after(metrics)}): {_in_unit(loss, evidence)}")
+                failures.append(f"{SIGNIFICANT} (p = {p:.2g}{_after(metrics)}): {_in_unit(loss, evidence)}")
             detects = _detects(evidence, limits)
             undecided = _undecided_test(evidence, limits, allowed, detects)
         else:
             detects, risk = _excluded(evidence, limits.alpha), evidence.bound.p_beyond(evidence.unit.metric(margin))
             within = evidence.unit.shown(evidence.bound.bound) <= margin + ROUNDING
-            passed = "a real loss, and within the limit: " if within and evidence.p <= limits.alpha else ""
+            passed = f"{SIGNIFICANT}, but within the limit: " if within and evidence.p <= limits.alpha else ""
             if p <= limits.alpha:
-                shown = f"a real loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
+                shown = f"a loss above the limit is statistically significant (p = {p:.2g}{_after(metrics)})"
                 failures.append(f"{shown}: {_in_unit(loss, evidence)}, limit {margin:g}")
             elif not within:
                 need = _need(evidence, margin, limits)
                 undecided = _undecided_margin(evidence, margin, limits, need)
     if allowed is not None and not loss <= allowed + ROUNDING:
-        failures.append(f"{_in_unit(loss, evidence)} lost, {allowed:g} allowed")
+        failures.append(f"a loss of {_in_unit(loss, evidence)}, {allowed:g} allowed")
     if undecided and limits.require_power and not failures:
-        failures.append(f"undecided: {undecided}; require_power: false for the task lets this be")
+        failures.append(f"undecided: {undecided}; to allow this, set require_power: false for the task")
     if failures and margin is not None:
-        detects = ""  # the larger losses that are excluded are no comfort
+        detects = ""  # which larger losses are excluded does not matter then
     status: Status = "fail" if failures else "undecided" if undecided else "pass"
     reason = {"fail": "; ".join(failures) + ": ", "undecided": f"{undecided}: ", "pass": passed}[status]
     risk = None if risk is None or math.isnan(risk) else risk
     moved = evidence.change.split(", ")[0]
-    brief = f"{moved}; {'; '.join(failures) or undecided or passed.rstrip(': ') or detects}"
+    cautions = evidence.cautions
+    caution = "".join(f"; caution: {why}" for why in cautions)
+    brief = f"{moved}; {'; '.join(failures) or undecided or passed.rstrip(': ') or detects}{caution}"
     need = need if status == "undecided" and need is not None and need > evidence.count else None
     names = ("accuracy", evidence.task, evidence.name)
-    return Check(*names, status, f"{reason}{message}", (), detects, risk, brief, need)
+    return Check(*names, status, f"{reason}{message}{caution}", (), detects, risk, brief, need,
+                 cautions=cautions)  # fmt: skip
 
 
 def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Check:
-    """The check of a metric that exists only over a whole task, as a corpus' F1, or whose parts a run does not hold."""
+    """Check a metric that exists only for a whole task, such as a corpus-level F1, or whose parts a run lacks."""
     names = ("accuracy", key[0], f"{key[1]},{key[2]}")
     margin, allowed = limits.margin_percent, limits.max_regression_percent
     if margin is None and allowed is None:
@@ -107,8 +110,9 @@ def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) 
         return Check(*names, "fail", f"worse by more than {limit:g} %: {message}", (), detects)
     if allowed is not None or old == new:
         return Check(*names, "pass", message, (), detects)
-    why = "one value without a spread cannot show that a loss lies within the margin; set"
-    return Check(*names, "undecided", f"{why} max_regression_percent to hold the value alone: {message}", (), detects)
+    why = "one value without a spread cannot show that the loss is within the margin"
+    fix = "to limit the change of the value itself, set max_regression_percent"
+    return Check(*names, "undecided", f"{why}; {fix}: {message}", (), detects)
 
 
 def _p_values(evidence: Evidence, p: float, metrics: int, margin: float | None) -> str:
@@ -123,50 +127,53 @@ def _after(metrics: int) -> str:
 
 
 def _undecided_test(evidence: Evidence, limits: Limits, allowed: float | None, detects: str) -> str:
-    """Why the test could not see the loss that the policy names; "" if it could."""
+    """Return why the test could not detect the loss that the policy names; "" if it could."""
     if not math.isfinite(evidence.least.loss):
         return detects
     if allowed is None or evidence.unit.shown(evidence.least.loss) <= allowed:
         return ""
-    return f"the policy asks for losses of {allowed:g} {evidence.unit.name}, and {detects}"
+    return f"the policy asks for losses of {amount(allowed, evidence.unit)}, and {detects}"
 
 
 def _undecided_margin(evidence: Evidence, margin: float, limits: Limits, need: int | None) -> str:
-    """Why the bound does not lie within the margin, and what would settle it."""
+    """Return why the bound is not within the margin, and what would settle it."""
     bound = evidence.bound
     if not math.isfinite(bound.error):
-        return f"no loss can be excluded: {evidence.what} say nothing about others"
+        return f"no loss can be excluded: {evidence.what} cannot show how documents differ"
     assert limits.alpha is not None
-    shown = f"a real loss is shown (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
+    shown = f"{SIGNIFICANT} (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
     worst = _at_most(evidence)
-    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, limits, need)}"
+    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_settled_by(evidence, limits, need)}"
 
 
 def _need(evidence: Evidence, margin: float, limits: Limits) -> int | None:
-    """How many documents bring the bound within the margin with the policy's probability, if there is no loss and they
-    change as these do; None where none would."""
+    """Return how many documents bring the bound within the margin with the policy's probability, if there is no loss
+    and they change as these do; None if no number does."""
     if not math.isfinite(evidence.bound.error) or _stopped(evidence):
         return None
     return evidence.design.needed(evidence.unit.metric(margin), limits.power)
 
 
 def _stopped(evidence: Evidence) -> bool:
-    """Whether a run in steps has not asked all documents: a look between its steps needs no plan, which takes time."""
+    """Whether a run in steps has not asked all documents. A plan takes time, which a look between steps must not."""
     return isinstance(evidence.bound, SteppedBound) and evidence.bound.whole is None
 
 
-def _cure(evidence: Evidence, limits: Limits, need: int | None) -> str:
-    """What would settle it: more documents, as far as the set has them, or else another question."""
+def _settled_by(evidence: Evidence, limits: Limits, need: int | None) -> str:
+    """Return what would settle it: more documents if the task has them, else a different question."""
     if need is not None and need <= evidence.count:
-        lost = _in_unit(evidence.unit.shown(evidence.bound.loss), evidence)
-        return f"{evidence.count} documents are enough where there is no loss, but these show one of {lost}"
-    told = need and f"about {need:,} documents would settle it with probability {limits.power:g}, if there is no loss"
+        lost = evidence.unit.shown(evidence.bound.loss)
+        seen = f"but these show a loss of {_in_unit(lost, evidence)}" if lost > 0 else "but these did not settle it"
+        return f"{evidence.count} documents are usually enough if there is no loss, {seen}"
+    more = need and f"about {need:,} documents would settle it with probability {limits.power:g}, if there is no loss"
     if _stopped(evidence):
-        return "the run in steps ended before"
+        return "the run in steps stopped first"
     if not evidence.all_asked:
-        return told or "no number of documents would settle it"
-    instead = "the set has no more than these: a wider margin, repeats or another task would settle it"
-    return f"{told}, and {instead}" if told else instead
+        return more or "no number of documents would settle it"
+    instead = "a wider margin, repeats or another task would settle it"
+    return (
+        f"{more}; this task has {evidence.count:,}: {instead}" if more else f"no number of documents would: {instead}"
+    )
 
 
 def _excluded(evidence: Evidence, alpha: float) -> str:
@@ -176,7 +183,7 @@ def _excluded(evidence: Evidence, alpha: float) -> str:
 
 
 def _at_most(evidence: Evidence) -> str:
-    """The bound, rounded up: to tenths from 1 on, which is what a person compares, and to hundredths below."""
+    """Return the bound, rounded up: to tenths from 1 on, to hundredths below."""
     bound = max(0.0, evidence.unit.shown(evidence.bound.bound))
     digits = 1 if bound >= 1 else 2
     return f"{math.ceil(bound * 10**digits - ROUNDING) / 10**digits:.{digits}f} {evidence.unit.name}"

@@ -64,6 +64,7 @@ class Check:
     loss: float | None = None  # the observed loss, positive if the run is worse
     bound: float | None = None  # larger losses are excluded at the policy's confidence; None: it is not finite
     margin: float | None = None  # the policy's; None: it has none
+    cautions: tuple[str, ...] = ()  # why the bound may be too narrow; the message and `brief` end with them
 
     @property
     def label(self) -> str:

@@ -104,10 +104,10 @@ class Gated(Shown):
 
     @cached_property
     def checks(self) -> DataFrame:
-        """A row per check: rule, task, name, status, message, details (one text, a line for each), detects, ...; of
-        several runs also `run`."""
+        """A row per check: rule, task, name, status, message, details and cautions (one text each, a line for each),
+        detects, ...; of several runs also `run`."""
         of_run = [{"run": one.run} if self.report.reports else {} for one in self.report.each]
-        return _frame({**own, **vars(check), "details": "\n".join(check.details)}
+        return _frame({**own, **vars(check), "details": "\n".join(check.details), "cautions": "\n".join(check.cautions)}
                       for own, one in zip(of_run, self.report.each, strict=True) for check in one.checks)  # fmt: skip
 
     def _lines(self) -> Iterator[Line]:

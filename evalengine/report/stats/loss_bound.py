@@ -17,7 +17,16 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from evalengine.report.stats.intervals import Floats, cluster_degrees, cluster_sums, residual_variance
+from evalengine.report.stats.intervals import (
+    Floats,
+    cluster_degrees,
+    cluster_sums,
+    few_clusters,
+    heavy_tails,
+    residual_variance,
+)
+
+ROUNDING = 1e-12  # of the largest part: residuals no larger are rounding
 
 
 @dataclass(frozen=True)
@@ -206,6 +215,19 @@ def difference_interval(
         half = math.hypot(error, 2**0.5 * size * float(scipy.special.ndtri(tail)))
         low, high = min(gain.loss - half, low), max(gain.loss + half, high)
     return max(-most, low), min(most, high)
+
+
+def bound_cautions(strata: Sequence[Stratum], most: float = math.inf) -> tuple[str, ...]:
+    """Why `loss_bound` and `difference_interval` of these strata may be too narrow: few clusters, or differences
+    without a limit (`most`) whose tails so few may not show."""
+    parts, residuals, sizes = (
+        np.concatenate([getattr(layer, name) for layer in strata]) for name in ("parts", "residuals", "sizes")
+    )
+    effective = loss_bound(strata, 0.0, 0.05, most).degrees + 1
+    said = [few_clusters(round(float(sizes.sum())), len(parts), effective)]
+    if math.isinf(most) and len(parts) > 1 and np.abs(residuals).max() > ROUNDING * np.abs(parts).max():
+        said.append(heavy_tails(residuals))
+    return tuple(filter(None, said))
 
 
 def _freedom(strata: Sequence[Stratum], variances: Sequence[float]) -> float:

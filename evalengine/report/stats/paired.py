@@ -21,11 +21,9 @@ from evalengine.report.stats.intervals import (
     cluster_degrees,
     cluster_sums,
     clustered_stderr,
-    few_clusters,
-    heavy_tails,
     task_factors,
 )
-from evalengine.report.stats.loss_bound import Losses, Stratum, difference_interval, joined, stratum
+from evalengine.report.stats.loss_bound import Losses, Stratum, bound_cautions, difference_interval, joined, stratum
 from evalengine.report.stats.significance import mcnemar, sign_flip
 
 Test = Literal["mcnemar-exact", "permutation"]
@@ -102,9 +100,6 @@ def paired(
     low, high = difference_interval(strata, 0.0 if unbounded and ups + downs else scale, most, confidence)
     sizes = np.bincount(codes).astype(np.float64)
     effective = cluster_degrees(sizes) + 1
-    cautions = [few_clusters(len(a), len(sizes), effective)]
-    if math.isinf(most) and stderr > 0:
-        cautions.append(heavy_tails(cluster_sums(difference, codes) - sizes * _mean(difference)))
     least = detectable_loss(a, b, codes, inferred.loss_of_pairs, higher_is_better, alpha, power, metrics)
     return PairedResult(
         n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
@@ -112,7 +107,7 @@ def paired(
         p_value=inferred.p_values[0], test=inferred.test, p_one_sided=inferred.p_values[1],
         minimum_detectable_effect=inferred.effect,
         minimum_detectable_loss=least.loss, undetectable=least.why, clusters=len(sizes),
-        effective_clusters=effective, cautions=tuple(filter(None, cautions)),
+        effective_clusters=effective, cautions=bound_cautions(strata, most),
     )  # fmt: skip
 
 
