@@ -22,7 +22,7 @@ from evalengine.report.read.run import Key, Run, ScoreKey, direction
 from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.metric_interval import scaled
 from evalengine.report.stats.paired import PairedResult, paired
-from evalengine.report.stats.perplexity import value_of
+from evalengine.report.stats.perplexity import has_log_likelihoods, sums_of, value_of
 from evalengine.report.stats.significance import family_p, one_test
 
 K = TypeVar("K", bound=Hashable)
@@ -78,19 +78,21 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
     left, right = a.scores.get(key, {}), b.scores.get(key, {})
     shared = left.keys() & right.keys()
     docs = [doc for doc in sorted(shared) if _finite(left[doc], right[doc])]
+    likelihoods = has_log_likelihoods(a, key) or has_log_likelihoods(b, key)
+    is_mean = bool(shared) and not likelihoods and (_is_mean(a, key) or _is_mean(b, key))
+    of_documents = True if likelihoods else better  # more likely is better, though a perplexity is better where less
     result = None
     if len(docs) > 1:
-        nats = not (_is_mean(a, key) or _is_mean(b, key))
         clusters = cluster_names(a, b, key[0], docs)
         x, y = _columns(left, right, docs)
-        result = paired(x, y, clusters=clusters, higher_is_better=better is not False, unbounded=nats)
+        result = paired(x, y, clusters=clusters, higher_is_better=of_documents is not False, unbounded=not is_mean)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
     delta = MetricDelta(key, value_a, value_b, None, 0, better)
     if not shared and (whole := group_pairs(a, b, key, better is not False)) is not None:
         yield replace(delta, paired=whole[0], common_a=whole[1][0], common_b=whole[1][1])
     elif not shared:
         yield _of_a_whole(delta, a, b)
-    elif _is_mean(a, key) or _is_mean(b, key):
+    elif is_mean:
         same = left.keys() == right.keys() and len(docs) == len(shared)
         values = (value_a, value_b) if same else (_mean([left[d] for d in docs]), _mean([right[d] for d in docs]))
         yield replace(delta, paired=result, left_out=len(shared) - len(docs), common_a=values[0], common_b=values[1])
@@ -99,7 +101,7 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
         columns = [_mean([values[doc] for doc in docs]) for values in (left, right)]
         name = (key[0], f"{key[1]} per document", key[2])
         means = _mean([*left.values()]), _mean([*right.values()])
-        delta = MetricDelta(name, *means, result, len(shared) - len(docs), better, nats=True)
+        delta = MetricDelta(name, *means, result, len(shared) - len(docs), of_documents, nats=True)
         yield replace(delta, common_a=columns[0], common_b=columns[1])
 
 
@@ -231,7 +233,7 @@ def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, 
     Documents are the same if both runs have them, with equal content as far as their hashes tell, and with as many
     words or bytes. None if a run does not hold what its value is computed from.
     """
-    left, right = a.weighted.get(key), b.weighted.get(key)
+    left, right = sums_of(a, key), sums_of(b, key)
     if not left or not right:
         return None
     for pairs, run in ((left, a), (right, b)):

@@ -24,11 +24,11 @@ from evalengine.report.gate.judging import judged, limits_in, tested_p, without_
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
-from evalengine.report.read.groups import below, members_of_both
+from evalengine.report.read.groups import Members, below, members, members_of_both
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.pass_probability import Design
-from evalengine.report.stats.perplexity import ratios
+from evalengine.report.stats.perplexity import has_log_likelihoods, ratios
 from evalengine.report.stats.significance import family_p, one_test
 
 
@@ -45,12 +45,13 @@ def mean_of(name: str, average: Average, a: Run) -> Mean:
         if not any(fnmatchcase(task, pattern) for task in task_names):
             problems.append(f"{where}: tasks: {pattern}: no task of the baseline; there is: {', '.join(task_names)}")
     keys = []
+    scored = sorted(key for key in a.scores if not has_log_likelihoods(a, key))
     for task in tasks:
-        fits = [key for key in sorted(a.scores) if key[0] == task and average.metric in (key[1], f"{key[1]},{key[2]}")]
+        fits = [key for key in scored if key[0] == task and average.metric in (key[1], f"{key[1]},{key[2]}")]
         if len(fits) == 1:
             keys += fits
             continue
-        names = [f"{key[1]},{key[2]}" for key in sorted(a.scores) if key[0] == task]
+        names = [f"{key[1]},{key[2]}" for key in scored if key[0] == task]
         why = "several filters have it" if fits else "it has no such metric with a score per document"
         problems.append(f"{where}: metric: {average.metric}: {task}: {why}; there is: {', '.join(names) or 'none'}")
     if problems:
@@ -73,6 +74,7 @@ class Judged:
     means: Mapping[Metric, Mean]  # groups and averages
     limits: Mapping[ScoreKey, Limits]  # of every metric
     unskipped: list[ScoreKey]
+    ratios: frozenset[ScoreKey]  # the tested metrics that are perplexities, or bits per byte
 
     @property
     def tests(self) -> dict[Metric, Limits]:
@@ -109,6 +111,8 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
 
 def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> Judged:
     """Resolve what the rule tests, and the checks that need no test. Raises `ConfigError`."""
+    groups_of = a.groups or b.groups  # older baselines and some lm-eval outputs do not name theirs
+    a, b = (run if run.groups else replace(run, groups=groups_of) for run in (a, b))
     all_keys = sorted({*a.scores, *a.results})
     _check_names(rule, all_keys)
     limits = {key: rule.of(*key) for key in all_keys}
@@ -117,10 +121,10 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
         raise ConfigError(_all_skipped(all_keys))
     checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip]
     problems = {key: broken(key, a, b) for key in a.scores}
+    by_document = {key for key in a.scores if not has_log_likelihoods(a, key)}
     checks += [Check("accuracy", *_names(key), "fail", problems[key]) for key in unskipped if problems.get(key)]
-    waiting = [key for key in unskipped if steps and not steps.whole and key not in a.scores]
-    by_value = [key for key in unskipped if limits[key].max_regression_percent is not None]
-    groups = {key: members_of_both(a, b, key) for key in unskipped if key not in (*waiting, *by_value)}
+    waiting = [key for key in unskipped if steps and not steps.whole and key not in by_document]
+    groups = {key: _paired_parts(key, a, b, problems) for key in unskipped if key not in waiting}
     groups = {key: parts for key, parts in groups.items() if parts}
     inside = parts_of_groups(rule, groups, a) & {*unskipped}
     reported = sorted(key for key in inside if not problems.get(key))
@@ -129,17 +133,37 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     for_later = "is judged once all documents are asked"
     checks += [Check("accuracy", *_names(key), "undecided", for_later) for key in waiting]
     unskipped = [key for key in unskipped if key not in waiting]
-    whole = [key for key in unskipped if key not in a.scores and key not in groups and ratios((a, b), key) is None]
+    sums = {key for key in unskipped if key not in by_document and ratios((a, b), key) is not None}
+    paired = by_document | groups.keys() | sums
+    whole = [key for key in unskipped if key not in paired and not problems.get(key)]
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
     means: dict[Metric, Mean] = {}
-    means |= {key: Mean(*_names(key), tuple(groups[key]), limits[key]) for key in unskipped if key in groups}
+    for key in [key for key in unskipped if key in groups]:
+        means[key] = Mean(*_names(key), tuple(groups[key]), _of_group(limits[key], a.results[key][0]))
     means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
     for name, mean in [*means.items()]:
         if why := [f"{key[0]}: {problems[key]}" for key, _ in mean.parts if problems[key]]:
             checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
             del means[name]
     tested = {key: limits[key] for key in unskipped if key not in (*whole, *groups) and not problems.get(key)}
-    return Judged(checks, tested, means, limits, unskipped)
+    return Judged(checks, tested, means, limits, unskipped, frozenset(sums & tested.keys()))
+
+
+def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str]) -> Members:
+    """A group's tasks, if its mean can be judged by pairs of documents. If the documents of a task cannot be paired,
+    these are the tasks that the baseline has, so that the group fails and names the task."""
+    if found := members_of_both(a, b, key):
+        return found
+    own = members(a, key)
+    return own if any(problems[part] for part, _ in own) else []
+
+
+def _of_group(limits: Limits, value: float) -> Limits:
+    """The limits of a group whose documents are paired: percents of its value, in the baseline, are points of it."""
+    if limits.max_regression_percent is None:
+        return limits
+    points = [abs(value) * limits.max_regression_percent, limits.max_regression]
+    return replace(limits, max_regression=min(own for own in points if own is not None))
 
 
 def parts_of_groups(rule: AccuracyRule, groups: Iterable[ScoreKey], a: Run) -> set[ScoreKey]:
@@ -163,9 +187,9 @@ def evidence_of(metric: Metric, a: Run, b: Run, of: Judged, count: int, steps: S
         return of_mean(of.means[metric], a, b, _directions(of.means[metric], a, of), count)
     assert not isinstance(metric, str)
     own, higher = of.tested[metric], _higher(metric, a, of.tested[metric])
-    if metric in a.scores:
-        return of_documents(metric, a, b, own, higher, count, steps)
-    return of_ratio(metric, a, b, own, higher, count)
+    if metric in of.ratios:
+        return of_ratio(metric, a, b, own, higher, count)
+    return of_documents(metric, a, b, own, higher, count, steps)
 
 
 def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
@@ -173,7 +197,7 @@ def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
     if metric in of.means:
         return design_of_mean(of.means[metric], a, b, _directions(of.means[metric], a, of))
     assert not isinstance(metric, str)
-    design = design_of_documents if metric in a.scores else design_of_ratio
+    design = design_of_ratio if metric in of.ratios else design_of_documents
     return design(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]))
 
 
@@ -240,14 +264,18 @@ def broken(key: ScoreKey, a: Run, b: Run) -> str:
         return "missing from the run"
     unlike = sorted(a.scores[key].keys() ^ scores_b.keys())
     if unlike:
-        return f"{len(unlike)} documents have a value in one of the two only (the first is {unlike[0]})"
+        return f"{_have(len(unlike))} a value in one of the two only (the first is {unlike[0]})"
     bad = [doc for doc, value in a.scores[key].items() if not (math.isfinite(value) and math.isfinite(scores_b[doc]))]
-    return f"{len(bad)} documents have no finite value (the first is {bad[0]})" if bad else ""
+    return f"{_have(len(bad))} no finite value (the first is {bad[0]})" if bad else ""
+
+
+def _have(count: int) -> str:
+    return "1 document has" if count == 1 else f"{count} documents have"
 
 
 def _lost(key: ScoreKey, a: Run, b: Run, of: Judged) -> list[str]:
     """The first documents that got worse, with both answers where they are known."""
-    scores, sign = a.scores.get(key, {}), 1 if _higher(key, a, of.tested[key]) else -1
+    scores, sign = a.scores.get(key, {}), 1 if _higher(key, a, of.tested[key]) != (key in of.ratios) else -1
     worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
     return first_of([f"document {doc} got worse{_answers(key, a, b, doc)}" for doc in worse], SHOWN)
 

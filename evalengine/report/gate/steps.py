@@ -15,9 +15,11 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate.policies import AccuracyRule, Limits, Policy
+from evalengine.report.numbers import exact_sum, exp
 from evalengine.report.read.run import Run
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.loss_bound import LossBound, SteppedBound
+from evalengine.report.stats.perplexity import has_log_likelihoods
 from evalengine.util.asking_order import first_of_order, in_order
 
 SEQUENTIAL = "sequential"  # the identity's part that says a run is one in steps
@@ -122,8 +124,10 @@ def _cut(a: Run, documents: Mapping[str, set[int]], settings: Any) -> Run:
 
     scores = {key: {doc: value for doc, value in values.items() if kept(key[0], doc)}
               for key, values in a.scores.items()}  # fmt: skip
+    perplexities = {key: (exp(-exact_sum(values.values()) / len(values)), None)
+                    for key, values in scores.items() if values and has_log_likelihoods(a, key)}  # fmt: skip
     return replace(
-        a, identity={**a.identity, SEQUENTIAL: settings}, scores=scores,
+        a, identity={**a.identity, SEQUENTIAL: settings}, scores=scores, results={**a.results, **perplexities},
         items={key: item for key, item in a.items.items() if kept(key[0], key[1])},
         hashes={task: {doc: own for doc, own in docs.items() if kept(task, doc)} for task, docs in a.hashes.items()},
     )  # fmt: skip

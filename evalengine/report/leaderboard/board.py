@@ -15,7 +15,7 @@ from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.metric_interval import mean_interval, metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
-from evalengine.report.stats.perplexity import likelihoods
+from evalengine.report.stats.perplexity import has_log_likelihoods, likelihoods
 from evalengine.report.stats.significance import one_test
 
 ALPHA = 0.05  # what a test calls significant, after Holm's correction
@@ -98,7 +98,8 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
             continue
         scores = [Score(run.results[key][0], metric_interval(run, key)) if key in run.results else None for run in runs]
-        tests = _likelihood_tests(runs, shared, clusters) if rolling and not tested else []
+        own = {place: runs[place].scores[key] for place in shared.runs if has_log_likelihoods(runs[place], key)}
+        tests = [] if tested or not (own or rolling) else _likelihood_tests(runs, shared, clusters, own)
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
         yield Contest(key, better, False, max(shared.totals), scores, tests)
 
@@ -239,8 +240,12 @@ def tie_groups(order: Sequence[int], ahead: Mapping[int, Collection[int]]) -> di
     return {n: "".join(name for name, group in zip(names, groups, strict=True) if n in group) for n in order}
 
 
-def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None) -> list[PairTest]:
-    """Perplexities' tests, of the documents' log-likelihoods, which differ as perplexities do, whatever the tokens."""
-    sums = {place: likelihoods(runs[place], shared.task) for place in shared.runs if shared.rows}
-    columns = {place: [own.get(doc, 0.0) for doc in shared.documents(place)] for place, own in sums.items() if own}
+def _likelihood_tests(
+    runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None, by_place: Mapping[int, Mapping[int, float]]
+) -> list[PairTest]:
+    """Perplexities' tests, of the documents' log-likelihoods, which differ as perplexities do, whatever the tokens.
+    by_place: the documents' scores, where these are the log-likelihoods; else those of rolling windows count."""
+    sums = {place: by_place.get(place) or likelihoods(runs[place], shared.task) for place in shared.runs if shared.rows}
+    missing = math.nan if by_place else 0.0  # an empty text has no window
+    columns = {place: [own.get(doc, missing) for doc in shared.documents(place)] for place, own in sums.items() if own}
     return pair_tests(columns, True, clusters, nats=True)

@@ -189,6 +189,7 @@ def _content(run: Run) -> dict[str, Any]:
         **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
         **_some("cut", {task: [len(docs), fold(sorted(docs))] for task, docs in sorted(run.cut.items())}),
         **_some("unanswered", run.unanswered),
+        **_some("groups", run.groups),
     }
 
 
@@ -248,6 +249,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         },
         cut={task: frozenset(unfold(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
         unanswered={task: dict(counts) for task, counts in content.get("unanswered", {}).items()},
+        groups={group: list(tasks) for group, tasks in content.get("groups", {}).items()},
     )
 
 

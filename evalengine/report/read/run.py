@@ -84,7 +84,7 @@ class Run:
     )  # task -> documents with a generation that a limit ended
     # task -> documents that an endpoint rejected, and answers that are none, by `REJECTED` and `UNANSWERED`
     unanswered: dict[str, dict[str, int]] = field(default_factory=dict)
-    groups: dict[str, list[str]] = field(default_factory=dict)  # a group's tasks and groups; none in a baseline
+    groups: dict[str, list[str]] = field(default_factory=dict)  # a group's tasks and groups; none in older baselines
     records: Path | None = None  # the folder of its records and manifest, where that is not `source`
 
     @property

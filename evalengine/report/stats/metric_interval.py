@@ -19,7 +19,7 @@ from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cautions, cluster_names
 from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, heavy_tails, t_interval, task_factors
 from evalengine.report.stats.paired import cluster_codes
-from evalengine.report.stats.perplexity import Ratio, ratio_interval, ratio_residuals, ratios
+from evalengine.report.stats.perplexity import Ratio, has_log_likelihoods, ratio_interval, ratio_residuals, ratios
 
 CONFIDENCE = 0.95
 Bounds = tuple[float, float]
@@ -209,7 +209,7 @@ def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
         values = [math.fsum(run.scores[part].values()) / len(run.scores[part]) for part in keys]
         intervals = [mean_interval([*run.scores[part].values()], clusters=_clusters(run, part)) for part in keys]
         return weighted_interval(values, intervals, weights)
-    if not scores:
+    if not scores or has_log_likelihoods(run, key):
         return _of_ratio(run, key)
     values = list(scores.values())
     if not math.isclose(math.fsum(values) / len(values), value, rel_tol=1e-6, abs_tol=1e-6):
@@ -243,10 +243,8 @@ def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:
 
 def _ratio(run: Run, key: ScoreKey) -> tuple[Ratio, NDArray[np.intp]] | None:
     """A metric's sums and the documents' clusters; None for one that is no ratio of two documents or more."""
-    if key not in run.weighted or len(run.weighted[key]) < 2:
-        return None
     sums = ratios((run,), key)
-    if sums is None:
+    if sums is None or len(sums[0]) < 2:
         return None
     documents, (ratio,) = sums
     return ratio, cluster_codes(cluster_names(run, run, key[0], documents), len(documents))

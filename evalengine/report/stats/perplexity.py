@@ -1,14 +1,15 @@
-"""Perplexities by word or byte, and bits per byte: ratios of sums over documents, with their clusters.
+"""Perplexities, and bits per byte: ratios of sums over documents, with their clusters.
 
-The ratio is theta = -sum L / sum W: L a document's log-likelihood, W its words or bytes. A perplexity is exp(theta),
-bits are theta / ln 2. Standard errors are those of a ratio estimator, by the delta method over clusters (Cochran 1977,
-"Sampling Techniques", 6.3 and 9A; corrected as `intervals.clustered_stderr` is, with a cluster's weight as its size).
+The ratio is theta = -sum L / sum W: L a document's log-likelihood, W its words or bytes, or 1 for a perplexity by
+document (LAMBADA's). A perplexity is exp(theta), bits are theta / ln 2. Standard errors are those of a ratio estimator,
+by the delta method over clusters (Cochran 1977, "Sampling Techniques", 6.3 and 9A; corrected as
+`intervals.clustered_stderr` is, with a cluster's weight as its size).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +36,7 @@ class Ratio:
 
     @property
     def nats(self) -> float:
-        """theta: nats per word or byte."""
+        """theta: nats per word, byte or document."""
         return -exact_sum(self.totals) / math.fsum(self.weights)
 
     @property
@@ -76,20 +77,36 @@ def ratio_interval(ratio: Ratio, codes: NDArray[np.intp], confidence: float = 0.
     return slope * stderr, value_of(low, ratio.kind), value_of(high, ratio.kind)
 
 
+def has_log_likelihoods(run: Run, key: ScoreKey) -> bool:
+    """Whether the documents' numbers under a metric are log-likelihoods, of which the result is exp(-mean): LAMBADA's
+    perplexity. More of such a number is better, and less of the result."""
+    values = run.scores.get(key)
+    if not values or key not in run.results or not max(values.values()) <= 0:
+        return False
+    return math.isclose(exp(-exact_sum(values.values()) / len(values)), run.results[key][0], rel_tol=CLOSE)
+
+
+def sums_of(run: Run, key: ScoreKey) -> Mapping[int, tuple[float, float]] | None:
+    """(log-likelihood, weight) of each document of a metric that is a ratio; None where the run does not hold them."""
+    if has_log_likelihoods(run, key):
+        return {doc: (value, 1.0) for doc, value in run.scores[key].items()}
+    return run.weighted.get(key)
+
+
 def ratios(runs: Sequence[Run], key: ScoreKey) -> tuple[list[int], list[Ratio]] | None:
     """(documents, a ratio for each run) of a metric that is a ratio; None where the runs do not hold its sums.
 
     A document's weight depends on its text alone, so that one run's weights serve for all; a baseline from before
     baselines held them has the log-likelihoods of its requests. The sums must give what each run's results say.
     """
-    holding = [run.weighted[key] for run in runs if key in run.weighted]
+    columns = [sums_of(run, key) for run in runs]
+    holding = [own for own in columns if own is not None]
     if not holding or any(key not in run.results for run in runs):
         return None
     documents = sorted(holding[0])
     weights = np.array([holding[0][doc][1] for doc in documents], dtype=np.float64)
     own_ratios = []
-    for run in runs:
-        own = run.weighted.get(key)
+    for run, own in zip(runs, columns, strict=True):
         if own is not None and {doc: own[doc][1] for doc in own} != dict(zip(documents, weights, strict=True)):
             return None  # The runs have unlike documents or texts.
         sums = {doc: own[doc][0] for doc in own} if own is not None else likelihoods(run, key[0])
