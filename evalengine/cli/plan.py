@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,12 +20,13 @@ from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_rules, plan_of
-from evalengine.report.gate.policies import Limits, Policy
+from evalengine.report.gate.policies import AccuracyRule, Policy
 from evalengine.report.gate.policy_reader import load_policy
+from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
 from evalengine.report.read.load import RunData, load_run, load_run_data
-from evalengine.report.read.names import RESULTS, named_runs
-from evalengine.report.read.run import Run
+from evalengine.report.read.names import RESULTS, all_runs
+from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Kind, value_of
@@ -35,6 +37,7 @@ from evalengine.util.sheet import Line, Sheet
 
 SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which the need is given, where runs tell of any
 LIMITS = ("margin", "margin_percent", "alpha", "power")  # settings of the policy's accuracy rules
+SHARES = ("flips", "alpha", "power")  # of 1
 KNOWN = "task=NAME, policy=NAME, runs=RUN,RUN, flips=2%, margin=POINTS, margin_percent=PERCENT, alpha=0.05, power=0.8"
 RATIOS: dict[str, Kind] = {"weighted_perplexity": "perplexity", "bits_per_byte": "bits"}  # aggregation -> kind of ratio
 HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better")  # of a run, what a plan reads
@@ -42,7 +45,7 @@ HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command's words ask for."""
+    """The command's settings."""
 
     names: list[str]  # tasks and groups; none: those of the runs
     runs: list[str]
@@ -51,13 +54,16 @@ class Asked:
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `plan` with its words; returns the exit code. Raises ConfigError for bad usage, and for bad runs."""
+    """Run `plan` with its words, and return the exit code. Raises `ConfigError` for bad usage, and for bad runs."""
     asked = _parsed(arguments.words)
-    loaded = [_loaded(run) for run in named_runs(asked.runs)]
+    paths = all_runs(asked.runs)
+    if twice := [path for path, count in Counter(Path(path).resolve() for path in paths).items() if count > 1]:
+        raise ConfigError([f"plan: runs: {path} is named twice; name each run once" for path in twice])
+    loaded = [_loaded(path) for path in paths]
     runs = [data.run for data in loaded]
     held = {name for run in runs for key in run.results for name in (key[0], *run.groups)}
-    problems = [f"task={name}: no task or group that is shipped, nor one of the runs; `python -m evalengine tasks` "
-                "lists them" for name in asked.names if name not in available("task") and name not in held]  # fmt: skip
+    problems = [f"task={name}: no such task or group, neither shipped (`python -m evalengine tasks`) nor in the runs"
+                for name in asked.names if name not in available("task") and name not in held]  # fmt: skip
     if problems:
         raise ConfigError([f"plan: {problem}" for problem in problems])
     a, unknown = _baseline(asked.names, runs)
@@ -85,26 +91,19 @@ def _parsed(words: Sequence[str]) -> Asked:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name not in ("task", "policy", "runs", "flips", *LIMITS):
-            problems.append(f"{word!r} is none of {KNOWN}")
+            problems.append(f"{word!r}: unknown setting; there is: {KNOWN}")
         elif name in values:
             problems.append(f"{name} is given twice")
         values[name] = value
     numbers: dict[str, float] = {}
-    for name in ("flips", *LIMITS):
-        text, in_percent = values.get(name, ""), name in ("flips", "alpha", "power")
-        if text.endswith("%") and not in_percent:
-            problems.append(f"{name}={text}: write the number alone; margin=1 is one point (0.75 to 0.74), and "
-                            "margin_percent=1 is 1 % of a perplexity")  # fmt: skip
-            continue
+    for name in (name for name in ("flips", *LIMITS) if name in values):
         try:
-            if name in values:
-                numbers[name] = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            problems.append(f"{name}={text}: must be a number")
+            numbers[name] = _number(name, values[name])
+        except ValueError as error:
+            problems.append(f"{name}={values[name]}: {error}")
     share = numbers.pop("flips", None)
-    if share is not None and not 0 <= share <= 1:
-        problems.append(f"flips={share:g}: a share, 0.02 or 2%, of at most 1")
     names, runs = ([name for name in values.get(word, "").strip("[]").split(",") if name] for word in ("task", "runs"))
+    names = [*dict.fromkeys(names)]
     problems += [] if names or runs else ["task=NAME or runs=RUN is needed"]
     policy = None
     try:
@@ -116,6 +115,23 @@ def _parsed(words: Sequence[str]) -> Asked:
     if problems or policy is None:
         raise ConfigError([f"plan: {problem}" for problem in problems])
     return Asked(names, runs, policy, share)
+
+
+def _number(name: str, text: str) -> float:
+    """Return a setting's number; a share also from percent. Raises `ValueError`."""
+    share = name in SHARES
+    if text.endswith("%") and not share:
+        raise ValueError("write the number alone; margin=1 is one point (0.75 to 0.74), and margin_percent=1 is 1 % of "
+                         "a perplexity")  # fmt: skip
+    try:
+        number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1) + 0.0  # no -0
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if name == "flips" and not 0 <= number <= 1:
+        raise ValueError("must be a share from 0 to 1, such as 0.02 or 2%")
+    if name != "flips" and not 0 < number < (1 if share else math.inf):
+        raise ValueError(f"must be more than 0 and {'less than 1' if share else 'finite'}")
+    return number
 
 
 def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str, str]]:
@@ -162,6 +178,9 @@ def _by_settings(configs: Sequence[Config]) -> tuple[Run, dict[str, str]]:
                 if own.aggregation == "mean":
                     run.scores[key] = {doc: float(doc < right) for doc in documents}
                     run.results[key] = (right / len(documents), None)
+                elif own.aggregation == "perplexity":  # of log-likelihoods by document: LAMBADA's
+                    run.scores[key] = dict.fromkeys(documents, -1.0)
+                    run.results[key] = (value_of(1.0, "perplexity"), None)
                 elif isinstance(own.aggregation, str) and own.aggregation in RATIOS:
                     run.weighted[key] = dict.fromkeys(documents, (-1.0, 1.0))
                     run.results[key] = (value_of(1.0, RATIOS[own.aggregation]), None)
@@ -185,21 +204,28 @@ def _add_mean(run: Run, group: str, tasks: Sequence[str], metric: str, by_size: 
 
 def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
     count = len(plan.checks)
-    passes = f"{count} checks all pass" if count > 1 else "1 check passes"
-    yield (f"policy {policy}: the documents with which its {passes} with probability {plan.power:g} or more, if "
-           "nothing is lost, by the share of answers that change")  # fmt: skip
+    powers = {check.power for check in plan.checks if check.needs}
+    power = f"probability {max(powers):g}" if len(powers) == 1 else "the power that the policy sets for each"
+    passes = "its one check passes" if count == 1 else f"its {count} checks all pass"
+    if plan.either:
+        passes = f"all checks of one rule ({count} checks in all) pass"
+    yield (f"policy {policy}: documents needed so that {passes} with {power}, if nothing is lost, by the share of "
+           "answers that change")  # fmt: skip
     rows = []
     for check in plan.checks:
         has = "?" if check.documents is None else f"{check.documents:,}"
         if check.clusters is not None and check.clusters != check.documents:
-            has += f" in {check.clusters:,} clusters"
+            has += f" in {counted(check.clusters, 'cluster')}"
         cells = ["too many" if need is None else f"{need:,}" + "*" * (need > (check.documents or 0))
                  for need in check.needs]  # fmt: skip
         rows.append([check.label, check.limit, has, *(cells or "?" * len(plan.rates))])
-    chances = [f"{'' if plan.whole else '<= '}{plan.passes(rate):.2f}" for rate in range(len(plan.rates))]
     if any(check.passes for check in plan.checks):
-        rows.append(["the whole gate passes (probability)", "", "as they are", *chances])
-    rates = ["as the runs differ" if rate is None else f"{100 * rate:.3g} %" for rate in plan.rates]
+        whole = "the accuracy rules pass" if plan.either else "all accuracy checks pass"
+        label = f"{whole if plan.partial else 'the whole gate passes'} (probability)"
+        rows.append([label, "", "as they are", *map(plan.chance, range(len(plan.rates)))])
+    rates = [
+        "as the runs differ" if rate is None else f"{100 * rate:.3g} %{' (bits)' * (not rate)}" for rate in plan.rates
+    ]
     yield Sheet("Documents", ("Check", "Margin", "Documents", *rates), rows, (0, 1, 2))
     if any(cell.endswith("*") for row in rows for cell in row):
         yield f"* more than {'the runs have' if by_runs else 'there are'}"
@@ -208,13 +234,15 @@ def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
         if check.why:
             reasons.setdefault(check.why, []).append(check.label)
     yield from (f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
+    if 0.0 in plan.rates:
+        yield "Answers that are equal in every bit always pass. 0 % (bits): bits change, but no answer does."
     if plan.rates == RATES:
-        yield ("Of the changed answers half get right and half wrong, each by a whole score. Exact and native runs of "
-               "equal weights change none, two checkpoints often 2 to 10 %.")  # fmt: skip
+        yield ("Half of the changed answers become right and half become wrong, each by a whole score. Exact and "
+               "native runs with equal weights change none, two checkpoints often 2 to 10 %.")  # fmt: skip
 
 
 def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Sequence[RunData]) -> Iterator[str]:
-    """What is known of the tasks besides the plan: how long they take, how much runs of them differ, and what would
+    """Yield what else is known of the tasks: how long they take, how much their runs differ, and which scores would
     need fewer documents."""
     rule = accuracy_rules(policy.rule)[0]
     for name in names:
@@ -224,41 +252,44 @@ def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Seque
         took = pace(name, RESULTS)
         if took is not None:
             count = sum(counts.values())
-            yield (f"{name}: {count:,} documents take about {_duration(took.seconds * count)} ({took.seconds:.3g} s "
-                   f"each, without loading; by {took.source})")  # fmt: skip
+            yield (f"{name}: {counted(count, 'document')} take{'s' * (count == 1)} {_duration(took.seconds * count)} "
+                   f"({took.seconds:.3g} s each, without loading; by {took.source})")  # fmt: skip
         seen = flips([data.run for data in runs], tasks)
         if seen is not None:
-            pairs = "a pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
-            between = "fast runs of one configuration, by the schedule alone" if seen.schedule else "the runs"
-            yield (f"{name}: flips measured: {seen.flipped} of {seen.documents} scores over {pairs} of {between} "
-                   f"(at most {100 * seen.most:.2g} % at 95 %)")  # fmt: skip
+            pairs = "one pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
+            between = "fast runs of one configuration, which differ by schedule alone" if seen.schedule else "the runs"
+            yield (f"{name}: {seen.flipped} of {counted(seen.documents, 'score')} flip, measured over {pairs} of "
+                   f"{between} (at most {100 * seen.most:.2g} % at 95 % confidence)")  # fmt: skip
         for data in runs:
             for (task, metric, filter_name), (count, parts) in sampled(data.run, tasks).items():
-                limits = rule.of(task, metric, filter_name)
-                needs = ", ".join(f"{_needed(2 * parts.within / k, limits, plan)} ({k})" for k in SAMPLES)
-                yield (f"{task} {metric}, {data.run.name}: a variance of {parts.between:.3g} between documents and of "
-                       f"{parts.within:.3g} within ({count} samples each). Runs of one model differ by that alone, "
-                       f"which k samples divide by k: documents needed (samples each): {needs}")  # fmt: skip
+                needs = ", ".join(f"{_needed(2 * parts.within / k, rule, (task, metric, filter_name), plan)} ({k})"
+                                  for k in SAMPLES)  # fmt: skip
+                yield (f"{task} {metric}, {data.run.name}: the variance is {parts.between:.3g} between documents and "
+                       f"{parts.within:.3g} within one ({count} samples each). Runs of one model differ only by the "
+                       "variance within, which k samples divide by k. Documents needed (samples each): "
+                       f"{needs}")  # fmt: skip
         for task in counts:
             apart = [found for pair in combinations(runs, 2) if (found := spreads(*pair, task)) is not None]
             if any(right for right, _ in apart):
                 right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
-                limits = next(rule.of(*key) for key in a.scores if key[0] == task)
-                better, plain = (_needed(variance, limits, plan) for variance in (likely, right))
-                yield (f"{task}: these runs differ by {right:.3g} in right or wrong (mean square), by {likely:.3g} in "
-                       f"the right choice's probability: scored by that, {better} documents do in place of {plain}, "
-                       "for a margin in points of probability")  # fmt: skip
+                key = next(key for key in a.scores if key[0] == task)
+                better, plain = (_needed(variance, rule, key, plan) for variance in (likely, right))
+                yield (f"{task}: the mean squared difference of these runs is {right:.3g} in right or wrong, and "
+                       f"{likely:.3g} in the probability of the right choice. Scored by that probability, {better} "
+                       f"documents are enough instead of {plain}, for a margin in points of probability")  # fmt: skip
 
 
-def _needed(variance: float, limits: Limits, plan: Plan) -> str:
-    """The documents of a check whose differences have this variance."""
+def _needed(variance: float, rule: AccuracyRule, key: ScoreKey, plan: Plan) -> str:
+    """Return the documents that a metric's check needs if its differences have this variance."""
+    limits, label = rule.of(*key), f"{key[0]} {key[1]},{key[2]}"
     if limits.margin is None or limits.alpha is None:
         return "?"
-    need = Design.of_variance(variance, limits.alpha).needed(limits.margin / 100, plan.each)
+    power = next((check.each for check in plan.checks if check.label == label and check.needs), limits.power)
+    need = Design.of_variance(variance, limits.alpha).needed(limits.margin / 100, power)
     return "too many" if need is None else f"{need:,}"
 
 
 def _duration(seconds: float) -> str:
     if seconds < 1:
-        return "< 1 s"
-    return f"{seconds:,.0f} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+        return "less than 1 s"
+    return f"about {f'{seconds:,.0f} s' if seconds < 600 else f'{seconds / 60:,.0f} min'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
+from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from tests.report.gate_runs import METRIC, make_run
@@ -48,9 +50,9 @@ def test_half_a_point_on_the_average_is_seen_where_no_task_alone_can() -> None:
     assert {task_check.status for task_check in single} == {"undecided"}
     worse = average(*answers(lost=9, won=3), margin=0.5)
     assert worse.status == "fail" and "(-3.00 points)" in worse.message
-    assert "a real loss above the limit is shown" in worse.message and "limit 0.5" in worse.message
+    assert "a loss above the limit is statistically significant" in worse.message and "limit 0.5" in worse.message
     between = average(*answers(lost=5, won=3), margin=0.5)
-    assert between.status == "undecided" and between.message.startswith("a real loss is shown (p = ")
+    assert between.status == "undecided" and between.message.startswith("a loss is statistically significant (p = ")
 
 
 def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:
@@ -113,14 +115,38 @@ def test_parts_of_a_group_are_judged_where_the_policy_names_them() -> None:
     assert judged == {f"mmlu_{n}": "undecided" if n == 11 else "pass" for n in range(10, 20)}
 
 
-def test_a_group_by_its_value_alone_and_one_whose_documents_differ() -> None:
-    checks = group_checks(*answers(lost=9, won=3), margin_percent=1.0, tasks={"mmlu": {"max_regression_percent": 9.0}})
-    assert checks["mmlu"].status == "pass" and checks["mmlu_15"].status == "undecided"
+def test_a_group_with_pairs_is_held_to_points_and_percents() -> None:
+    """It loses 3 points, 6 % of its value: a percent for values must not excuse what the pairs show."""
+    runs = answers(lost=9, won=3)
+    for entries in ({"max_regression_percent": 9.0}, {"tasks": {"mmlu": {"max_regression_percent": 9.0}}}):
+        checks = group_checks(*runs, **entries)
+        assert checks["mmlu"].status == "fail" and "above the limit is stat" in checks["mmlu"].message, entries
+        assert checks["mmlu_15"].status == "skip"
+    by_value = group_checks(*runs, margin=9.0, max_regression_percent=5.0)["mmlu"]
+    assert by_value.status == "fail" and "a loss of 3.00 points, 2.5 allowed" in by_value.message
+    assert group_checks(*runs, margin=9.0, max_regression_percent=7.0)["mmlu"].status == "pass"
+
+
+def test_a_group_whose_documents_cannot_be_paired_fails(tmp_path: Path) -> None:
+    """One test was of the value alone if the run named no groups, or had another number of documents in a task."""
     a, b = answers(lost=3, won=3)
     fewer = {**b.scores, (TASKS[3], *METRIC): dict(enumerate([1.0] * 100 + [0.0] * 98))}
     checks = group_checks(a, replace(b, scores=fewer))
     assert checks["mmlu"].status == checks[TASKS[3]].status == "fail"
     assert "2 documents have a value in one of the two only" in checks["mmlu"].message
+    groups = {"mmlu": TASKS}
+    a, b = (grouped(run, groups) for run in answers(lost=9, won=3))
+    (tmp_path / "a.json").write_text(to_text(replace(a, kind="run")), encoding="utf-8")
+    assert load_baseline(tmp_path / "a.json").groups == groups
+    rule = parse_policy({"accuracy": {"margin": 0.8, "max_regression_percent": 9.0}}, "test").rule
+    lost = dict([*b.scores[TASKS[3], METRIC[0], METRIC[1]].items()][1:])
+    for old, new, why in (
+        (a, replace(b, scores={**b.scores, (TASKS[3], *METRIC): lost}), "mmlu_03: 1 document has a value in one"),
+        (a, replace(b, groups={}), "above the limit is statistically significant"),
+        (replace(a, groups={}), b, "above the limit is statistically significant"),
+    ):
+        (check,) = (check for check in evaluate(rule, old, new) if check.task == "mmlu")
+        assert check.status == "fail" and why in check.message
 
 
 def test_a_groups_weights_are_those_that_give_both_runs_values() -> None:
@@ -158,7 +184,8 @@ def test_the_documents_needed_are_those_of_what_is_judged(monkeypatch: pytest.Mo
     a = grouped(answers(lost=3, won=3)[0], {"mmlu": TASKS})
     monkeypatch.setattr(gate_module, "load_run", lambda name: a)
     (line,) = gate_module.needs("a", "accuracy")
-    said = r"policy accuracy: 1 check; .* probability 1.00 if no answers change and 1.00 if 2 % of answers change"
+    said = (r"policy accuracy: 1 check; without a loss it passes with probability 1.00 if bits change but no answer "
+            r"does and 1.00 if 2 % of answers change; equal bits always pass")  # fmt: skip
     assert gate_module.needs("a", "bitwise") == [], "no number of documents matters to it"
     assert re.fullmatch(said, line), "a group with enough documents takes no line"
     monkeypatch.setattr(
@@ -167,9 +194,9 @@ def test_the_documents_needed_are_those_of_what_is_judged(monkeypatch: pytest.Mo
         lambda name: parse_policy({"accuracy": {"margin": 0.5, "tasks": {"*_07": {}}}}, name),
     )
     whole, *few = gate_module.needs("a", "own")
-    assert whole.startswith("policy own: 2 checks; ") and whole.endswith(" 0.01 if 2 % of answers change")
+    assert whole.startswith("policy own: 2 checks; ") and " 0.01 if 2 % of answers change; " in whole
     assert [line.partition(": ")[0].split()[0] for line in few] == ["mmlu", "mmlu_07"]
-    assert "mmlu_07 exact_match,strict-match: 200 documents; a margin of 0.5 points needs 598 if no answers" in few[1]
+    assert "mmlu_07 exact_match,strict-match: 200 documents; a margin of 0.5 points needs 598 if bits change" in few[1]
 
 
 def test_a_pattern_of_an_average_leaves_out_the_group_that_it_fits() -> None:

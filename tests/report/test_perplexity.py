@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalengine.errors import ConfigError
+from evalengine.report.compare.metric_deltas import metric_deltas
+from evalengine.report.gate.page import gate_page
+from evalengine.report.gate.planned import AS_SEEN, plan_of
+from evalengine.report.gate.policies import Policy
 from evalengine.report.gate.policy_reader import load_policy, parse_policy
-from evalengine.report.gate.report import Check
+from evalengine.report.gate.report import Check, Report, junit, markdown, report_lines, to_json
 from evalengine.report.gate.rules import evaluate
+from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
+from evalengine.report.leaderboard.compose import board
 from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound
 from evalengine.report.stats.metric_interval import interval_cautions, metric_interval
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval, ratio_stderr
+from evalengine.util.asking_order import first_of_order, in_order
 from tests.report.gate_runs import item, make_run
 
 WORD, BITS = ("text", "word_perplexity", "none"), ("text", "bits_per_byte", "none")
@@ -61,19 +70,23 @@ def test_a_rise_of_nine_tenths_of_a_percent_that_is_no_noise_does_not_pass() -> 
     for rule in ({"max_regression_percent": 1.0}, {}):
         check = checks(rule, a, b)["word_perplexity"]
         assert check.status == "fail" and "(+0.90 %) over 62 documents" in check.message, rule
-        assert "a real loss is shown (p = 0.000" in check.message
+        assert "a loss is statistically significant (p = 0.000" in check.message
     shipped = {check.name: check for check in evaluate(load_policy("accuracy").rule, a, b)}
     of_words = shipped["word_perplexity,none"]
     assert of_words.status == "undecided"
-    assert of_words.message.startswith("a real loss is shown (p = 0.000"), "and 1 % is not excluded"
-    assert shipped["bits_per_byte,none"].message.startswith("a real loss, and within the limit"), "0.29 % of the bits"
+    assert of_words.message.startswith("a loss is statistically significant (p = 0.000"), "and 1 % is not excluded"
+    assert shipped["bits_per_byte,none"].message.startswith("a loss is statistically significant, but"), (
+        "0.29 % of the bits"
+    )
 
 
 def test_a_rise_beyond_the_limit_fails() -> None:
     """2 % beside a limit of 1 %: the interval from below lies beyond it."""
     a, b = pages(math.log(1.02), noise=0.018)
     check = checks({"margin": 2.0, "margin_percent": 1.0}, a, b)["word_perplexity"]
-    assert check.status == "fail" and check.message.startswith("a real loss above the limit is shown (p = ")
+    assert check.status == "fail" and check.message.startswith(
+        "a loss above the limit is statistically significant (p = "
+    )
 
 
 def test_a_small_rise_is_ruled_out_or_not_by_its_spread() -> None:
@@ -173,3 +186,96 @@ def test_a_true_rise_of_the_margin_passes_seldom() -> None:
         worse = loss_stratum(Ratio("perplexity", old, words), Ratio("perplexity", new, words), codes)
         passed += loss_bound([worse], 0.0, 0.05).bound <= math.log(1.01)
     assert 0.005 < passed / 1000 <= 0.05 + 0.021
+
+
+LAMBADA = ("lambada", "perplexity", "none")
+
+
+def lambada(shift: float) -> Run:
+    """LAMBADA's perplexity of documents with log-likelihoods of about `shift` - 2, which jitter by 0.01."""
+    jitter = np.random.default_rng(1 if shift else 2).normal(shift, 0.01, 300)
+    values = np.minimum(0, np.random.default_rng(0).normal(-2, 0.3, 300) + jitter)
+    run = make_run({"lambada": [0.0] * 300}, total=-1.5 + shift)
+    return replace(run, scores={LAMBADA: dict(enumerate(values.tolist()))}, answers={},
+                   results={LAMBADA: (math.exp(-float(values.mean())), None)}, higher_is_better={LAMBADA: False},
+                   hashes={"lambada": {doc: (f"d{doc}", f"p{doc}", f"t{doc}") for doc in range(300)}})  # fmt: skip
+
+
+@pytest.mark.parametrize(("shift", "status"), [(-0.5, "fail"), (-0.001, "pass"), (0.5, "pass")])
+def test_lambadas_perplexity_is_judged_as_one(shift: float, status: str) -> None:
+    """Its sign was reversed: 7.4 -> 12.1 passed, 7.4 -> 4.5 failed; and its loss was one of 50 "points"."""
+    a, b = lambada(0.0), lambada(shift)
+    (check,) = evaluate(load_policy("accuracy").rule, a, b)
+    assert check.status == status and check.unit == "%" and " %) over 300 documents" in check.message
+    assert check.loss == pytest.approx(100 * math.expm1(-shift), rel=0.1, abs=0.3) and not check.cautions
+    if status == "fail":
+        worse = [doc for doc, value in a.scores[LAMBADA].items() if b.scores[LAMBADA][doc] < value]
+        assert check.details[0] == f"document {worse[0]} got worse"
+    whole, documents = metric_deltas(a, b)
+    assert (whole.higher_is_better, documents.higher_is_better, documents.nats) == (False, True, True)
+    assert documents.paired is not None
+    assert (documents.paired.p_one_sided < 0.01) == (documents.paired.losses > 290) == (shift == -0.5)
+    c = board([a, b], ["a", "b"]).contests[0]
+    assert [score is not None and score.interval is not None for score in c.scores] == [True, True]
+    if abs(shift) == 0.5:
+        assert c.leader == (0 if shift < 0 else 1)
+
+
+def test_a_likelihood_metric_without_pairs_or_sums_is_never_a_mean() -> None:
+    a = lambada(0.0)
+    fewer = replace(a, scores={LAMBADA: dict([*a.scores[LAMBADA].items()][1:])})
+    for b, why in (
+        (fewer, "1 document has a value in one of the two only"),
+        (replace(lambada(-0.1), results={LAMBADA: (math.nan, None)}), "worse by more than 1 %"),
+        (replace(lambada(-0.1), results={}), "missing from the run"),
+    ):
+        (check,) = evaluate(load_policy("accuracy").rule, a, b)
+        assert check.status == "fail" and why in check.message
+    average = {"accuracy": {"averages": {"m": {"tasks": ["lambada"], "metric": "perplexity", "margin": 1.0}}}}
+    with pytest.raises(ConfigError, match="no such metric with a score per document"):
+        evaluate(parse_policy(average, "test").rule, a, a)
+
+
+def test_lambadas_perplexity_is_judged_after_the_last_step() -> None:
+    """Betting bounds are for shares: before all documents are asked, a perplexity waits."""
+    policy, a, worse = load_policy("accuracy"), lambada(0.0), lambada(-0.5)
+    order = first_of_order(in_order(ordered_by(a), "lambada", range(300), None), 300)
+    for count, status in ((100, "undecided"), (300, "fail")):
+        scores = {doc: worse.scores[LAMBADA][doc] for doc in order[:count]}
+        value = math.exp(-sum(scores.values()) / count)
+        identity = {**a.identity, SEQUENTIAL: {"step": 100, "baseline": ordered_by(a)}}
+        b = replace(worse, identity=identity, scores={LAMBADA: scores}, results={LAMBADA: (value, None)})
+        steps = steps_of(policy, a, b)
+        assert steps is not None
+        (check,) = evaluate(policy.rule, steps.part, b, steps)
+        assert check.status == status and ("once all documents are asked" in check.message) == (count < 300)
+
+
+def test_lambadas_perplexity_is_planned_by_two_runs() -> None:
+    rule = Policy("own", load_policy("accuracy").rule)
+    (check,) = plan_of(rule, lambada(0.0), (0.0,)).checks
+    assert "known only from two runs" in check.why and check.limit == "1 %"
+    (check,) = plan_of(rule, lambada(0.0), (AS_SEEN,), [(lambada(0.0), lambada(0.001))]).checks
+    assert check.needs[0] is not None and 10 < check.needs[0] < 300
+
+
+def test_a_gate_says_why_its_bound_may_be_too_narrow() -> None:
+    """One page makes the spread, or few clusters do: it is said in the short line, and by machines."""
+    a, b = pages(0.0, 0.0001)
+    totals = {doc: total for doc, (total, _) in b.weighted[WORD].items()}
+    words = np.array([weight for _, weight in a.weighted[WORD].values()])
+    b = run_of(np.array([*totals.values()]) - np.where(np.arange(PAGES) == 5, 0.02 * words, 0), words)
+    check = checks({"margin": 2.0, "margin_percent": 1.0}, a, b)["word_perplexity"]
+    assert check.status == "pass" and check.cautions[0].startswith("as few as 1.")
+    few = {"text": {doc: str(doc % 15) for doc in range(300)}}
+    old = make_run({"text": [1.0, 0.0] * 150})
+    new = replace(make_run({"text": [1.0, 0.0] * 150}, total=-1.6), clusters=few)
+    (clustered,) = evaluate(parse_policy({"accuracy": {"margin": 25.0}}, "test").rule, old, new)
+    assert clustered.status == "pass" and clustered.cautions[0].startswith("15 clusters are few")
+    for one in (check, clustered):
+        assert one.brief.endswith(f"; caution: {one.cautions[0]}") and one.message.endswith(one.cautions[0])
+    report = Report("pass", "own", "", "a", "b", checks=(clustered,))
+    terminal = "\n".join(map(str, report_lines(report)))
+    for text in (markdown(report), junit(report), gate_page(report).render(), terminal):
+        assert "caution: 15 clusters are few; intervals and bounds may be too narrow" in text
+    assert json.loads(to_json(report))["checks"][0]["cautions"] == [*clustered.cautions]

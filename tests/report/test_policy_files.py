@@ -124,6 +124,12 @@ def test_policies_extend_each_other_in_a_chain(tmp_path: Path) -> None:
         ("extends: accuracy\naccuracy: {marjin: 1}", "did you mean margin?"),
         ("extends: accuracy\naccuracy: {margin: 0}", "accuracy.margin=0: must be more than 0"),
         ("extends: accuracy\naccuracy: {alpha: null}", "margin needs alpha"),
+        (
+            "accuracy: {margin: 1e2}",
+            "(YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4",
+        ),
+        ("accuracy: {margin: 1.0e308}", "(YAML reads this as text: "),
+        ("accuracy: {margin: two}", "accuracy.margin='two': must be a number"),
         ("extends: accuracy\ninconclusive: maybe", "fail (exit code 1), report (exit code 3) or pass (exit code 0)"),
         ("extend: accuracy", "did you mean extends?"),
         ("all_of: [{extends: accuracy}]", "unknown key"),
@@ -138,6 +144,7 @@ def test_bad_policies_are_refused_with_their_files(own: str, message: str, tmp_p
     with pytest.raises(ConfigError) as caught:
         load_policy(str(path))
     assert message in str(caught.value) and "own.yaml" in str(caught.value)
+    assert ("YAML" in str(caught.value)) == ("YAML" in message)
 
 
 def test_all_problems_of_a_chain_are_told_with_its_files(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ def test_the_need_grows_with_flips_and_is_held_against_the_set(
     """gsm8k has two checks, arc_easy two: each must pass with the root of 0.8."""
     monkeypatch.chdir(tmp_path)
     code, text = said(capsys, "task=gsm8k", "margin=1")
-    assert code == 0 and text.startswith("policy accuracy: the documents with which its 2 checks all pass with prob")
+    assert code == 0 and text.startswith(
+        "policy accuracy: documents needed so that its 2 checks all pass with probability 0.8, "
+    )
     for name in ("strict-match", "flexible-extract"):
-        needs = re.search(rf"gsm8k exact_match,{name} +1 points +1,319 +(.*)", text)
+        needs = re.search(rf"gsm8k exact_match,{name} +1 point +1,319 +(.*)", text)
         assert needs and needs[1].split() == ["299", "793", "2,011*", "4,519*", "8,704*"]
     chances = re.search(r"the whole gate passes \(probability\) +as they are +(.*)", text)
     assert chances and chances[1].split() == ["1.00", "0.98", "0.52", "0.17", "0.07"] and "* more than there" in text
@@ -54,7 +56,7 @@ any_of:
       averages: {reasoning: {tasks: ["arc_*"], metric: acc}}
 """)
     text = said(capsys, "task=gsm8k,arc_easy,arc_challenge", f"policy={own}", "flips=2%", "margin=4")[1]
-    limits = dict(re.findall(r"^ (\S.*?\S) +(\d+) points", text, re.MULTILINE))
+    limits = dict(re.findall(r"^ (\S.*?\S) +(\d+) points?", text, re.MULTILINE))
     assert limits == {
         "average reasoning acc, macro mean": "4", "gsm8k exact_match,flexible-extract": "1",
         **{f"arc_{kind} {metric},none": "4" for kind in ("easy", "challenge") for metric in ("acc", "acc_norm")},
@@ -64,9 +66,9 @@ any_of:
 def test_what_the_settings_do_not_tell_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Passages and log-likelihoods are known from runs alone; the items of translations are known without."""
     text = said(capsys, "task=drop,wikitext,gsm8k", "margin=1", "flips=2%")[1]
-    assert re.search(r"drop em,none +1 points +\? +\?", text) and "<= 0.52" in text, "gsm8k's two checks"
+    assert re.search(r"drop em,none +1 point +\? +\?", text) and "at most 0.52" in text, "gsm8k's two checks"
     assert "drop em,none, drop f1,none: the gate counts clusters, rows of one 'passage'" in text
-    assert re.search(r"wikitext word_perplexity,none +1 % +62 +\?", text) and "only two runs of it show" in text
+    assert re.search(r"wikitext word_perplexity,none +1 % +62 +\?", text) and "are known only from two runs" in text
     shared = said(capsys, "task=mgsm_direct", "flips=2%", "margin=2")[1]
     assert len(re.findall(r"2 points +2,750 in 250 clusters +[\d,]+", shared)) == 2
 
@@ -98,7 +100,7 @@ def loaded(run: Run) -> RunData:
 
 
 def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Run) -> str:
-    monkeypatch.setattr(plan, "named_runs", list)
+    monkeypatch.setattr(plan, "all_runs", list)
     monkeypatch.setattr(plan, "_loaded", lambda name: loaded(runs[int(name)]))
     return f"runs={','.join(map(str, range(len(runs))))}"
 
@@ -112,10 +114,10 @@ def test_fast_runs_of_one_configuration_show_the_flips(
     word = with_runs(monkeypatch, *fast, make_run({"gsm8k": [0.0] * 200}))
     text = said(capsys, "task=gsm8k", "margin=2", word)[1]
     assert re.search(r"as the runs differ\n.*\n gsm8k exact_match,strict-match +2 points +200 +\d*\*", text)
-    assert "flips measured: 20 of 600 scores over 3 pairs of fast runs of one configuration, by the schedule" in text
-    assert "alone (at most 6.3 % at 95 %)" in text, "7 of the 200 documents"
+    assert "20 of 600 scores flip, measured over 3 pairs of fast runs of one configuration, which differ by sch" in text
+    assert "schedule alone (at most 6.3 % at 95 % confidence)" in text, "7 of the 200 documents"
     two = with_runs(monkeypatch, fast[0], make_run({"gsm8k": scores[1]}, weights="other"))
-    assert "4 of 200 scores over a pair of the runs" in said(capsys, "task=gsm8k", "margin=2", two)[1]
+    assert "4 of 200 scores flip, measured over one pair of the runs" in said(capsys, "task=gsm8k", "margin=2", two)[1]
     given = said(capsys, "margin=2", "flips=2%", two)[1]
     assert re.search(r" 2 %\n.* 46\d\*.*more than the runs have", given, re.DOTALL), "flips= goes first"
 
@@ -143,7 +145,7 @@ def test_samples_are_worth_documents_where_answers_are_sampled(
     run = replace(run, scores={key: dict.fromkeys(range(100), 0.5)}, results={key: (0.5, None)},
                   higher_is_better={key: True})  # fmt: skip
     text = said(capsys, "task=gsm8k", "margin=2", with_runs(monkeypatch, run))[1]
-    assert "a variance of 0 between documents and of 0.286 within (8 samples each)" in text
+    assert "the variance is 0 between documents and 0.286 within one (8 samples each)" in text
     needs = {int(k): int(n.replace(",", "")) for n, k in re.findall(r"([\d,]+) \((\d+)\)", text)}
     assert [*needs] == [1, 2, 4, 8, 16] and needs[1] > 1.9 * needs[2] > 3.4 * needs[4] and needs[16] < 800
     greedy = make_run({"gsm8k": [1.0, 0.0] * 50})
@@ -168,10 +170,10 @@ def test_the_probability_of_the_right_choice_needs_fewer_documents(
 
     runs = run(-0.98), run(-1.02)
     assert spreads(*runs, "sciq") == (1.0, pytest.approx(0.01**2, rel=0.01))
-    monkeypatch.setattr(plan, "named_runs", list)
+    monkeypatch.setattr(plan, "all_runs", list)
     monkeypatch.setattr(plan, "_loaded", lambda name: runs[int(name)])
     text = said(capsys, "task=sciq", "margin=2", "runs=0,1")[1]
-    found = re.search(r"scored by that, ([\d,]+) documents do in place of ([\d,]+), for", text)
+    found = re.search(r"by that probability, ([\d,]+) documents are enough instead of ([\d,]+), for", text)
     assert found and int(found[1]) < 200 < 10_000 < int(found[2].replace(",", ""))
 
 
@@ -179,16 +181,49 @@ def test_all_problems_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> No
     code, text = said(capsys, "margin=1%", "flips=3", "power=0.9", "power=0.8", "limit=3", "alpha=x", "policy=nosuch")
     assert code == 2
     for problem in (
-        "task=NAME or runs=RUN is needed", "margin=1%: write the number alone; margin=1 is one", "flips=3: a share",
-        "power is given twice", "'limit=3' is none of", "alpha=x: must be a number", "no such policy or file",
+        "task=NAME or runs=RUN is needed", "margin=1%: write the number alone; margin=1 is one",
+        "flips=3: must be a share from 0 to 1", "power is given twice", "'limit=3': unknown setting",
+        "alpha=x: must be a number", "plan: policy=nosuch: no such policy or file",
     ):  # fmt: skip
         assert problem in text
     for words, problem in (
-        (("task=nosuch",), "task=nosuch: no task or group that is shipped"),
-        (("task=gsm8k", "margin=0"), "accuracy.margin=0.0: must be more than 0"),
+        (("task=nosuch",), "task=nosuch: no such task or group, neither shipped (`python"),
+        (("task=gsm8k", "margin=0"), "plan: margin=0: must be more than 0 and finite"),
+        (("task=gsm8k", "margin=nan"), "plan: margin=nan: must be more than 0 and finite"),
+        (("task=gsm8k", "power=100%"), "plan: power=100%: must be more than 0 and less than 1"),
         (("task=gsm8k", "margin=100"), "margin=100: its scores are shares"),
-        (("task=gsm8k", "alpha=0.9"), "power 0.8 must be above alpha 0.9"),
+        (("task=gsm8k", "alpha=0.9"), "plan: alpha=0.9: accuracy: power 0.8 must be above alpha 0.9"),
         (("task=gsm8k", "policy=bitwise"), "policy=bitwise: has no accuracy rule"),
     ):
         code, text = said(capsys, *words)
-        assert code == 2 and problem in text, text
+        assert code == 2 and problem in text and "accuracy.yaml" not in text, text
+
+
+def test_a_folder_of_runs_is_its_runs_and_no_run_counts_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "sweep" / name).mkdir(parents=True)
+        (tmp_path / "sweep" / name / "digest.txt").touch()
+    made = {"one": make_run({"t": [1.0] * 300}), "two": make_run({"t": [0.0] * 3 + [1.0] * 297}, weights="other")}
+    monkeypatch.setattr(plan, "_loaded", lambda name: loaded(made[Path(name).name]))
+    text = said(capsys, f"runs={tmp_path / 'sweep'}", "margin=1")[1]
+    assert "3 of 300 scores flip, measured over one pair of the runs" in text
+    assert re.search(r"t exact_match,strict-match +1 point +300 ", text)
+    one = tmp_path / "sweep" / "one"
+    code, text = said(capsys, f"runs={one},{one}/")
+    assert code == 2 and "plan: runs: " in text and "one is named twice" in text
+
+
+def test_tasks_given_twice_and_small_numbers_read_well(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "task=gsm8k,gsm8k", "margin=1", "flips=-0.0")[1]
+    assert "its 2 checks all pass" in text and text.count("gsm8k: 1,319 documents take about") == 1
+    assert " 0 % (bits)" in text and "-0 %" not in text
+    assert "Answers that are equal in every bit always pass. 0 % (bits): bits change, but no answer does." in text
+    assert plan._duration(0.4) == "less than 1 s"
+
+
+def test_lambadas_perplexity_is_planned_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "task=lambada_openai", "flips=2%")[1]
+    assert re.search(r"lambada_openai perplexity,none +1 % +5,153 +\?", text) and "one value" not in text
+    assert "lambada_openai perplexity,none: the differences of log-likelihoods are known only from two runs" in text

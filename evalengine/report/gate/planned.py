@@ -1,23 +1,28 @@
 """The documents that each check of a gate needs so that the whole gate passes if nothing is lost, and the probability
 that it passes with the documents that there are.
 
-All checks must pass. Each of n is planned for the n-th root of the power, as if they were independent: checks that
-share documents, or clusters, pass together more often. In an `any_of` another rule may let the gate pass besides.
+All checks of a rule, and all rules of an `all_of`, must pass. Each of n checks is planned for the n-th root of its
+power, as if they were independent: checks that share documents, or clusters, pass together more often. Of an `any_of`
+one rule must pass, so each is planned as if it were alone. Only accuracy rules are planned, not digests and tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
-from evalengine.report.gate.evidence import POINTS, percent_of
+from evalengine.report.gate.evidence import POINTS, amount, percent_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
-from evalengine.report.gate.policies import AccuracyRule, Policy, Rule
+from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Policy, Rule
+from evalengine.report.gate.report import Check
+from evalengine.report.numbers import counted
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.loss_bound import Stratum
 from evalengine.report.stats.pass_probability import Design
@@ -41,6 +46,36 @@ class PlannedCheck:
     needs: Sequence[int | None] = ()  # documents; None: no reasonable number is enough
     passes: Sequence[float] = ()  # the probability that it passes with its documents
     why: str = ""  # why nothing can be planned; "" if something can
+    power: float = 0.8  # with which the policy wants its rule to pass
+    each: float = 0.8  # the probability with which the check must pass for that: `needs` gives it
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A rule of a policy with its checks."""
+
+    kind: Literal["accuracy", "all_of", "any_of"]
+    checks: Sequence[PlannedCheck] = ()
+    parts: Sequence[_Part] = ()
+
+    def passes(self, rate: int) -> tuple[float, float]:
+        """The least and the largest probability that the rule passes, at one of the rates, by its index."""
+        if self.kind == "accuracy":
+            known = math.prod(check.passes[rate] for check in self.checks if not check.why)
+            return (0.0 if any(check.why for check in self.checks) else known), known
+        least, most = zip(*(part.passes(rate) for part in self.parts), strict=True)
+        if self.kind == "all_of" or len(self.parts) == 1:
+            return math.prod(least), math.prod(most)
+        return max(least), min(1.0, math.fsum(most))  # how its rules pass together is not known
+
+    @property
+    def either(self) -> bool:
+        """Whether one of several rules in it is enough."""
+        return (self.kind == "any_of" and len(self.parts) > 1) or any(part.either for part in self.parts)
+
+    @property
+    def all_checks(self) -> list[PlannedCheck]:
+        return [*self.checks, *(check for part in self.parts for check in part.all_checks)]
 
 
 @dataclass(frozen=True)
@@ -49,17 +84,27 @@ class Plan:
 
     checks: tuple[PlannedCheck, ...]
     rates: tuple[Rate, ...]  # the shares of answers that change
-    power: float
+    rule: _Part
+    partial: bool  # whether the policy has rules on digests or tokens, too
 
-    def passes(self, rate: int) -> float:
-        """The probability that all checks pass with the documents that there are, at one of the rates, by its index; an
-        upper limit if some checks are not planned (`whole`)."""
-        return math.prod(check.passes[rate] for check in self.checks if not check.why)
+    def passes(self, rate: int) -> tuple[float, float]:
+        """The least and the largest probability that the accuracy rules pass with the documents that there are, at one
+        of the rates, by its index. They differ if a check is not planned (`whole`), and for an `any_of`."""
+        return self.rule.passes(rate)
+
+    def chance(self, rate: int) -> str:
+        """`passes` in words: "0.52", "at least 0.52", "at most 0.52", "0.25 to 0.52"."""
+        least, most = (f"{chance:.2f}" for chance in self.passes(rate))
+        if least == most:
+            return least
+        if most == "1.00" and least != "0.00":
+            return f"at least {least}"
+        return f"at most {most}" if least == "0.00" else f"{least} to {most}"
 
     @property
-    def each(self) -> float:
-        """The probability with which each check must pass."""
-        return self.power ** (1 / max(1, len(self.checks)))
+    def either(self) -> bool:
+        """Whether one of several accuracy rules is enough."""
+        return self.rule.either
 
     @property
     def whole(self) -> bool:
@@ -67,106 +112,164 @@ class Plan:
 
 
 def accuracy_rules(rule: Rule) -> list[AccuracyRule]:
-    """The accuracy rules in a policy's rule."""
-    if isinstance(rule, AccuracyRule):
-        return [rule]
-    return [inner for part in getattr(rule, "rules", ()) for inner in accuracy_rules(part)]
+    """Return the accuracy rules in a policy's rule."""
+    return [inner for inner in _leaves(rule) if isinstance(inner, AccuracyRule)]
+
+
+def _leaves(rule: Rule) -> list[Rule]:
+    """Return the rules that are not made of others."""
+    return [leaf for part in rule.rules for leaf in _leaves(part)] if isinstance(rule, AllOf | AnyOf) else [rule]
 
 
 def plan_of(
     policy: Policy, a: Run, rates: Sequence[Rate], pairs: Sequence[tuple[Run, Run]] = (),
     unknown: Mapping[str, str] | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of a policy's accuracy rules for a baseline.
+    """Return the plan of a policy's accuracy rules for a baseline.
 
     pairs: runs whose differences show how scores change, for perplexities and for the rate `AS_SEEN`. unknown: tasks of
     which `a` does not have the real documents, with the reason.
 
     Raises `ConfigError` for a policy without an accuracy rule, and for one that does not fit the baseline.
     """
-    rules = accuracy_rules(policy.rule)
-    if not rules:
+    leaves = _leaves(policy.rule)
+    judged = {id(leaf): judged_metrics(leaf, a, a) for leaf in leaves if isinstance(leaf, AccuracyRule)}
+    if not judged:
         raise ConfigError(f"policy {policy.name} has no accuracy rule, so no number of documents matters to it")
-    judged = [judged_metrics(rule, a, a) for rule in rules]
-    tests = [(metric, of) for of in judged for metric in of.tests]
-    untested = [check for of in judged for check in of.decided if check.status != "skip"]
-    power = rules[0].limits.power
-    each = power ** (1 / max(1, len(tests) + len(untested)))
-    checks = [_planned(metric, of, a, rates, pairs, unknown or {}, each) for metric, of in tests]
-    for check in untested:
-        why = check.message if check.status == "fail" else WHOLE
-        checks.append(PlannedCheck(f"{check.task} {check.name}", "", None, None, why=why))
+    plan_one = partial(_planned, a=a, rates=rates, pairs=pairs, unknown=unknown or {})
+    part = _part(policy.rule, 0, judged, plan_one)
+    checks = tuple(sorted(part.all_checks, key=lambda check: check.label))
     if not checks:
         raise ConfigError(f"policy {policy.name}: skips every metric of {a.source}, so nothing is judged")
-    return Plan(tuple(sorted(checks, key=lambda check: check.label)), tuple(rates), power)
+    return Plan(checks, tuple(rates), part, len(judged) < len(leaves))
+
+
+def _part(rule: Rule, others: int, judged: Mapping[int, Judged], plan_one: Callable[..., PlannedCheck]) -> _Part:
+    """Plan a rule. others: how many checks of other rules must pass, too. judged: by the id of an accuracy rule."""
+    count = others + _count(rule, judged)
+    if isinstance(rule, AccuracyRule):
+        of = judged[id(rule)]
+        untested = [PlannedCheck(f"{check.task} {check.name}", "", None, None,
+                                 why=check.message if check.status == "fail" else WHOLE)
+                    for check in _untested(of)]  # fmt: skip
+        return _Part("accuracy", [*(plan_one(metric, of, count) for metric in of.tests), *untested])
+    own = [part for part in getattr(rule, "rules", ()) if accuracy_rules(part)]
+    either = isinstance(rule, AnyOf)
+    parts = [_part(part, others if either else count - _count(part, judged), judged, plan_one) for part in own]
+    return _Part("any_of" if either else "all_of", parts=parts)
+
+
+def _count(rule: Rule, judged: Mapping[int, Judged]) -> int:
+    """Return how many checks must pass for a rule; of an any_of those of its largest rule."""
+    if isinstance(rule, AccuracyRule):
+        return len(judged[id(rule)].tests) + len(_untested(judged[id(rule)]))
+    counts = [_count(part, judged) for part in getattr(rule, "rules", ())]
+    return max(counts, default=0) if isinstance(rule, AnyOf) else sum(counts)
+
+
+def _untested(of: Judged) -> list[Check]:
+    return [check for check in of.decided if check.status != "skip"]
 
 
 def _planned(
-    metric: Metric, of: Judged, a: Run, rates: Sequence[Rate], pairs: Sequence[tuple[Run, Run]],
-    unknown: Mapping[str, str], power: float,
+    metric: Metric, of: Judged, count: int, a: Run, rates: Sequence[Rate], pairs: Sequence[tuple[Run, Run]],
+    unknown: Mapping[str, str],
 ) -> PlannedCheck:  # fmt: skip
+    """Plan one of `count` checks that must pass together."""
     design, (task, name) = design_of(metric, a, a, of), of.names(metric)
-    sums = None if isinstance(metric, str) or metric in a.scores else ratios((a, a), metric)
+    sums = ratios((a, a), metric) if isinstance(metric, tuple) and metric in of.ratios else None
     unit = POINTS if sums is None else percent_of(sums[1][0])
     margin, allowed = limits_in(unit, of.tests[metric], task, design.most)
+    power = of.tests[metric].power
+    each = power ** (1 / count)
     label = f"{task} {name}"
     lacking = {key[0]: unknown[key[0]] for key in of.parts(metric) if key[0] in unknown}
     if margin is None:
         return PlannedCheck(label, "", design.documents, design.clusters, why=WITHOUT)
-    limit = f"{margin:g} {unit.name}"
+    limit = amount(margin, unit)
     if lacking:
         why = "; ".join(dict.fromkeys(lacking.values()))
         return PlannedCheck(label, limit, None, None, why=why)
-    seen = _seen(metric, of, pairs)
+    seen = _seen(metric, of, a, pairs)
     flips = [None if unit is not POINTS else rate for rate in rates]
     designs = [seen if rate is AS_SEEN else replace(design, flips=rate) for rate in flips]
-    check = PlannedCheck(label, limit, design.documents, design.clusters)
+    check = PlannedCheck(label, limit, design.documents, design.clusters, power=power, each=each)
     if None in designs:
-        told = "only two runs of it show the differences of log-likelihoods; name both: runs=RUN,RUN"
+        likelihoods = "the differences of log-likelihoods are known only from two runs; name both: runs=RUN,RUN"
         unseen = "no two of the runs have it; name two (runs=RUN,RUN), or the share of changed answers (flips=2%)"
-        return replace(check, why=unseen if unit is POINTS else told)
+        return replace(check, why=unseen if unit is POINTS else likelihoods)
     at_most = unit.metric(margin + ROUNDING)
     lost = math.inf if allowed is None else unit.metric(allowed + ROUNDING)
     known = [own for own in designs if own is not None]
     return replace(
         check,
-        needs=[own.needed(at_most, power, lost) for own in known],
+        needs=[own.needed(at_most, each, lost) for own in known],
         passes=[own.passes(at_most, design.documents, lost) for own in known],
     )
 
 
 def hint(policy: str, plan: Plan) -> Iterator[str]:
-    """The whole gate in one line, then a line for each check that has too few documents at the highest rate."""
+    """Yield the whole gate in one line, then a line for each check that has too few documents at the highest rate."""
     known = [check for check in plan.checks if not check.why]
     if known:
-        chances = " and ".join(f"{plan.passes(number):.2f} {_if(rate)}" for number, rate in enumerate(plan.rates))
-        count = f"{len(known)} check{'s' * (len(known) > 1)}"
+        chances = " and ".join(f"{plan.chance(number)} {_if(rate)}" for number, rate in enumerate(plan.rates))
+        checks = counted(len(known), "check")
         rest = "" if plan.whole else f" of {len(plan.checks)} (`evalengine plan` explains the others)"
-        yield f"policy {policy}: {count}{rest}; without a loss it passes with probability {chances}"
+        passes = "its accuracy rules pass" if plan.partial else "it passes"
+        yield (f"policy {policy}: {checks}{rest}; without a loss {passes} with probability {chances}; "
+               "equal bits always pass")  # fmt: skip
     for check in known:
         if check.needs[-1] is None or check.needs[-1] > (check.documents or 0):
             needs = ", ".join(f"{'too many' if need is None else f'{need:,}'} {_if(rate)}"
                               for need, rate in zip(check.needs, plan.rates, strict=True))  # fmt: skip
-            yield f"{check.label}: {check.documents:,} documents; a margin of {check.limit} needs {needs}"
+            documents = counted(check.documents or 0, "document")
+            yield f"{check.label}: {documents}; a margin of {check.limit} needs {needs}"
 
 
 def _if(rate: Rate) -> str:
-    return "as the runs differ" if rate is None else f"if {f'{100 * rate:g} % of' if rate else 'no'} answers change"
+    if rate is AS_SEEN:
+        return "as the runs differ"
+    return f"if {100 * rate:g} % of answers change" if rate else "if bits change but no answer does"
 
 
-def _paired(a: Run, b: Run, key: ScoreKey) -> bool:
+def _paired(a: Run, b: Run, key: ScoreKey, of: Judged) -> bool:
     """Whether two runs have values of a metric for the same documents."""
-    return ratios((a, b), key) is not None if key not in a.scores else not broken(key, a, b)
+    if key in of.ratios:
+        return ratios((a, b), key) is not None
+    return key in a.scores and not broken(key, a, b)
 
 
-def _seen(metric: Metric, of: Judged, pairs: Sequence[tuple[Run, Run]]) -> Design | None:
-    """The differences of all pairs of runs that hold a metric, as one design; None if there are none."""
+def _seen(metric: Metric, of: Judged, a: Run, pairs: Sequence[tuple[Run, Run]]) -> Design | None:
+    """Return the differences of all pairs of runs that hold a metric, as one design; None if there are none.
+
+    Its clusters are the baseline's, as in the gate: some runs may not name theirs. A pair of other documents may still
+    have other strata; it is left out.
+    """
     keys = of.parts(metric)
-    holding = [pair for pair in pairs if all(_paired(*pair, key) for key in keys)]
-    designs = [design_of(metric, *pair, of) for pair in holding]
+    designs = []
+    for pair in pairs:
+        if all(_paired(*pair, key, of) for key in keys):
+            x, y = (replace(run, clusters=_clusters(run, a, keys)) for run in pair)
+            designs.append(design_of(metric, x, y, of))
+    designs = [own for own in designs if _weights(own) == _weights(designs[0])]
     if not designs:
         return None
     pooled = [Stratum(*(np.concatenate([getattr(layer, name) for layer in layers])
                         for name in ("parts", "residuals", "shares", "sizes")))
               for layers in zip(*(design.strata for design in designs), strict=True)]  # fmt: skip
     return replace(designs[0], strata=tuple(pooled), pairs=len(designs))
+
+
+def _clusters(run: Run, a: Run, keys: Sequence[ScoreKey]) -> dict[str, dict[int, str]]:
+    """A run's clusters: the baseline's, where it names those of all documents."""
+    own = dict(run.clusters)
+    for key in keys:
+        names = a.clusters.get(key[0], {})
+        if names.keys() >= (run.scores.get(key) or run.weighted.get(key) or {}).keys():
+            own[key[0]] = names
+    return own
+
+
+def _weights(design: Design) -> list[float]:
+    """The weight of each stratum."""
+    return [round(float(layer.shares.sum()), 9) for layer in design.strata]

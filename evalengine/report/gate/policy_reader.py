@@ -7,6 +7,7 @@ once, with the path of each.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,13 +42,23 @@ def parse_policy(value: Any, name: str, where: str = "policy") -> Policy:
 
 
 def _in_words(problem: Any, sentence: str) -> str:
-    """pydantic's problem with its cure."""
+    """Return pydantic's problem with a fix."""
     *_, key = place = problem["loc"] or ("",)
     if problem["type"] == "extra_forbidden":
         cure = "only a policy's file can extend another" if key == "extends" else near(key, sorted(_KNOWN))
         return f"{name_of(place)}: unknown key; {cure}"
-    is_text = problem["type"] == "float_type" and isinstance(problem["input"], str)
-    return sentence + " (YAML reads 1e-4 as text: write 1.0e-4)" * is_text
+    if problem["type"] == "value_error" and isinstance(problem["input"], Mapping):
+        return f"{name_of(place)}: {problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "float_type" and _is_exponent(problem["input"]):
+        return (
+            f"{sentence} (YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4, 1.0e+4)"
+        )
+    return sentence
+
+
+def _is_exponent(value: Any) -> bool:
+    """Whether the value is text such as 1e-4 or 1.0e308, which YAML 1.1 does not read as a number."""
+    return isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value, re.IGNORECASE) is not None
 
 
 @with_config(KNOWN_NAMES)
@@ -201,16 +212,21 @@ def available() -> list[str]:
 
 
 def load_policy(name: str, limits: Mapping[str, float] | None = None) -> Policy:
-    """A policy by name or by file, on top of what it extends. limits: settings of its accuracy rules, in the place of
-    theirs. Raises `ConfigError` with everything that is wrong."""
-    path, value = _read(name, Path(), f"--policy {name}")
+    """Return a policy by name or by file, on top of what it extends. limits: settings that replace those of its
+    accuracy rules (`plan`). Raises `ConfigError` with everything that is wrong."""
+    path, value = _read(name, Path(), f"--policy {name}" if limits is None else f"policy={name}")
     chain = [path]
     while isinstance(value, dict) and "extends" in value:
         parent, base = _parent(value.pop("extends"), chain)
         chain.append(parent)
         value = merged(base, value)
     where = " <- ".join(str(file) for file in chain)  # a problem may be in any of them
-    return parse_policy(_with_limits(value, limits) if limits else value, path.stem, where)
+    policy = parse_policy(value, path.stem, where)
+    if not limits:
+        return policy
+    return parse_policy(
+        _with_limits(value, limits), path.stem, " ".join(f"{key}={own:g}" for key, own in limits.items())
+    )
 
 
 def _with_limits(value: Any, limits: Mapping[str, float]) -> Any:
