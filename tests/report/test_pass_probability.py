@@ -107,6 +107,13 @@ def test_a_cluster_alone_and_a_margin_of_everything() -> None:
     assert unrelated(100, 0.5).needed(1e-6, 0.8) is None, "billions"
 
 
+def test_a_large_cluster_counts_only_where_it_is_drawn() -> None:
+    """Twenty clusters without a change, one of them ten times as large: .95^20 of the draws do not have it."""
+    codes = np.repeat(np.arange(20), [50, *[5] * 19])
+    design = Design((stratum(np.zeros(len(codes)), codes),), 1.0, ALPHA, 1.0)
+    assert design.passes(0.15) == pytest.approx(0.95**20, abs=0.035) and design.bound.bound > 0.5
+
+
 def changed(lost: int, won: int, count: int) -> list[float]:
     """40 right of `count`, of which `lost` get wrong; `won` of the others get right."""
     return [0.0] * lost + [1.0] * (40 - lost + won) + [0.0] * (count - 40 - won)

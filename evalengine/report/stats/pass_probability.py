@@ -174,7 +174,8 @@ class Design:
         quantile = -scipy.special.stdtrit(degrees, self.alpha)
         shift = LossBound(0, 0, 0, 0, self.alpha, 0).shift
         bound = loss + shift * unit + quantile * np.sqrt(variance + unit**2)
-        exact = -self.most * np.expm1(max(own.largest for own in drawn) * math.log(self.alpha))
+        largest = np.max(np.broadcast_arrays(*(own.largest for own in drawn)), axis=0)
+        exact = -self.most * np.expm1(largest * math.log(self.alpha))
         lossless = np.logical_and.reduce([own.lossless for own in drawn])
         return np.where(lossless, np.minimum(bound, exact), bound), loss
 
@@ -188,7 +189,7 @@ class _Sums(NamedTuple):
     cubes: Floats  # sum |x|^3
     everything: Floats | float  # sum of squared shares
     lossless: NDArray[np.bool_]  # whether no x is a loss
-    largest: float  # share, of the largest cluster
+    largest: Floats | float  # share, of the largest cluster
     weight: float  # sum of shares
     degrees: float
 
@@ -217,7 +218,7 @@ def _sums(parts: Floats, shares: Floats, degrees: float) -> _Sums:
     squares = parts**2
     variance = ((parts - own * loss[:, None]) ** 2 / (1 - own)).sum(1)
     return _Sums(loss, variance, squares.sum(1), (squares * np.abs(parts)).sum(1), (shares**2).sum(1),
-                 parts.max(1) <= 0, float(shares.max()), weight, degrees)  # fmt: skip
+                 parts.max(1) <= 0, shares.max(1), weight, degrees)  # fmt: skip
 
 
 def _counted(count: int, alike: _Alike, passes: Callable[[_Sums], NDArray[np.bool_]]) -> float:
