@@ -13,7 +13,8 @@ from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
-from evalengine.report.stats.metric_interval import mean_interval, metric_interval
+from evalengine.report.stats.clusters import cautions
+from evalengine.report.stats.metric_interval import interval_cautions, mean_interval, metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
 from evalengine.report.stats.perplexity import has_log_likelihoods, likelihoods
 from evalengine.report.stats.significance import one_test
@@ -30,6 +31,7 @@ class Score:
     interval: tuple[float, float] | None  # with 95 % confidence
     ranks: tuple[int, int] | None = None  # (best, worst) that the significant tests leave; None: nothing is tested
     tie_group: str = ""  # letters; models that share one are tied: no significant test shows which is better
+    cautions: tuple[str, ...] = ()  # why the interval may be too narrow
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
             entry = contest(key, better, columns, len(runs), bool(shared.rows), clusters)
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
             continue
-        scores = [Score(run.results[key][0], metric_interval(run, key)) if key in run.results else None for run in runs]
+        scores = [_score_of_whole(run, key) if key in run.results else None for run in runs]
         own = {place: runs[place].scores[key] for place in shared.runs if has_log_likelihoods(runs[place], key)}
         tests = [] if tested or not (own or rolling) else _likelihood_tests(runs, shared, clusters, own)
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
@@ -160,7 +162,13 @@ def score_of(values: Sequence[float], share: bool, clusters: Sequence[str] | Non
     bounds = mean_interval(values, clusters=clusters)
     if bounds is not None and share:
         bounds = (max(0.0, bounds[0]), min(1.0, bounds[1]))
-    return Score(exact_sum(values) / len(values), bounds)
+    found = cautions(values, clusters) if bounds is not None else ()
+    return Score(exact_sum(values) / len(values), bounds, cautions=tuple(found))
+
+
+def _score_of_whole(run: Run, key: ScoreKey) -> Score:
+    bounds = metric_interval(run, key)
+    return Score(run.results[key][0], bounds, cautions=tuple(interval_cautions(run, key) if bounds is not None else ()))
 
 
 def pair_tests(

@@ -13,7 +13,6 @@ from evalengine.report.leaderboard.models import labels, steps
 from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
 from evalengine.report.read.identities import CONTENT
 from evalengine.report.read.run import UNBOUND, Run
-from evalengine.report.stats.metric_interval import interval_cautions
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.significance import holm
 
@@ -74,7 +73,7 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     notes += [*_unmeasured(single), *_asked(runs, labels_, shared)]
     notes += [f"{name}: {UNBOUND}" for run, name in zip(runs, labels_, strict=True) if run.unbound]
     tested = [*single, *(mean for members_ in groups for mean in members_.means)]
-    notes += [note for entry in tested for note in _cautions(entry, runs, labels_)]
+    notes += [note for entry in tested for note in _cautions(entry, labels_)]
     return adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
 
 
@@ -144,11 +143,11 @@ def _unmeasured(single: Sequence[Contest]) -> Iterator[str]:
         yield f"{', '.join(nats)}: tests are of the documents' log-likelihoods, in nats"
 
 
-def _cautions(entry: Contest, runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+def _cautions(entry: Contest, names: Sequence[str]) -> Iterator[str]:
     """Why a metric's intervals, of values and of differences, may be too narrow."""
     found: dict[str, list[str]] = {}
-    for run, name, score in zip(runs, names, entry.scores, strict=True):
-        for why in interval_cautions(run, entry.key) if score is not None and score.interval is not None else ():
+    for name, score in zip(names, entry.scores, strict=True):
+        for why in () if score is None else score.cautions:
             found.setdefault(why, []).append(name)
     for test in entry.tests:
         for why in test.result.cautions:

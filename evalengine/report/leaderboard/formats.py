@@ -17,7 +17,7 @@ from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import by_name
-from evalengine.report.stats.metric_interval import cut_of, interval_cautions
+from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_table
 
@@ -165,7 +165,7 @@ def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]
             "rank_worst": worst,
             "tie_group": score.tie_group,
             "documents": contest.documents,
-            "cautions": "; ".join(interval_cautions(run, contest.key)),
+            "cautions": "; ".join(score.cautions),
             **({} if cut is None else {"cut": cut.count / cut.total, "value_cut": cut.cut,
                                        "value_finished": "" if cut.finished is None else cut.finished}),
         }  # fmt: skip
@@ -212,6 +212,7 @@ def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
                 "interval": score.interval,
                 "ranks": score.ranks,
                 "tie_group": score.tie_group or None,
+                "cautions": score.cautions,
                 "cut": cut_json(cut_of(run, contest.key)),
             }
             for run, name, score in zip(board.runs, board.names, contest.scores, strict=True)

@@ -16,7 +16,7 @@ from evalengine.report.read.groups import leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks
-from evalengine.report.stats.metric_interval import scaled, weighted_interval
+from evalengine.report.stats.metric_interval import group_cautions, scaled, weighted_interval
 from evalengine.util.plain_files import parse_json
 
 SUBJECT = "subject"  # the field that is looked for by default (MMLU's)
@@ -135,18 +135,20 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Cont
     weights = [1 / len(parts) if kind == "macro" else size / total for size in sizes]
     scores: list[Score | None] = [None] * len(single[0].scores)
     for place in whole:
-        scores[place] = _weighted([entry.scores[place] for entry in single], weights)
+        scores[place] = _weighted({entry.key[0]: score for entry in single if (score := entry.scores[place])}, weights)
     share = all(entry.share for entry in single)
     columns = {place: scaled([part.columns[place] for part in parts], weights) for place in whole}
     tests = pair_tests(columns, parts[0].better, _clusters(parts), list(zip(sizes, weights, strict=True)))
     return Contest(key, parts[0].better, share, total, scores, tests, kind)
 
 
-def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score:
+def _weighted(scores: Mapping[str, Score], weights: Sequence[float]) -> Score:
     """The weighted mean of the parts' scores, with its interval."""
-    held = [score for score in scores if score is not None]
+    held = [*scores.values()]
     value = math.fsum(weight * score.value for score, weight in zip(held, weights, strict=True))
-    return Score(value, weighted_interval([s.value for s in held], [s.interval for s in held], weights))
+    bounds = weighted_interval([s.value for s in held], [s.interval for s in held], weights)
+    found = group_cautions({label: score.cautions for label, score in scores.items()})
+    return Score(value, bounds, cautions=tuple(found if bounds is not None else ()))
 
 
 def _clusters(parts: Sequence[Part]) -> list[str] | None:

@@ -164,7 +164,7 @@ def _of_model(row: dict[str, Any], score: dict[str, Any], run: Run) -> dict[str,
     about = {name: row[name] for name in ("task", "metric", "filter", "documents")}
     for names, name in ((("ci_low", "ci_high"), "interval"), (("rank_best", "rank_worst"), "ranks")):
         score |= dict(zip(names, score.pop(name) or (None, None), strict=True))
-    return {**about, **score, **_cut(row, run)}
+    return {**about, **score, "cautions": "; ".join(score["cautions"]), **_cut(row, run)}
 
 
 def _cut(row: dict[str, Any], run: Run, end: str = "") -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from evalengine.errors import listed
 from evalengine.records.lm_eval import unanswered_words
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import members
@@ -22,6 +23,7 @@ from evalengine.report.stats.paired import cluster_codes
 from evalengine.report.stats.perplexity import Ratio, has_log_likelihoods, ratio_interval, ratio_residuals, ratios
 
 CONFIDENCE = 0.95
+LISTED = 3  # tasks that a caution names
 Bounds = tuple[float, float]
 
 
@@ -222,7 +224,9 @@ def _clusters(run: Run, key: ScoreKey) -> list[str] | None:
 
 
 def interval_cautions(run: Run, key: ScoreKey) -> list[str]:
-    """Why a metric's interval may be too narrow (`clusters.cautions`)."""
+    """Why a metric's interval may be too narrow (`clusters.cautions`); a group's has the cautions of its tasks."""
+    if parts := members(run, key):
+        return group_cautions({part[0]: interval_cautions(run, part) for part, _ in parts})
     scores = run.scores.get(key)
     if scores:
         return cautions(list(scores.values()), cluster_names(run, run, key[0], list(scores)))
@@ -231,6 +235,15 @@ def interval_cautions(run: Run, key: ScoreKey) -> list[str]:
         return []
     caution = heavy_tails(ratio_residuals(sums[0].totals, sums[0].weights, sums[1]))
     return [caution] if caution else []
+
+
+def group_cautions(by_task: Mapping[str, Sequence[str]]) -> list[str]:
+    """The cautions of a mean over tasks: those of its tasks, each with the tasks that have it."""
+    tasks: dict[str, list[str]] = {}
+    for task, found in by_task.items():
+        for why in found:
+            tasks.setdefault(why, []).append(task)
+    return [f"{listed(names, LISTED)}: {why}" for why, names in tasks.items()]
 
 
 def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:
