@@ -145,3 +145,17 @@ def test_every_form_has_rank_intervals_and_tie_groups() -> None:
         assert text.count("& 3 b & 1-2 a & 1-2 a ") == 3 and "share a tie group's letter" in text
     page = leaderboard_page(table).render()
     assert page.count('<td class="number">1-2</td><td>a</td>') == 6 and "2 tied for first" in page
+
+
+def test_the_first_sentence_counts_the_models_that_have_a_value() -> None:
+    """c did not run u; a value that is not a number is compared with none."""
+    right, unknown = [1.0] * 60 + [0.0] * 40, [math.nan] + [1.0] * 59 + [0.0] * 40
+    a, b, c = (
+        model("a", {"t": right, "u": right}),
+        model("b", {"t": right, "u": [0.0] * 100}),
+        model("c", {"t": right}),
+    )
+    assert headline(board([a, b, c])).startswith("a is ahead of the only other model with a value on u acc (60.0 %)")
+    tied = board([model("a", {"t": right}), model("b", {"t": unknown}), model("c", {"t": right[::-1]})])
+    assert headline(tied).startswith("The 2 models with a value are tied on t acc")
+    assert headline(board([model(n, {"t": right}) for n in "abc"])) == "All 3 models are tied on t acc"

@@ -111,7 +111,8 @@ def ranks_note(board: Board) -> str:
 def tests_note(board: Board) -> str:
     return (
         f"p: of each test by itself. p (Holm): corrected for the {counted(board.family, 'test')} of this comparison "
-        "together. Exact McNemar for 0/1 scores, else the paired permutation test; two-sided, on the same documents."
+        "together, two-sided, on the same documents. Exact McNemar for 0/1 scores; else the larger p of the paired "
+        "permutation test and of the interval."
     )
 
 
@@ -256,11 +257,16 @@ def headline(board: Board) -> str:
         assert contest.leader is not None
         score = value_with_unit(contest, contest.scores[contest.leader])
         more = f", and likewise on {len(ahead) - 1} more" if len(ahead) > 1 else ""
-        return f"{board.names[contest.leader]} is ahead of every other model on {contest.name} ({score}){more}"
+        count = sum(score is not None and score.ranks is not None for score in contest.scores)
+        rest = f"the {f'{count - 1} other models' if count > 2 else 'only other model'} with a value"
+        rest = rest if count < len(board.runs) else "every other model"
+        return f"{board.names[contest.leader]} is ahead of {rest} on {contest.name} ({score}){more}"
     if not board.significant:
         contest, test = max(tests, key=lambda one: (one[0] is tests[0][0], _distance(one[1])))
         largest = f"; the largest difference: {_pair_words(board, contest, test)}" if test.result.difference else ""
-        return f"All {len(board.runs)} models are tied on {contest.name}{largest}"
+        count = len({place for own in contest.tests for place in (own.a, own.b)})
+        tied = f"The {count} models with a value" if count < len(board.runs) else f"All {count} models"
+        return f"{tied} are tied on {contest.name}{largest}"
     return f"No model is ahead of all others; {board.significant} of {board.family} differences are significant"
 
 
