@@ -21,7 +21,9 @@ from benchmarks.statistics_cases import (
     covers,
     flips,
     gate_bound,
+    p_of,
     passing,
+    rare_losses,
     related_flips,
     unequal_groups,
 )
@@ -32,6 +34,7 @@ from benchmarks.statistics_steps import prompts, steps
 from evalengine.report.stats.detectable import binary_loss
 from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum
 from evalengine.report.stats.metric_interval import mean_interval
+from evalengine.report.stats.paired import tested
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval
 from evalengine.report.stats.significance import holm, mcnemar, sign_flip
 
@@ -51,20 +54,36 @@ def _tests(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 
     def unrelated(rng: np.random.Generator) -> tuple[bool, ...]:
         drawn = flips(rng, 400, 0.05, 0.05)
-        return (mcnemar(int((drawn < 0).sum()), int((drawn > 0).sum()))[0] <= ALPHA, sign_flip(drawn)[0] <= ALPHA)
+        return (mcnemar(int((drawn < 0).sum()), int((drawn > 0).sum()))[0] <= ALPHA, p_of(drawn).p_value <= ALPHA)
 
-    for what, share in zip(("exact McNemar", "permutation test"), shares(rng, draws, unrelated), strict=True):
+    for what, share in zip(("exact McNemar", "the test of a mean"), shares(rng, draws, unrelated), strict=True):
         yield Figure(group, what, "400 documents, 10 % flips", share, draws, at_most=ALPHA)
+    for count in (30, 100):
+
+        def skew(rng: np.random.Generator, count: int = count) -> tuple[bool, ...]:
+            losses = rare_losses(rng, count)
+            found, alone = p_of(losses), sign_flip(losses)
+            return tuple(p <= ALPHA for p in (found.p_value, alone[0], found.p_one_sided, alone[1]))
+
+        case = f"{count} documents, 3 % gain 0.5, the others lose as much in all"
+        names = [
+            f"{test}{side}"
+            for side in ("", ", one-sided, as a gate")
+            for test in ("the test of a mean", "sign flips alone")
+        ]
+        for what, share in zip(names, shares(rng, draws, skew), strict=True):
+            yield Figure(group, what, case, share, draws, at_most=None if "alone" in what else ALPHA)
     for size in (2, 5, 10):
 
         def related(rng: np.random.Generator, size: int = size) -> tuple[bool, ...]:
-            sums = size * rng.choice([1.0, -1.0, 0.0], size=100, p=[0.05, 0.05, 0.9])
-            wins, losses = (size * int(np.count_nonzero(sums == sign)) for sign in (-size, size))
-            return (sign_flip(sums)[0] <= ALPHA, mcnemar(wins, losses)[0] <= ALPHA)
+            signs = rng.choice([1.0, -1.0, 0.0], size=100, p=[0.05, 0.05, 0.9])
+            wins, losses = (size * int(np.count_nonzero(signs == sign)) for sign in (-1, 1))
+            found = p_of(np.repeat(signs, size), np.repeat(np.arange(100), size))
+            return (found.p_value <= ALPHA, mcnemar(wins, losses)[0] <= ALPHA)
 
         with_clusters, without = shares(rng, draws, related)
         case = f"100 groups of {size} that flip together, 10 % of them"
-        yield Figure(group, "permutation test over clusters", case, with_clusters, draws, at_most=ALPHA)
+        yield Figure(group, "the test of a mean over clusters", case, with_clusters, draws, at_most=ALPHA)
         yield Figure(group, "exact McNemar, clusters not known", case, without, draws)
 
     def family(rng: np.random.Generator) -> tuple[bool, ...]:
@@ -152,7 +171,8 @@ def _perplexities(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         worse = loss_stratum(Ratio("perplexity", old, words), Ratio("perplexity", new, words), codes)
         bound = loss_bound([worse], 0.0, ALPHA).bound
         _, low, high = ratio_interval(Ratio("perplexity", old, words), codes)
-        return bound <= math.log(1.01), sign_flip(worse.parts)[1] <= ALPHA, low <= math.exp(3.0) <= high
+        p = tested([worse], 0.0, math.inf, answers=False).p_one_sided
+        return bound <= math.log(1.01), p <= ALPHA, low <= math.exp(3.0) <= high
 
     case = "pages differ by 1.5 %"
     wrong, _, covered = shares(rng, draws, lambda rng: draw(rng, math.log(1.01)))

@@ -14,6 +14,7 @@ from scipy import special, stats
 
 from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import LossBound, difference_interval, loss_bound, stratum
+from evalengine.report.stats.paired import Tested, tested
 
 Floats = NDArray[np.float64]
 Bound = Callable[[int, int, int], float]  # (losses, wins, documents) -> the bound
@@ -67,6 +68,16 @@ def bounds_of(losses: Floats, codes: NDArray[np.intp]) -> tuple[float, float, fl
     groups = int(codes.max()) + 1
     plain = float(losses.mean() + _t_quantile(groups - 1) * clustered_stderr(losses, codes))
     return ours, unrelated, plain
+
+
+def p_of(losses: Floats, codes: NDArray[np.intp] | None = None) -> Tested:
+    """The p-values of shares' losses that are not right or wrong; without `codes` documents are unrelated."""
+    return tested([stratum(losses, np.arange(len(losses)) if codes is None else codes)], 1.0, 1.0, answers=False)
+
+
+def rare_losses(rng: np.random.Generator, shape: int | tuple[int, int], share: float = 0.03) -> Floats:
+    """Differences of mean 0: a rare document has -0.5, and the others have what makes up for it."""
+    return np.where(rng.random(shape) < share, -0.5, 0.5 * share / (1 - share))
 
 
 def covers(differences: Floats, codes: NDArray[np.intp], truth: float, scale: float = 1.0) -> tuple[bool, bool]:

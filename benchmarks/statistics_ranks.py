@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.figures import Draw, Figure, shares
-from benchmarks.statistics_cases import ALPHA, Floats
+from benchmarks.statistics_cases import ALPHA, Floats, rare_losses
 from evalengine.report.leaderboard.board import Contest, contest
 from evalengine.report.leaderboard.compose import Board, adjusted
 from evalengine.report.leaderboard.means import Part, group
@@ -51,6 +51,13 @@ def ranks(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 
         case = f"3 models, 2 tasks of {CLUSTERS} clusters of 2 or 4 documents, lower is better: one is worse"
         yield from _figures(case, rng, max(1, draws // 8), losses)
+
+        def rare(rng: np.random.Generator) -> tuple[bool, ...]:
+            scores = [0.6 + rare_losses(rng, (3, count)) for count in (100, 300)]
+            return _outcome(_compared(scores, True), [np.full(3, 0.6)] * 4)
+
+        case = "3 models, 2 tasks of 100 and 300 documents, of which each model loses 0.5 on 3 %: all equal"
+        yield from _figures(case, rng, max(1, draws // 8), rare)
 
 
 def _figures(case: str, rng: np.random.Generator, draws: int, draw: Draw) -> Iterator[Figure]:

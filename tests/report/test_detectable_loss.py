@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalengine.report.stats.detectable import Detectable, binary_effect, binary_loss, loss_power, mean_effect
+from evalengine.report.stats.loss_bound import loss_bound, stratum
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.significance import mcnemar
 from tests.report.paired_counts import exact_mcnemar
@@ -38,12 +39,14 @@ def test_loss_power_by_enumeration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "metrics", "seen"), [(0, 1, False), (4, 1, False), (5, 1, True), (5, 2, False), (6, 2, True)]
-)
+    ("size", "right", "metrics", "seen"),
+    [(1.0, 0, 1, False), (1.0, 4, 1, False), (1.0, 5, 1, True), (1.0, 5, 2, False), (1.0, 6, 2, True),
+     (0.75, 0, 1, False), (0.75, 6, 1, False), (0.75, 7, 1, True), (0.75, 8, 2, False), (0.75, 9, 2, True)],
+)  # fmt: skip
 @pytest.mark.parametrize("higher", [True, False])
-@pytest.mark.parametrize("size", [1.0, 0.75])  # 0/1 scores (McNemar) and others (permutation)
-def test_a_loss_of_everything_decides(right: int, metrics: int, seen: bool, higher: bool, size: float) -> None:
-    """p of losing n answers and winning none is 2^-n, in either test: four cannot be shown at 0.05, five can."""
+def test_a_loss_of_everything_decides(size: float, right: int, metrics: int, seen: bool, higher: bool) -> None:
+    """p of losing n answers and winning none is 2^-n: four cannot be shown at 0.05, five can (McNemar). Of other scores
+    the bound of the loss decides: 7 losses of 0.75 in 40 documents are the fewest that it places above 0."""
     good, bad = (1.0, 1.0 - size) if higher else (0.0, size)
     gain = [good] * right + [bad] * (40 - right)
     a = [score - bad for score in gain] if higher else [score + 1.0 - bad for score in gain]
@@ -90,11 +93,11 @@ def test_a_loss_is_detected_as_often_as_said(right: int, discordance: float) -> 
 
 
 def test_other_scores_end_at_what_there_is_to_lose() -> None:
-    """Six scores of 0.1 in 200: the pairs' error would ask for more than 0.003, which is all."""
-    a = [0.1] * 6 + [0.0] * 194
-    b = [0.0] * 6 + [0.9] * 4 + [0.0] * 190
-    assert detectable(a, b).loss == pytest.approx(0.6 / 200)
-    assert mean_effect(paired(a, b).stderr, 0.1, 200, 199.0, 0.05, 0.8, sides=1) > 0.6 / 200
+    """Twelve scores of 0.9 in 200: the pairs' error would ask for more than 0.054, which is all."""
+    a, b = np.array([0.9] * 12 + [0.0] * 188), np.array([0.0] * 12 + [0.9] * 8 + [0.0] * 180)
+    assert detectable(a, b).loss == pytest.approx(12 * 0.9 / 200)
+    whole = stratum(a - b, np.arange(200))
+    assert mean_effect(whole.parts, loss_bound([whole], 1.0, 0.05, 1.0), 1.0, 1.0, 0.05, 0.8, 1) > 12 * 0.9 / 200
 
 
 def test_scores_without_bounds_may_lose_any_amount() -> None:

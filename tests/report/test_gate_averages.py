@@ -66,7 +66,7 @@ def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:
 def test_an_averages_p_is_one_of_holms_family() -> None:
     a, b = answers(lost=3, won=3)
     check = average(a, b, {"skip": False, "margin": 2.0}, margin=1.0)
-    assert "after Holm over 21 metrics" in check.message and "(permutation test), of a loss" in check.message
+    assert "after Holm over 21 metrics" in check.message and "(exact McNemar), of a loss" in check.message
 
 
 def grouped(run: Run, groups: dict[str, list[str]]) -> Run:

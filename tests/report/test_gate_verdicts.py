@@ -52,9 +52,18 @@ def test_a_margin_passes_fails_or_is_undecided() -> None:
     statuses = {task: check.status for task, check in tasks.items()}
     assert statuses == {"large": "pass", "small": "undecided", "worse": "fail"}
     assert tasks["large"].detects == "Excluded at 95 %: losses above 0.61 points"
-    assert tasks["small"].message.startswith("a loss up to 4.5 points is not excluded (limit 2); about ")
+    assert tasks["small"].message.startswith("a loss up to 4.46 points is not excluded (limit 2); about ")
     assert "documents would settle it with probability 0.8, if there is no loss" in tasks["small"].message
     assert tasks["worse"].message.startswith("a loss above the limit is statistically significant (p = ")
+
+
+def test_a_bound_is_shown_as_compare_shows_it_and_one_cluster_is_named() -> None:
+    """31.234 points: the gate said 31.3, and `compare` 31.2."""
+    assert checked({"margin": 40.0}, t=(8, 0, 0))["t"].detects == "Excluded at 95 %: losses above 31.24 points"
+    a, b = (make_run({"t": [1.0] * 60 + [0.0] * 40}, total=total) for total in (-1.5, -1.6))
+    related = replace(a, clusters={"t": dict.fromkeys(range(100), "x")})
+    (check,) = evaluate(parse_policy({"accuracy": {"margin": 2.0}}, "test").rule, related, b)
+    assert check.message.startswith("no loss can be excluded by 100 documents in 1 cluster alone: ")
 
 
 def test_the_first_line_says_how_many_documents_would_tell_and_each_check_is_one_short_line() -> None:

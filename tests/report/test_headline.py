@@ -16,12 +16,15 @@ from evalengine.report.compare.headline import (
     WITHIN_CHANCE,
     asked_for,
     changed_words,
+    difference_words,
     documents_to_tell,
     headline,
 )
 from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.leaderboard.compose import board
+from evalengine.report.leaderboard.sheets import headline as board_headline
 from evalengine.report.stats.detectable import mcnemar_power
 from evalengine.report.stats.paired import PairedResult, paired
 from evalengine.report.stats.significance import mcnemar
@@ -96,6 +99,34 @@ def test_better_is_better_where_less_is_better() -> None:
     assert headline(c).startswith("B is 0.75 better, could be -")
 
 
+def test_a_change_of_every_document_is_real_only_outside_its_interval() -> None:
+    """0.02 more on each of 60: a rare total loss, of which none was seen, could take that back."""
+    said = headline(compared({"t": [0.5] * 60}, {"t": [0.52] * 60}))
+    assert said.startswith("B is 2.0 points better, could be -") and said.endswith("60 documents show no difference")
+    assert "a real difference" in headline(compared({"t": [0.5] * 60}, {"t": [0.7] * 60}))
+
+
+def test_the_number_said_holds_after_the_correction_for_all_tests() -> None:
+    """Of 9 tasks one changed; a comparison of models tests their average, too. On the documents that the test alone
+    needs, the corrected one has a power of about .5."""
+    a = {f"t{n}": ones(300, 60) for n in range(9)}
+    b = {**a, "t5": [1.0] * 2 + [0.0] * 58 + [0.0] * 13 + [1.0] * 227}
+    c = compared(a, b)
+    for said, tests in ((headline(c), 9), (board_headline(board([c.a, c.b], ["A", "B"])), 10)):
+        count = int(said.split("about ")[1].split()[0].replace(",", ""))
+        assert 0.8 <= mcnemar_power(count, 15 / 300, 11 / 300, ALPHA / tests) < 0.84, said
+
+
+def test_one_cluster_is_no_document() -> None:
+    c = compared({"t": ones(20, 5)}, {"t": ones(20, 10)})
+    alone = replace(c.metrics[0], paired=paired(ones(20, 5), ones(20, 10), clusters=["x"] * 20))
+    said = difference_words(alone)
+    assert said.endswith("25.0 points worse; 20 related documents, one cluster, cannot tell whether that is chance")
+    assert alone.paired is not None and not alone.paired.cautions, "there is no interval to be careful with"
+    few = paired(ones(600, 60), ones(600, 120), clusters=[doc // 30 for doc in range(600)])
+    assert (documents_to_tell(few) or 0) > 600, "also where two documents are less than a cluster"
+
+
 def test_equal_scores_are_no_difference_that_was_seen() -> None:
     c = compared({"t": ones(100, 2)}, {"t": ones(100, 2, first=50)})
     assert headline(c).startswith("B is neither better nor worse, could be -")
@@ -154,7 +185,7 @@ def test_that_many_documents_find_such_a_difference_four_times_in_five(kind: str
 
     def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
         if kind == "mean":
-            return np.zeros(count), draw.normal(0.3, 1.0, count)
+            return np.full(count, 0.4), 0.4 + draw.uniform(-0.1, 0.3, count) * (draw.random(count) < 0.3)
         worse, better = draw.random((2, count)) < np.array([[0.03], [0.10]])
         return (~better).astype(float), (~worse).astype(float)
 

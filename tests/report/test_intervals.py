@@ -203,27 +203,29 @@ def test_detectable_effect_is_detected_as_often_as_said() -> None:
     assert observed.minimum_detectable_loss < observed.minimum_detectable_effect
 
 
-def test_detectable_mean_is_detected_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "n", "alpha", "draws"), [("nats", 60, 0.05, 500), ("nats", 60, 2e-5, 300), ("shares", 100, 0.05, 500)]
+)
+def test_detectable_mean_is_detected_as_often_as_said(
+    kind: str, n: int, alpha: float, draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn p-values start at 2e-4, and `tail_bound` goes on below. Shares' p is that of their bound."""
     monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips
-    rng, n, draws = np.random.default_rng(4), 60, 600
-    base = rng.normal(size=n)
-    base = (base - base.mean()) / base.std(ddof=1)  # stderr 1 / sqrt(60)
-    effect = paired(np.zeros(n) + 0.5, base + 0.5).minimum_detectable_effect
-    assert effect == pytest.approx((2.0009953 + 0.8478) / math.sqrt(n), rel=1e-3)  # t(59) at 0.975 and 0.8
-    detected = sum(sign_flip(rng.normal(effect, 1.0, n))[0] <= 0.05 for _ in range(draws)) / draws
-    assert detected == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+    rng, nats = np.random.default_rng(4), kind == "nats"
+    base = rng.normal(size=n) if nats else 0.1 * rng.normal(size=n)
+    base = (base - base.mean()) / base.std(ddof=1) * (1.0 if nats else 0.1)
+    old = np.full(n, -2.0 if nats else 0.5)
+    effect = paired(old, old + base, alpha=alpha, unbounded=nats).minimum_detectable_effect
+    detected = 0
+    for _ in range(draws):
+        new = old + rng.normal(effect, 1.0 if nats else 0.1, n)
+        detected += paired(old, new, unbounded=nats).p_value <= alpha
+    assert detected / draws == pytest.approx(0.8, abs=0.02 + 3 * math.sqrt(0.16 / draws))
 
 
-def test_an_alpha_below_the_smallest_drawn_p_is_reached_by_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn p-values start at 1e-4 (one-sided), and `tail_bound` goes on below: the stated effect is found there with
-    probability 0.8. Fourteen differences do not get so far: nothing is detectable."""
-    monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips
-    rng, n, draws, alpha = np.random.default_rng(1), 60, 300, 2e-5
-    noise = rng.normal(size=n)
-    effect = paired(np.zeros(n), noise, alpha=alpha).minimum_detectable_effect
-    detected = sum(sign_flip(rng.normal(effect, noise.std(ddof=1), n))[0] <= alpha for _ in range(draws)) / draws
-    assert detected == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
-    blind = paired(np.zeros(14), noise[:14], alpha=alpha)
+def test_too_few_differences_reach_no_small_alpha() -> None:
+    noise = np.random.default_rng(1).normal(size=14)
+    blind = paired(np.zeros(14), noise, alpha=2e-5)
     assert math.isinf(blind.minimum_detectable_effect) and math.isinf(blind.minimum_detectable_loss)
 
 
@@ -236,20 +238,22 @@ def test_no_difference_is_not_no_detectable_effect(count: int) -> None:
     assert 1 - fewer == pytest.approx(0.8, rel=1e-6)
     assert (result.p_value, result.p_one_sided, result.difference, result.stderr) == (1.0, 1.0, 0.0, 0.0)
     assert result.ci_low < -2 / (count + 3) and result.ci_high == -result.ci_low  # both are of the order of 3 / n
-    scores = paired([0.25, 0.75] * count, [0.25, 0.75] * count)  # the same for a metric that is not 0/1
-    assert scores.minimum_detectable_effect == pytest.approx(
-        0.5 * paired([1, 0] * count, [1, 0] * count).minimum_detectable_effect, rel=1e-6
+    old = np.array([0.25, 0.75] * count)  # the same for a metric that is not 0/1, whose bound needs more differences
+    fewest = next(k for k in range(1, 2 * count) if paired(old, old + 0.5 * (np.arange(2 * count) < k)).p_value <= 0.05)
+    scores = paired(old, old)
+    assert fewest > 6 and stats.binom.sf(fewest - 1, 2 * count, scores.minimum_detectable_effect / 0.5) == (
+        pytest.approx(0.8, rel=1e-6)
     )
     assert scores.ci_high == pytest.approx(1 - 0.05 ** (1 / (2 * count))) and scores.ci_low == -scores.ci_high
 
 
 def test_few_differences_do_not_make_the_gate_look_sharp() -> None:
-    """One differing score of 1000 has a tiny error, but one pair is never significant: the effect is that of six."""
+    """One differing score of 1000 has a tiny error, but one pair is never significant: the effect is that of ten."""
     a = np.linspace(0.2, 0.9, 1000)
     b = a.copy()
     b[3] += 0.5
     result = paired(a, b)
-    assert result.minimum_detectable_effect == pytest.approx(0.5 * 7.9 / 1000, rel=0.01)
+    assert stats.binom.sf(9, 1000, result.minimum_detectable_effect / 0.5) == pytest.approx(0.8)
     assert result.minimum_detectable_effect > 2.8 * result.stderr
 
 
@@ -257,8 +261,11 @@ def test_few_differences_do_not_make_the_gate_look_sharp() -> None:
     ("count", "two", "one"), [(1, True, True), (4, True, True), (5, True, False), (6, False, False)]
 )
 def test_too_few_items_detect_nothing(count: int, two: bool, one: bool) -> None:
-    """The smallest p-values are 2^(1 - n) and 2^-n; above alpha nothing is detectable, whatever the runs show."""
-    for a, b in (([1] * count, [0] * count), ([0.5] * count, [0.7] * count), ([0.5] * count, [0.5] * count)):
-        result = paired(a, b)
-        assert math.isinf(result.minimum_detectable_effect) is two
-        assert math.isinf(result.minimum_detectable_loss) is one
+    """The smallest p-values are 2^(1 - n) and 2^-n; above alpha nothing is detectable, whatever the runs show. To lose
+    the half that they have, six scores are too few by the bound as well, and eight are enough."""
+    answers = paired([1] * count, [0] * count)
+    assert math.isinf(answers.minimum_detectable_effect) is two and math.isinf(answers.minimum_detectable_loss) is one
+    for new in (0.7, 0.5):
+        result = paired([0.5] * count, [new] * count)
+        assert math.isinf(result.minimum_detectable_effect) is two and math.isinf(result.minimum_detectable_loss)
+        assert math.isfinite(paired([0.5] * 8, [new] * 8).minimum_detectable_loss)

@@ -11,8 +11,12 @@ from scipy import stats
 
 from benchmarks.statistics_cases import bonett_price_bound, passing
 from evalengine.report.compare.metric_deltas import metric_deltas
-from evalengine.report.gate.evidence import Mean, of_documents, of_mean
+from evalengine.report.gate.evidence import TESTS, Mean, of_documents, of_mean
 from evalengine.report.gate.policies import Limits
+from evalengine.report.read.groups import members_of_both
+from evalengine.report.read.run import Run
+from evalengine.report.stats import significance
+from evalengine.report.stats.detectable import Detectable
 from evalengine.report.stats.intervals import clustered_stderr
 from evalengine.report.stats.loss_bound import LossBound, Stratum, loss_bound, stratum
 from evalengine.report.stats.metric_interval import scaled
@@ -206,6 +210,54 @@ def test_compare_excludes_no_loss_that_the_gate_does_not(count: int, wins: int, 
         assert largest == pytest.approx(gate.bound, rel=1e-12), "few changes: one number"
     if wins + losses == 0 and kind != "clusters" and len(a) == 1:
         assert largest == pytest.approx(1 - ALPHA ** (1 / count), rel=1e-12), "the exact bound"
+
+
+def random_group(rng: np.random.Generator, kind: str, macro: bool) -> tuple[Run, Run]:
+    """Two runs of a group of one to three tasks, some of one document or one cluster."""
+    columns: list[dict[str, list[float]]] = [{}, {}]
+    clusters = {}
+    for number in range(rng.integers(1, 4)):
+        count = int(rng.choice([1, 2, 5, 60]))
+        old = rng.integers(0, 2, count).astype(float) if kind == "0/1" else rng.random(count).round(2)
+        old, changed = (old - 3 if kind == "any" else old), rng.random(count) < rng.choice([0.0, 0.1, 0.4])
+        new = np.where(changed, 1 - old if kind == "0/1" else rng.permutation(old), old)
+        for column, values in zip(columns, (old, new), strict=True):
+            column[f"t{number}"] = values.tolist()
+        if rng.random() < 0.4:
+            clusters[f"t{number}"] = {doc: f"c{rng.integers(0, 1 + count // 4)}" for doc in range(count)}
+    runs = []
+    for column, total in zip(columns, (-1.5, -1.6), strict=True):
+        parts = [*column.values()]
+        value = np.mean([np.mean(own) for own in parts]) if macro else np.mean(np.concatenate(parts))
+        run, key = make_run(column, total=total), ("g", *METRIC)
+        runs.append(replace(run, groups={"g": [*column]}, results={**run.results, key: (float(value), None)},
+                            higher_is_better={**run.higher_is_better, key: True}, clusters=clusters))  # fmt: skip
+    return runs[0], runs[1]
+
+
+@pytest.mark.parametrize("macro", [False, True])
+@pytest.mark.parametrize("kind", ["0/1", "shares", "any"])
+def test_gate_and_compare_agree_on_a_group_with_tasks_of_one_document(
+    kind: str, macro: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound of one lies within the interval of the other, and both have the same test."""
+    monkeypatch.setattr(significance, "FLIPS", 0)  # each test draws 999 flips
+    rng, bounded, exact = np.random.default_rng(5), 0, 0
+    for _ in range(40):
+        a, b = random_group(rng, kind, macro)
+        metric = next(metric for metric in metric_deltas(a, b) if metric.key[0] == "g")
+        parts = members_of_both(a, b, metric.key)
+        evidence = of_mean(Mean("g", "mean", tuple(parts), Limits()), a, b, dict.fromkeys(a.scores, True), 1)
+        if (result := metric.paired) is None:
+            assert evidence.count == 1
+            continue
+        bounded += math.isfinite(evidence.bound.error)
+        exact += evidence.test == "exact McNemar"
+        assert -result.ci_low >= evidence.bound.bound - 1e-9 or result.ci_low == -math.inf
+        assert math.isinf(result.ci_low) is math.isinf(evidence.bound.error), "one cluster says nothing in either"
+        assert evidence.p == pytest.approx(result.p_one_sided) and evidence.test == TESTS[result.test_one_sided]
+        assert evidence.least == Detectable(result.minimum_detectable_loss, result.undetectable)
+    assert bounded > 20 and (exact > 5 or kind != "0/1")
 
 
 def test_no_cluster_that_lost_is_no_proof_for_small_ones() -> None:

@@ -13,44 +13,47 @@ from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import above
-from evalengine.report.stats.detectable import mcnemar_power
+from evalengine.report.stats.detectable import critical_flips, critical_mean, mcnemar_power
+from evalengine.report.stats.loss_bound import LossBound
 from evalengine.report.stats.paired import PairedResult
 
 POWER = 0.8  # of the test with as many documents as are said to be needed
 FEW_CHANGED = 10  # with fewer changed documents (or clusters), no number of documents is said to be needed
 MOST = 100_000_000  # no set of documents is larger
 NO_BITS = "there are no bits to compare"
-# The p above which a difference is no reason to ask more documents: a number named for every difference that was seen
-# was named for 82 of 100 pairs without one.
+# The adjusted p above which a difference is no reason to ask more documents: a number named for every difference that
+# was seen was named for 82 of 100 pairs without one.
 WITHIN_CHANCE = 0.2
 MANY = 10  # tasks of groups that stand in one table with the groups
 
 
-def documents_to_tell(p: PairedResult) -> int | None:
-    """The fewest documents like these on which the two-sided test finds, with probability `POWER`, a difference that is
-    as large as the observed one; None where none was observed, or more than `MOST` would be needed.
+def documents_to_tell(p: PairedResult, alpha: float = ALPHA) -> int | None:
+    """The fewest documents like these on which the two-sided test finds, at level `alpha` and with probability `POWER`,
+    a difference that is as large as the observed one; None where none was observed, or more than `MOST` would be
+    needed. alpha: of several tests the level that Holm's correction leaves this one, ALPHA p / p_holm.
 
     This is not the gate's number, which is of documents that show that there is no loss beyond the margin. What is
     unknown here is the share of pairs that differ: the power at this number, if the difference is as large as seen, was
     .78 to .88 on average (simulated, 24 to 500 documents of which `FEW_CHANGED` or more changed). If the difference is
     smaller than seen, the power is lower: .02 to .27 where 4 of 24 to 50 documents changed. For so few, none is shown.
 
-    For McNemar's test by its exact power at the observed share of pairs that differ (`mcnemar_power`); for others
-    n (t_alpha/2 + t_power)^2 stderr^2 / difference^2 (Miller 2024, arXiv:2411.00640, power analysis), with as many
-    degrees of freedom as clusters that changed, less one: with z for t, the power was .75 of 50 documents of which 15
-    changed.
+    For McNemar's test by its exact power at the observed share of pairs that differ (`mcnemar_power`); for others where
+    the difference exceeds the test's critical one (`critical_mean`, `critical_flips`) by t_power standard errors, with
+    as many degrees of freedom as clusters that changed, less one: with z for t, the power was .75 of 50 documents of
+    which 15 changed. The standard error is divided by the root of the number of documents, the unit by the number.
     """
     size = abs(p.difference)
     if size == 0 or not math.isfinite(p.stderr):
         return None
-    if p.test != "mcnemar-exact":
-        quantiles = float(scipy.special.stdtrit(max(1.0, _changed(p) - 1), [1 - ALPHA / 2, POWER]).sum())
-        needed = p.n * (quantiles * p.stderr / size) ** 2
-        return math.ceil(needed) if needed <= MOST else None
-    discordance = (p.wins + p.losses) / p.n
+    discordance, degrees = (p.wins + p.losses) / p.n, max(1.0, _changed(p) - 1)
 
     def enough(count: int) -> bool:
-        return mcnemar_power(count, discordance, min(size, discordance), ALPHA) >= POWER
+        if p.test == "mcnemar-exact":
+            return mcnemar_power(count, discordance, min(size, discordance), alpha) >= POWER
+        times, groups = count / p.n, max(1, p.clusters * count // p.n)
+        seen = LossBound(0.0, p.stderr / math.sqrt(times), p.unit / times, degrees, 0.5, groups)
+        critical = max(critical_mean(seen, p.scale, alpha, 2), critical_flips(seen, alpha / 2))
+        return size >= critical + float(scipy.special.stdtrit(degrees, POWER)) * seen.stderr
 
     low, high = 1, 2
     while not enough(high):
@@ -93,14 +96,15 @@ def test_words(
     if change:
         said = f"{who} is {_size(abs(change), scale)}{scale.unit} {'better' if change > 0 else 'worse'}{against}"
     if not (math.isfinite(low) and math.isfinite(high)):
-        return f"{said}; one {scale.counted} cannot tell whether that is chance"
+        one = f"one {scale.counted}" if p.n == 1 else f"{p.n:,} related {scale.counted}s, one cluster,"
+        return f"{said}; {one} cannot tell whether that is chance"
     said += f", could be {_size(low, scale, '+')} to {_size(high, scale, '+')}"
     if p_adjusted < ALPHA:
         return f"{said}: a real difference (p {p_value(p_adjusted)})"
-    need = documents_to_tell(p)
     if change == 0:
         return f"{said}: no difference seen in {p.n:,} {scale.counted}s"
-    if need is None or p.p_value > WITHIN_CHANCE:
+    need = documents_to_tell(p, ALPHA * p.p_value / p_adjusted) if p_adjusted <= WITHIN_CHANCE else None
+    if need is None:
         return f"{said}: undecided; {p.n:,} {scale.counted}s show no difference"
     if _changed(p) < FEW_CHANGED:
         few = counted(p.wins + p.losses, scale.counted)

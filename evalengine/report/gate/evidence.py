@@ -13,16 +13,20 @@ import numpy as np
 from evalengine.report.compare.flips import changed_answers
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.steps import Steps
+from evalengine.report.numbers import counted
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
-from evalengine.report.stats.detectable import Detectable, binary_loss, mean_effect
+from evalengine.report.stats.detectable import Detectable, binary_loss, blind, mean_effect
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.loss_bound import LossBound, Losses, bound_cautions, joined, stratum
-from evalengine.report.stats.paired import are_shares, cluster_codes, paired, score_range
+from evalengine.report.stats.metric_interval import scaled
+from evalengine.report.stats.paired import PairedResult, Test, are_shares, cluster_codes, paired, score_range, tested
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
-from evalengine.report.stats.significance import sign_flip
 
+TESTS: Mapping[Test, str] = {
+    "mcnemar-exact": "exact McNemar", "permutation": "permutation test", "bound": "the bound from below",
+}  # fmt: skip
 MANY_FLIPS = 0.1  # the share of flipped answers for which the least detectable loss is given as well
 
 
@@ -95,10 +99,11 @@ def of_documents(
     changed = changed_answers(a, b, key, zip(documents, documents, strict=True))
     churn = "" if changed is None else f", {changed} answers changed"
     change = f"{_moved(result.mean_a, result.mean_b)}, {result.wins} better, {result.losses} worse of {what}{churn}"
-    test = {"mcnemar-exact": "exact McNemar", "permutation": "permutation test"}[result.test]
-    flips = (result.wins + result.losses) / result.n if result.test == "mcnemar-exact" else None
-    assuming = _assuming(x if higher else 1 - x, flips, level, limits.power)
-    p = result.p_one_sided
+    test, p, assuming = (
+        TESTS[result.test_one_sided],
+        result.p_one_sided,
+        _assuming(x, result, higher, level, limits.power),
+    )
     if steps is not None:
         p, test = bound.p_above(0.0), "betting, at every look"
     return Evidence(
@@ -120,19 +125,20 @@ def design_of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool)
 def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
     """The evidence on a perplexity, or bits per byte, of runs that hold the sums behind it.
 
-    The test flips the signs of the clusters' log-likelihood differences (`significance.sign_flip`).
+    The test is that of the clusters' log-likelihood differences (`paired.tested`).
     """
     sums = ratios((a, b), key)
     assert sums is not None
     documents, (old, new) = sums
     design, alpha = design_of_ratio(key, a, b, limits, higher), 0.05 if limits.alpha is None else limits.alpha
     (worse,), bound = design.strata, design.bound
+    found = tested(design.strata, design.scale, design.most, answers=False)
     unit = percent_of(old)
     change = 100 * (new.value - old.value) / abs(old.value)
     what = _counted(len(documents), len(worse.parts))
     return Evidence(
         key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
-        sign_flip(worse.parts)[1], "permutation test", bound, design,
+        found.p_one_sided, TESTS[found.test_one_sided], bound, design,
         of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, b.asks_all,
         "at the spread of differences seen here",
     )  # fmt: skip
@@ -182,49 +188,53 @@ def design_of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, boo
 
 
 def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
-    """The evidence on a mean over tasks. Its test flips the signs of the clusters' parts of the mean, exact as for one
-    task (`significance.sign_flip`)."""
-    old, new, wins, losses = 0.0, 0.0, 0, 0
+    """The evidence on a mean over tasks, from the same pairs and test as `compare`'s (`paired`)."""
+    columns: tuple[list[list[float]], list[list[float]]] = ([], [])
+    clusters: list[str] = []
+    old = new = 0.0
     for key, weight in mean.parts:
         documents = sorted(a.scores[key])
         x, y = (_column(run.scores[key], documents) for run in (a, b))
-        lost = x - y if directions[key] else y - x
         old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
-        wins, losses = wins + int(np.count_nonzero(lost < 0)), losses + int(np.count_nonzero(lost > 0))
-    alpha = 0.05 if mean.limits.alpha is None else mean.limits.alpha
+        if not directions[key]:  # so that more is better in all tasks, in the same range
+            ends = 1.0 if are_shares(x, y) else float(max(x.max(), y.max()) + min(x.min(), y.min()))
+            x, y = ends - x, ends - y
+        for column, values in zip(columns, (x, y), strict=True):
+            column.append(values.tolist())
+        clusters += across_tasks(key[0], cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents])
+    weights = [weight for _, weight in mean.parts]
+    limits, alpha = mean.limits, 0.05 if mean.limits.alpha is None else mean.limits.alpha
+    x, y = (np.array(scaled(column, weights)) for column in columns)
+    tasks = [(len(column), weight) for column, weight in zip(columns[0], weights, strict=True)]
+    result = paired(x, y, clusters=clusters, alpha=alpha, power=limits.power, metrics=metrics, tasks=tasks)
     design = design_of_mean(mean, a, b, directions)
-    bound, count = design.bound, design.documents
-    parts = np.concatenate([layer.parts for layer in design.strata])
-    what = f"{_counted(count, len(parts))} of {len(mean.parts)} tasks"
-    level = alpha / max(metrics, 1)
+    bound = design.bound
+    what = f"{_counted(result.n, result.clusters)} of {counted(len(tasks), 'task')}"
     return Evidence(
         mean.task, mean.name, POINTS,
-        f"{_moved(old, new)}, {wins} better, {losses} worse of {what}", sign_flip(parts)[1], "permutation test", bound,
-        design, of_parts(parts, bound, level, mean.limits.power), count, what, b.asks_all,
-        "at the spread of differences seen here",
+        f"{_moved(old, new)}, {result.wins} better, {result.losses} worse of {what}", result.p_one_sided,
+        TESTS[result.test_one_sided], bound, design,
+        Detectable(result.minimum_detectable_loss, result.undetectable), result.n, what, b.asks_all,
+        _assuming(x, result, True, alpha / max(metrics, 1), limits.power),
     )  # fmt: skip
 
 
 def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Detectable:
-    """The least loss that the sign-flip test over clusters' parts of a mean could have shown."""
-    if bound.groups < 2 or math.isnan(bound.stderr):
-        return Detectable(math.inf, "one document, or cluster, has no spread")
-    sizes = np.abs(parts[parts != 0])
-    typical = (float(np.mean(sizes)) if len(sizes) else 1 / bound.groups) * bound.groups
-    loss = mean_effect(bound.stderr, typical, bound.groups, bound.degrees, level, power, sides=1)
-    few = f"the smallest p that {bound.groups} clusters can have is above alpha"
-    return Detectable(loss, "" if math.isfinite(loss) else few)
+    """The least loss that the test of clusters' log-likelihoods, as parts of their mean, could have shown."""
+    loss = mean_effect(parts, bound, 0.0, 1.0, level, power, sides=1)
+    return Detectable(loss, "" if math.isfinite(loss) else blind(len(parts)))
 
 
-def _assuming(right: Floats, flips: float | None, level: float, power: float) -> str:
+def _assuming(old: Floats, result: PairedResult, higher: bool, level: float, power: float) -> str:
     """The rate of flips at which the least detectable loss holds; more flips hide a larger loss."""
-    if flips is None:
+    if result.test != "mcnemar-exact":
         return "at the spread of differences seen here"
+    flips = (result.wins + result.losses) / result.n
     words = f"at the {flips * 100:.1f} % of answers that flip here"
-    can_get_worse = int(np.count_nonzero(right > 0))
-    if flips >= MANY_FLIPS or 0.5**can_get_worse > level or not np.isin(right, (0, 1)).all():
+    can_get_worse = int(np.count_nonzero(old if higher else 1 - old))
+    if flips >= MANY_FLIPS or 0.5**can_get_worse > level:
         return words
-    loss = binary_loss(len(right), can_get_worse, MANY_FLIPS, level, power)
+    loss = binary_loss(len(old), can_get_worse, MANY_FLIPS, level, power)
     return f"{words}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
 
 

@@ -139,7 +139,7 @@ def _undecided_margin(evidence: Evidence, margin: float, limits: Limits, need: i
     """Return why the bound is not within the margin, and what would settle it."""
     bound = evidence.bound
     if not math.isfinite(bound.error):
-        return f"no loss can be excluded: {evidence.what} cannot show how documents differ"
+        return f"no loss can be excluded by {evidence.what} alone"
     assert limits.alpha is not None
     shown = f"{SIGNIFICANT} (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
     worst = _at_most(evidence)
@@ -178,15 +178,14 @@ def _settled_by(evidence: Evidence, limits: Limits, need: int | None) -> str:
 
 def _excluded(evidence: Evidence, alpha: float) -> str:
     if not math.isfinite(evidence.bound.error) or evidence.bound.bound == evidence.bound.most:
-        return f"{evidence.what} exclude no loss"
+        return f"No loss is excluded by {evidence.what}"
     return f"Excluded at {100 * (1 - alpha):g} %: losses above {_at_most(evidence)}"
 
 
 def _at_most(evidence: Evidence) -> str:
-    """Return the bound, rounded up: to tenths from 1 on, to hundredths below."""
+    """Return the bound, rounded up to hundredths: to tenths it was above what `compare` shows of the same interval."""
     bound = max(0.0, evidence.unit.shown(evidence.bound.bound))
-    digits = 1 if bound >= 1 else 2
-    return f"{math.ceil(bound * 10**digits - ROUNDING) / 10**digits:.{digits}f} {evidence.unit.name}"
+    return f"{math.ceil(bound * 100 - ROUNDING) / 100:.2f} {evidence.unit.name}"
 
 
 def _detects(evidence: Evidence, limits: Limits) -> str:

@@ -42,7 +42,8 @@ TILES = 3  # metrics shown large
 FOLDED = "of the groups' own tasks, outside the family of tests"
 LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
-TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation"}
+TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation",
+         "bound": "the p at which the interval excludes 0"}  # fmt: skip
 
 
 def comparison_page(c: Comparison) -> Page:

@@ -9,15 +9,19 @@ scores are shares, a loss is bounded, and the bound may lie below what a test ca
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 from evalengine.report.stats.intervals import Floats
+from evalengine.report.stats.loss_bound import LossBound, typical_part
 from evalengine.report.stats.significance import TAIL_FACTOR, least_p, resamples
 
+ROUNDS = 4  # of an iteration that converges at once
 TAIL = 1e-12  # probability that sums over a binomial distribution leave out on each side
 
 
@@ -54,23 +58,69 @@ def binary_effect(count: int, discordance: float, alpha: float, power: float, si
 
 
 def mean_effect(
-    stderr: float, typical: float, clusters: int, degrees: float, alpha: float, power: float, sides: int = 2
+    parts: Floats, bound: LossBound, scale: float, typical: float, alpha: float, power: float, sides: int = 2
 ) -> float:
-    """Smallest mean difference (metric's units) that the test over `clusters` clusters finds with `power`.
+    """Smallest mean difference (metric's units) that `paired.tested` finds with `power`, given the clusters' `parts`
+    [G] of the mean (of the loss, for one side), their `bound` and the size of one score, `scale` (0: not known).
 
-    (t_alpha + t_power) * stderr with so many `degrees` of freedom: Miller 2024 (arXiv:2411.00640), power analysis,
-    with t for its z. The error observed says little where few clusters differ, so the effect is at least that of
-    differences of the `typical` size (units of the mean; > 0) in just as many clusters as can be significant:
-    `typical` times `binary_effect` without discordance. inf: no difference can be significant with so few clusters.
+    critical + t_power * stderr as in Miller 2024 (arXiv:2411.00640), power analysis, with `critical_mean` for its
+    z_alpha * stderr. The error observed says little where few clusters differ, so the effect is at least that of as few
+    equal differences as can be significant: of the mean size of the parts, or of `typical` (> 0) over G where no part
+    differs. They come with `power` if a share beta(k, G - k + 1)'s quantile of the clusters changes, all in one
+    direction. If G of them are too few, the effect is at least the critical mean of a shift that all clusters share.
+    inf: no difference can be significant with so few clusters.
     """
-    least, level = binary_effect(clusters, 0.0, alpha, power, sides), alpha / sides
-    if math.isinf(least) or least_p(clusters) > level:
+    groups, level = len(parts), alpha / sides
+    if groups < 2 or least_p(groups) > level:
         return math.inf
-    critical = float(scipy.stats.t.isf(level, degrees))
-    if level * (1 + resamples(clusters)) < 1:  # By `tail_bound` alone, whose z is t / sqrt(1 + t^2 / clusters).
-        z = float(scipy.stats.norm.isf(level / TAIL_FACTOR))
-        critical = z / math.sqrt(1 - z * z / (degrees + 1)) if z * z < degrees + 1 else math.inf
-    return max((critical + float(scipy.stats.t.isf(1 - power, degrees))) * stderr, typical * least)
+    sizes = np.abs(parts[parts != 0])
+    size = math.fsum(sizes) / len(sizes) if len(sizes) else typical / groups
+    least = replace(bound, stderr=0.0, unit=max(bound.unit, size))
+
+    def significant(count: int) -> bool:
+        spread = size * math.sqrt(count * (groups - count) / (groups - 1))  # CR2 of so many equal parts
+        critical = critical_mean(replace(least, stderr=spread), scale, alpha, sides)
+        return least_p(count) <= level and count * size >= critical
+
+    floor = critical_mean(least, scale, alpha, sides)
+    if significant(groups):
+        fewest = bisect_left(range(1, groups), True, key=significant) + 1
+        floor = groups * size * float(scipy.special.betaincinv(fewest, groups - fewest + 1, power))
+    flips, beyond = critical_flips(bound, level), float(scipy.special.stdtrit(bound.degrees, power)) * bound.stderr
+    effect, centred = 0.0, parts - math.fsum(parts) / groups
+    for _ in range(ROUNDS):  # a shift by the effect makes the parts, and so the unit, larger
+        unit = max(bound.unit, *(typical_part(centred + sign * effect / groups) for sign in (1, -1)[:sides]))
+        effect = max(critical_mean(replace(bound, unit=unit), scale, alpha, sides), flips) + beyond
+        if math.isinf(effect):
+            break
+    effect = max(effect, floor)
+    return effect if effect <= bound.most else math.inf
+
+
+def critical_mean(bound: LossBound, scale: float, alpha: float, sides: int) -> float:
+    """The mean that has p = `alpha` by `LossBound.p_above` (one side) or `p_outside` (two), if its spread and unit are
+    those of `bound`; inf where none has."""
+    own = replace(bound, loss=0.0, alpha=min(alpha, 0.5))
+    least = own.shift * own.unit + own.error
+    if sides == 1 or not math.isfinite(least):
+        return least
+    # half(m)^2 = half(0)^2 + unseen^2 ((1 + m / scale)^2 - 1), in which `half` is m: a quadratic equation.
+    half, unseen = own.half(0.0, scale, own.alpha / 2), replace(own, stderr=0.0).half(0.0, scale, own.alpha / 2)
+    slope = unseen / scale if scale else 0.0
+    if slope >= 1:
+        return math.inf
+    middle = unseen * slope
+    return max(least, (middle + math.sqrt(middle**2 + (1 - slope**2) * half**2)) / (1 - slope**2))
+
+
+def critical_flips(bound: LossBound, level: float) -> float:
+    """The mean that has a one-sided p of `level` in the sign-flip test, if its standard error is that of `bound`."""
+    critical = -float(scipy.special.stdtrit(bound.degrees, level))
+    drawn = 1 / (1 + resamples(bound.groups))
+    if level < 2 * drawn:  # By `tail_bound` alone, whose z is t / sqrt(1 + t^2 / clusters).
+        z = -float(scipy.special.ndtri(min(level, drawn) / TAIL_FACTOR))
+        critical = z / math.sqrt(1 - z * z / (bound.degrees + 1)) if z * z < bound.degrees + 1 else math.inf
+    return critical * bound.stderr
 
 
 def check_levels(confidence: float, alpha: float, power: float) -> None:
@@ -91,13 +141,13 @@ class Detectable:
 
 
 def detectable_loss(
-    a: Floats, b: Floats, codes: NDArray[np.intp], of_pairs: float | None, higher_is_better: bool, alpha: float,
-    power: float, metrics: int = 1,
+    a: Floats, b: Floats, codes: NDArray[np.intp], of_pairs: float | None, p_of_loss: Callable[[Floats], float],
+    higher_is_better: bool, alpha: float, power: float, metrics: int = 1,
 ) -> Detectable:  # fmt: skip
     """The least loss that a test of baseline `a` [n] and run `b` [n] could have shown with probability `power`.
 
     of_pairs: what the spread of the differences alone would allow it to show (`mean_effect`); None for 0/1
-    scores of unrelated documents, whose test is McNemar's.
+    scores of unrelated documents, whose test is McNemar's. p_of_loss: the p of losses [n] by their bound.
 
     `alpha` is shared among `metrics`, as Holm's first and hardest step does. No loss has a lower p than that of
     everything the baseline has, without a win: if that p is above alpha, none can be shown. If not, that loss is found
@@ -110,13 +160,21 @@ def detectable_loss(
     room = (a if higher_is_better else 1 - a) if shares else np.full(len(a), math.inf)
     losing = len(np.unique(codes[room > 0]))
     p = 0.5**losing if binary else least_p(losing)
+    if losing and shares and not binary:
+        p = max(p, p_of_loss(room))
     if p > level:
         return Detectable(math.inf, _why(losing, binary and higher_is_better, p, alpha, metrics))
     if of_pairs is None:
         return Detectable(binary_loss(len(a), losing, float(np.mean(a != b)), level, power))
-    everything = float(np.mean(room))
-    loss = of_pairs if of_pairs <= everything else everything  # so that a NaN, of one document, gives everything
-    return Detectable(loss, "" if math.isfinite(loss) else "one document has no spread")
+    loss = min(of_pairs, float(np.mean(room)))
+    return Detectable(loss, "" if math.isfinite(loss) else blind(int(codes.max()) + 1))
+
+
+def blind(groups: int) -> str:
+    """Why so many documents, or clusters of them, can show no mean difference."""
+    if groups < 2:
+        return "one document, or one cluster, has no spread"
+    return f"the smallest p of {groups} documents or clusters is above alpha"
 
 
 def binary_loss(count: int, right: int, discordance: float, alpha: float, power: float) -> float:

@@ -108,8 +108,9 @@ def heavy_tails(residuals: Floats) -> str:
 
 
 def few_clusters(documents: int, clusters: int, effective: float) -> str:
-    """A caution where clusters say as little as a few of equal size would; "" for unrelated documents, or enough."""
-    if clusters == documents or effective >= FEW:
+    """A caution where clusters say as little as a few of equal size would; "" for unrelated documents, or enough, and
+    for one cluster, which has no interval."""
+    if clusters in (1, documents) or effective >= FEW:
         return ""
     as_few = f" as uneven as {effective:.1f} equal ones" if effective < 0.95 * clusters else ""
     return f"{clusters} clusters{as_few} are few; intervals and bounds may be too narrow"

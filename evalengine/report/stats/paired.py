@@ -1,8 +1,9 @@
 """Statistics on pairs: two runs' scores on the same items. The difference is b - a throughout, in the metric's units.
 
 0/1 scores of unrelated items take the exact McNemar test; everything else takes the sign-flip permutation test over
-clusters. Intervals are `loss_bound.difference_interval`'s, which agree with a gate. Pure functions; nothing here
-depends on the order of the items, and a seed fixes what is random.
+clusters, whose p is no less than that of the interval (`tested`). Intervals are `loss_bound.difference_interval`'s,
+which agree with a gate. Pure functions; nothing here depends on the order of the items, and a seed fixes what is
+random.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ from evalengine.report.stats.detectable import binary_effect, check_levels, dete
 from evalengine.report.stats.intervals import (
     Floats,
     cluster_degrees,
-    cluster_sums,
     clustered_stderr,
     task_factors,
 )
-from evalengine.report.stats.loss_bound import Losses, Stratum, bound_cautions, difference_interval, joined, stratum
-from evalengine.report.stats.significance import mcnemar, sign_flip
+from evalengine.report.stats.loss_bound import (
+    Losses,
+    Stratum,
+    bound_cautions,
+    difference_interval,
+    joined,
+    loss_bound,
+    opposite,
+)
+from evalengine.report.stats.significance import mcnemar, sign_flip, tail_p
 
-Test = Literal["mcnemar-exact", "permutation"]
+# The source of a p-value. "bound": where the interval begins to exclude 0, or `tail_p`
+Test = Literal["mcnemar-exact", "permutation", "bound"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,16 @@ class PairedResult:
     ci_low: float  # confidence interval of the difference; infinite for one cluster
     ci_high: float
     p_value: float  # two-sided
-    test: Test
+    test: Test  # of `p_value`
     p_one_sided: float  # one-sided, of b being worse than a
+    test_one_sided: Test
     minimum_detectable_effect: float  # two-sided test; > 0, inf: nothing is detectable
     minimum_detectable_loss: float  # one-sided test, given what a has to lose (`detectable_loss`); > 0, inf: none
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
     effective_clusters: float  # groups of equal size that would tell as much: degrees of freedom and one; NaN for one
+    unit: float  # the part of the difference that one more changed cluster could make; NaN for one cluster
+    scale: float  # the size of one score in `unit`; 0 where it is not known
     cautions: tuple[str, ...] = ()  # why the interval may be too narrow
 
 
@@ -88,79 +100,76 @@ def paired(
     ups, downs = int(np.count_nonzero(difference > 0)), int(np.count_nonzero(difference < 0))
     wins, losses = (ups, downs) if higher_is_better else (downs, ups)
     stderr = clustered_stderr(difference, codes)
-    binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
-    if binary and codes.max() + 1 == len(a):
-        inferred = _infer_binary(ups, downs, len(a), higher_is_better, levels)
+    tasks = tasks or [(len(a), 1.0)]
+    factors, ends = np.repeat(task_factors(tasks), [n for n, _ in tasks]), np.cumsum([n for n, _ in tasks])[:-1]
+    ranges = [score_range(x, y) for x, y in zip(*(np.split(c / factors, ends) for c in (a, b)), strict=True)]
+    scale, most = (max(column) for column in zip(*ranges, strict=True))
+    scale = 0.0 if unbounded and ups + downs else scale
+
+    def strata_of(values: Floats) -> Sequence[Stratum]:
+        columns = zip(np.split(values / factors, ends), np.split(codes, ends), tasks, strict=True)
+        return joined([Losses(own, names.tolist(), weight) for own, names, (_, weight) in columns])
+
+    strata = strata_of(difference)
+    worse = opposite(strata) if higher_is_better else strata
+    bound = loss_bound(worse, scale, 0.5, most)
+    answers = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
+    found = tested(worse, scale, most, answers, seed)
+    of_pairs: float | None
+    if found.test == "mcnemar-exact":
+        effect, of_pairs = binary_effect(len(a), (ups + downs) / len(a), *levels), None
     else:
-        typical = 1.0 if binary else score_scale(a, b)
-        inferred = _infer_mean(difference, codes, stderr, typical, higher_is_better, levels, seed)
-    factors = np.repeat(task_factors(tasks), [size for size, _ in tasks]) if tasks else 1.0
-    scale, most = score_range(a / factors, b / factors)
-    strata = _strata(difference / factors, codes, tasks)
-    low, high = difference_interval(strata, 0.0 if unbounded and ups + downs else scale, most, confidence)
+        parts, typical = np.concatenate([layer.parts for layer in worse]), 1.0 if answers else score_scale(a, b)
+        effect, of_pairs = (mean_effect(parts, bound, scale, typical, *levels, sides) for sides in (2, 1))
+    low, high = difference_interval(strata, scale, most, confidence)
     sizes = np.bincount(codes).astype(np.float64)
     effective = cluster_degrees(sizes) + 1
-    least = detectable_loss(a, b, codes, inferred.loss_of_pairs, higher_is_better, alpha, power, metrics)
+    least = detectable_loss(
+        a, b, codes, of_pairs, lambda room: loss_bound(strata_of(room), scale, 0.5, most).p_above(0.0),
+        higher_is_better, alpha, power, metrics,
+    )  # fmt: skip
     return PairedResult(
         n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
         mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=low, ci_high=high,
-        p_value=inferred.p_values[0], test=inferred.test, p_one_sided=inferred.p_values[1],
-        minimum_detectable_effect=inferred.effect,
-        minimum_detectable_loss=least.loss, undetectable=least.why, clusters=len(sizes),
-        effective_clusters=effective, cautions=bound_cautions(strata, most),
+        **found._asdict(), minimum_detectable_effect=effect,
+        minimum_detectable_loss=least.loss, undetectable=least.why, clusters=len(sizes), effective_clusters=effective,
+        unit=bound.unit, scale=scale, cautions=bound_cautions(strata, most),
     )  # fmt: skip
 
 
-def _strata(
-    difference: Floats, codes: NDArray[np.intp], tasks: Sequence[tuple[int, float]] | None
-) -> Sequence[Stratum]:
-    """The clusters as parts of the mean difference; of a mean over tasks by task, if each has two clusters or more."""
-    if tasks is None:
-        return [stratum(difference, codes)]
-    ends = np.cumsum([size for size, _ in tasks])[:-1]
-    columns = zip(np.split(difference, ends), np.split(codes, ends), tasks, strict=True)
-    strata = joined([Losses(own, names.tolist(), weight) for own, names, (_, weight) in columns])
-    if all(len(layer.parts) > 1 for layer in strata):
-        return strata
-    parts, shares, sizes = (
-        np.concatenate([getattr(layer, name) for layer in strata]) for name in ("parts", "shares", "sizes")
-    )
-    return [Stratum(parts, parts - shares * math.fsum(parts), shares, sizes)]
+class Tested(NamedTuple):
+    """The p-values of pairs, and where they are from."""
 
-
-class _Inferred(NamedTuple):
-    """What a test infers from the pairs."""
-
+    p_value: float  # two-sided
     test: Test
-    p_values: tuple[float, float]  # two-sided; one-sided, of b being worse
-    effect: float  # minimum detectable effect of the two-sided test
-    loss_of_pairs: float | None  # the one-sided test's, by the spread of the pairs alone; None for McNemar's
+    p_one_sided: float  # of a loss
+    test_one_sided: Test
 
 
-def _infer_binary(ups: int, downs: int, count: int, higher_is_better: bool, levels: tuple[float, float]) -> _Inferred:
-    """0/1 scores of unrelated items; `levels` are (alpha, power)."""
-    p_values = mcnemar(ups, downs) if higher_is_better else mcnemar(downs, ups)
-    return _Inferred("mcnemar-exact", p_values, binary_effect(count, (ups + downs) / count, *levels), None)
+def tested(strata: Sequence[Stratum], scale: float, most: float, answers: bool, seed: int = 0) -> Tested:
+    """The test of compare, of several models, and of a gate without a margin: whether the mean loss of `strata` is 0.
 
+    scale, most: as in `loss_bound`. answers: whether all scores are 0 or 1, whose unrelated documents of equal weight
+    take McNemar's exact test: two directions of one change, with equal means, are equally likely.
 
-def _infer_mean(
-    difference: Floats,
-    codes: NDArray[np.intp],
-    stderr: float,
-    scale: float,
-    higher_is_better: bool,
-    levels: tuple[float, float],
-    seed: int,
-) -> _Inferred:
-    """Scores of any size, or of related items; `scale` is the size of the metric's scores."""
-    groups = int(codes.max()) + 1
-    degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
-    sums = cluster_sums(difference, codes)
-    p_values = sign_flip(-sums if higher_is_better else sums, seed)
-    sizes = np.abs(sums[sums != 0])
-    typical = math.fsum(sizes) / len(sizes) * groups / len(difference) if len(sizes) else scale
-    both, loss = (mean_effect(stderr, typical, groups, degrees, *levels, sides) for sides in (2, 1))
-    return _Inferred("permutation", p_values, both, loss)
+    All else takes the larger of two p-values. The sign-flip test alone asks whether differences are symmetric about 0,
+    not whether their mean is 0: if 3 % of 100 documents lose half a score, and the others gain what makes up for it, it
+    rejects in .2 of comparisons. The other p is where the interval begins to exclude 0: `LossBound.p_outside` for two
+    sides, so that a p of at most 0.05 lies outside the 95 % interval, and `LossBound.p_above` for one side, which
+    agrees with the gate's bound.
+    """
+    parts = np.concatenate([layer.parts for layer in strata])
+    shares, sizes = (np.concatenate([getattr(layer, name) for layer in strata]) for name in ("shares", "sizes"))
+    if answers and sizes.max() == 1 and np.ptp(shares) <= 1e-9 * shares[0]:
+        both, worse = mcnemar(int(np.count_nonzero(parts < 0)), int(np.count_nonzero(parts > 0)))
+        return Tested(both, "mcnemar-exact", worse, "mcnemar-exact")
+    bound = loss_bound(strata, scale, 0.5, most)
+    bounds = bound.p_outside(scale), bound.p_above(0.0)
+    if min(bounds) == 1:
+        return Tested(1.0, "bound", 1.0, "bound")
+    flips, drawn = sign_flip(parts, seed), tail_p(parts[parts != 0]) is None
+    names: list[Test] = ["permutation" if drawn and flips[n] >= bounds[n] else "bound" for n in (0, 1)]
+    return Tested(max(flips[0], bounds[0]), names[0], max(flips[1], bounds[1]), names[1])
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:

@@ -25,16 +25,20 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
     """(two-sided p, p of a sum this large): the paired permutation test of `sums` [G], the clusters' differences.
 
     Under the null hypothesis the runs' labels are exchangeable within a cluster, so each sum's sign is a fair coin
-    (Fisher 1935; Good 2005, "Permutation, Parametric and Bootstrap Tests of Hypotheses"). Clusters that sum to 0 say
-    nothing and are left out. All flips are counted where they are at most `RESAMPLES`, else that many are drawn and
-    p = (1 + extreme) / (1 + drawn), never 0 (Phipson & Smyth 2010, SAGMB 9(1)). Where the exact p is below the least
-    that can be drawn, `tail_bound` takes its place: Holm's correction over hundreds of tests needs such p-values.
+    (Fisher 1935; Good 2005, "Permutation, Parametric and Bootstrap Tests of Hypotheses"). That is more than a mean of
+    0: `paired.tested` has the test of the mean. Clusters that sum to 0 say nothing and are left out.
+
+    All flips are counted where they are at most `RESAMPLES`. Else `tail_p` decides from the sums, before any flip is
+    drawn, whether its bound is the p, or p = (2 + extreme) / (1 + drawn): one more than Phipson & Smyth 2010 (SAGMB
+    9(1)), which pays for the cases that the bound takes.
     """
     sums = sums[sums != 0]
     if len(sums) == 0:
         return 1.0, 1.0
-    sums = np.append(sums / np.max(np.abs(sums)), 0.0)  # a 0 changes no p-value, and SciPy wants two numbers
     negative = math.fsum(sums) < 0
+    if (bound := tail_p(sums)) is not None:
+        return min(1.0, 2 * bound), 1.0 if negative else bound
+    sums = np.append(sums / np.max(np.abs(sums)), 0.0)  # a 0 changes no p-value, and SciPy wants two numbers
     sums = -sums if negative else sums  # so (a, b) and (b, a) draw the same flips
     sums = sums[np.lexsort((sums, np.abs(sums)))] / math.fsum(np.abs(sums))
     result = scipy.stats.permutation_test(
@@ -49,11 +53,19 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
     )
     null = result.null_distribution
     added = 0 if len(sums) <= EXACT + 1 else 1  # as in SciPy: none when all are counted
-    larger = float(result.pvalue)
-    if added and (bound := tail_bound(math.fsum(sums) / math.sqrt(math.fsum(sums**2)))) < 1 / (len(null) + 1):
-        larger = bound
+    larger = float(result.pvalue) + added / (len(null) + 1)
     smaller = float((np.count_nonzero(null <= result.statistic) + added) / (len(null) + added))
     return min(1.0, 2 * min(larger, smaller)), smaller if negative else larger
+
+
+def tail_p(sums: Floats) -> float | None:
+    """`tail_bound` of the size of the sum of `sums` [G], without zeros, where it is below the least p that can be
+    drawn: Holm's correction over hundreds of tests needs such p-values. None where flips are counted or drawn."""
+    if len(sums) <= EXACT:
+        return None
+    sums = sums / np.max(np.abs(sums))
+    bound = tail_bound(abs(math.fsum(sums)) / math.sqrt(math.fsum(sums**2)))
+    return bound if bound < 1 / (1 + resamples(len(sums))) else None
 
 
 def tail_bound(z: float) -> float:
@@ -67,7 +79,8 @@ def least_p(count: int) -> float:
     flips are drawn."""
     if count <= EXACT:
         return 0.5**count
-    return min((1 + resamples(count) * 0.5**count) / (1 + resamples(count)), tail_bound(math.sqrt(count)))
+    bound = tail_p(np.ones(count))
+    return (2 + resamples(count) * 0.5**count) / (1 + resamples(count)) if bound is None else bound
 
 
 def resamples(sums: int) -> int:
