@@ -204,7 +204,7 @@ def test_detectable_effect_is_detected_as_often_as_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "n", "alpha", "draws"), [("nats", 60, 0.05, 500), ("nats", 60, 2e-5, 300), ("shares", 100, 0.05, 500)]
+    ("kind", "n", "alpha", "draws"), [("nats", 60, 0.05, 300), ("nats", 60, 2e-5, 300), ("shares", 100, 0.05, 300)]
 )
 def test_detectable_mean_is_detected_as_often_as_said(
     kind: str, n: int, alpha: float, draws: int, monkeypatch: pytest.MonkeyPatch
