@@ -111,6 +111,8 @@ def test_compare_takes_paths_and_runs(folder: Path, tmp_path: Path) -> None:
     differs = evalengine.compare(folder, other, allow=True)
     assert same.same and same.verdict == "IDENTICAL" and same.differences.empty
     assert not differs.same and differs.differences.doc_id.tolist() == [2]
+    assert [*same.differences] == [*differs.differences], "it had no columns"
+    assert same.differences[same.differences.output].empty and same.differences.doc_id.dtype == "int64"
     assert repr(differs).splitlines()[-1].startswith("verdict: DIFFERENT")
     assert differs.metrics.task.tolist() == ["sums", "sums"] and differs.to_json()["format"] == "evalengine.compare"
     assert differs.differences[["what", "prompt", "output", "text"]].values.tolist() == [["prompt", True, True, False]]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Named = str | Path | Results  # what stands for a run
+DIFFERENCE = ("task", "doc_id", "request_index", "repeat", "what", "cause")  # columns of a request that differs
 
 
 class Compared(Shown):
@@ -70,8 +71,9 @@ class Compared(Shown):
             raise ConfigError("differences: these are different models, whose requests are not held side by side; "
                               "compare(a, b, allow=True) does that")  # fmt: skip
         rows = comparison_json(self.comparison)["differences"]
-        frame = _frame({**row, **{kind: kind in row["in"] for kind in KINDS}} for row in rows)
-        return frame.drop(columns="in", errors="ignore")  # no rows, no columns
+        told = ({**row, **{kind: kind in row["in"] for kind in KINDS}} for row in rows)
+        frame = _frame(told, [*DIFFERENCE, *KINDS])
+        return frame.astype({**dict.fromkeys(DIFFERENCE[1:4], "int64"), **dict.fromkeys(KINDS, "bool")})
 
     def _lines(self) -> Iterator[Line]:
         comparison = self.comparison
@@ -185,7 +187,7 @@ def _collect(problems: list[str], named: Named) -> Any:
         return None
 
 
-def _frame(rows: Iterator[Any] | Sequence[Any]) -> DataFrame:
+def _frame(rows: Iterator[Any] | Sequence[Any], columns: list[str] | None = None) -> DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(list(rows))
+    return pd.DataFrame(list(rows), columns=columns)
