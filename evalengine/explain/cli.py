@@ -13,13 +13,14 @@ from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.explain.table import as_json, report
 from evalengine.explain.trace import Trace
 from evalengine.plain_text import say, warn
+from evalengine.records.evidence import file_problems
 from evalengine.records.schema import RecordKey
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.read.identities import short
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import item_name, named_item
+from evalengine.report.read.names import inputs, item_name, named_item
 from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.terminal.tables import bullets, print_findings
 from evalengine.util.command import Namespace
@@ -30,6 +31,10 @@ if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does 
 
 def main(arguments: Namespace) -> int:
     """Runs `explain` with its arguments; returns the exit code."""
+    for option, name in (("write", arguments.write), ("json", arguments.json)):
+        words, read = f"explain: --{option} {name}", inputs(arguments.sources)
+        if name and name != "-" and (problems := [*file_problems(words, Path(name), (), read, new_folder=True)]):
+            raise ConfigError(problems)
     sources = [_Source.open(path) for path in arguments.sources]
     key = _key(sources, arguments)
     check_prompts(key, sources[0].prompt_sha256(key), sources[-1].prompt_sha256(key))

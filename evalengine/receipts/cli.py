@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 def prove(arguments: Namespace) -> int:
     """Runs `prove` with its arguments; returns the exit code."""
-    if arguments.output.is_dir():
-        raise ConfigError(f"prove: -o {arguments.output}: a folder; name a file in it")
+    from evalengine.records.evidence import file_problems
+    from evalengine.report.read.names import inputs
+
+    words = f"prove: -o {arguments.output}"
+    if problems := [*file_problems(words, arguments.output, (), inputs([arguments.run]), new_folder=True)]:
+        raise ConfigError(problems)
     from evalengine.receipts.of_run import prove as proved
     from evalengine.receipts.receipt import write_receipt
     from evalengine.report.read.load import load_run

@@ -6,20 +6,23 @@ the manifest's hash and its own (`sealed_page`). All this finds damage and edits
 rewrites every hash passes.
 
 A run that was written before manifests had the list is read too; `is_bound` tells, and readers say that edits of it
-would pass unseen.
+would pass unseen. The files that a command's options name must not be among these files: `file_problems`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
+from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, LOCK, RECORDS
+from evalengine.records.lm_eval_file import ISO
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import load_manifest
@@ -33,6 +36,7 @@ OURS = (DIGEST, RECORDS, TOKENS, CONFIG, ASKED, "results_*.json", "samples_*.jso
 NEEDED = (DIGEST, RECORDS)  # every run has them; results files are checked where they are read
 AGAIN = "run its command again, or take the folder from where it was copied"
 SINCE_BOUND = "model_spec"  # a key of the identity: every evalengine that writes the key binds the files, too
+STANDARD_STREAMS = ("/dev/fd/1", "/dev/fd/2")
 _CHUNK = 1 << 20  # bytes
 _PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([0-9a-f]{64}) -->\n")
 _PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
@@ -48,6 +52,61 @@ def bind(manifest: Manifest, folder: Path, digest: str) -> Manifest:
     files[DIGEST] = hashlib.sha256(f"{digest}\n".encode()).hexdigest()
     bound = {**manifest.content, FILES: dict(sorted(files.items()))}
     return Manifest({**bound, SHA256: content_sha256(bound)})
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether this is a run of ours, finished or not, whole or not."""
+    return any((path / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST, LOCK))
+
+
+def file_problems(
+    words: str,
+    path: Path,
+    endings: Collection[str] = (),
+    inputs: Iterable[str | Path] = (),
+    new_folder: bool = False,
+    append: bool = False,
+) -> Iterator[str]:
+    """Yield why an option must not, or cannot, write the file that it names.
+
+    words: the option and its value. endings: those that the file may have. inputs: what the command reads. new_folder:
+    whether missing folders are made. append: whether the file is added to, not replaced. The files of a run are never
+    written over, be it an input or not.
+    """
+    with readable(words):
+        real = Path(os.path.realpath(path))
+        above = next(place for place in real.parents if place.exists())
+        if endings and path.suffix not in endings:
+            yield f"{words}: name a file that ends in {', '.join(endings)}"
+        elif path.is_dir():
+            yield f"{words}: a folder; name a file in it"
+        elif _of_a_run(real):
+            yield f"{words}: a file of the run in {real.parent}; name another file"
+        elif real in (Path(os.path.realpath(source)) for source in inputs):
+            yield f"{words}: this command reads that file; name another one"
+        elif path.is_file() and any(os.path.exists(out) and path.samefile(out) for out in STANDARD_STREAMS):
+            yield f"{words}: what this command prints goes to that file; name another one"
+        elif path.exists() and (append or not path.is_file()):  # it is opened, not replaced: a pipe or a device, too
+            if not os.access(path, os.W_OK):
+                yield f"{words}: no permission to write to it; name another file"
+        elif above != real.parent and not new_folder and above.is_dir():
+            yield f"{words}: there is no folder {path.parent}; make it, or name another file"
+        elif not (above.is_dir() and os.access(above, os.W_OK)):
+            yield f"{words}: {above} is not a writable folder; name another place"
+
+
+def repeated(command: str, paths: Iterable[Path]) -> list[str]:
+    """Return a problem for each file that two of a command's options name. All of them may name one pipe or device."""
+    count = Counter(Path(os.path.realpath(path)) for path in paths if path.is_file() or not path.exists())
+    return [f"{command}: {path}: two options name this file; name another for one of them"
+            for path, times in count.items() if times > 1]  # fmt: skip
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether a run of ours has files of this name in this folder, or lm-eval wrote the file."""
+    if any((path.parent / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY)):
+        return any(fnmatch(path.name, name) for name in (*OURS, MANIFEST, PAGE, JOURNAL, IDENTITY, LOCK))
+    return path.is_file() and re.search(rf"_{ISO}\.jsonl?$", path.name) is not None
 
 
 def is_bound(manifest: Manifest) -> bool:

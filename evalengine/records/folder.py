@@ -8,13 +8,14 @@ takes it up to finish it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -193,7 +194,14 @@ def sanitise(name: str) -> str:
 
 
 def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file that appears whole or not at all, by a function that fills the path it is given."""
+    """Writes a file that appears whole or not at all, by a function that fills the path it is given.
+
+    A link stays: its target is replaced. A pipe or a device is written to instead, since nothing may take its place.
+    """
+    if target.exists() and not target.is_file():
+        write(target)
+        return
+    target = Path(os.path.realpath(target))
     scratch = target.parent / f".{target.name}.partial"
     try:
         write(scratch)
@@ -204,32 +212,30 @@ def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def file_problems(words: str, path: Path, endings: Collection[str] = ()) -> Iterator[str]:
-    """Yields why `write_text_file` could not write there. words: what named the file. endings: those it may have."""
-    with readable(words):
-        if endings and path.suffix not in endings:
-            yield f"{words}: name a file that ends in {', '.join(endings)}"
-        elif path.is_dir():
-            yield f"{words}: a folder; name a file in it"
-        elif not path.parent.is_dir():
-            yield f"{words}: there is no folder {path.parent}; make it, or name another file"
-        elif not os.access(path.parent, os.W_OK):
-            yield f"{words}: no permission to write in {path.parent}; name another file"
-
-
-def write_text_file(file: Path, text: str) -> int:
+def write_text_file(file: Path, text: str, append: bool = False) -> int:
     """Writes a text that belongs to no run's folder, whole or not at all, making folders on its way; returns its bytes.
 
-    A lone surrogate, which a model's text may hold and UTF-8 does not, is written as its escape. Raises
-    `EvalEngineError` if the disk refuses.
+    append: whether it is added to the file, which other programs may be adding to. A lone surrogate, which a model's
+    text may hold and UTF-8 does not, is written as its escape. Raises `EvalEngineError` if the disk refuses.
     """
     content = text.encode("utf-8", "backslashreplace")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda path: path.write_bytes(content))
+        if append:
+            _append(file, content)
+        else:
+            write_whole(file, lambda path: path.write_bytes(content))
     except OSError as error:
         raise EvalEngineError(f"could not write {file}: {error.strerror or error}; name another place") from error
     return len(content)
+
+
+def _append(file: Path, content: bytes) -> None:
+    with file.open("ab", buffering=0) as out:
+        size = os.fstat(out.fileno()).st_size
+        if (out.write(content) or 0) < len(content):  # a full disk takes a part
+            out.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_failed(path: Path, error: OSError) -> EvalEngineError:

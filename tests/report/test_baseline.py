@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +155,18 @@ def test_bad_usage_is_refused_and_leaves_files_as_they_were(
     assert file.read_bytes() == before and [f.name for f in file.parent.iterdir()] == ["x.json"]
 
 
-def test_a_disk_that_refuses_is_exit_code_1(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_refuses_is_exit_code_1(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "blocked").write_text("a file, not a folder")
-    assert main(["baseline", str(run), "-o", str(tmp_path / "blocked" / "x.json")]) == 1
+    assert main(["baseline", str(run), "-o", str(tmp_path / "blocked" / "x.json")]) == 2, "bad usage"
+    assert "blocked is not a writable folder" in capsys.readouterr().err
+
+    def refuse(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert main(["baseline", str(run), "-o", str(tmp_path / "x.json")]) == 1
     assert "could not write" in capsys.readouterr().err
 
 

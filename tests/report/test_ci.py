@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from html import unescape
 from pathlib import Path
@@ -161,7 +163,51 @@ def test_bad_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "did you mean bitwise?" in capsys.readouterr().err
 
 
+def test_all_paths_are_checked_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were checked after minutes of a run, and the first that was wrong stopped the reports after it."""
+    monkeypatch.setattr(gate_cli, "unready", lambda *_: pytest.fail("something ran"))
+    words = ["--junit", str(tmp_path), "--summary", str(tmp_path / "s.md"), "--json", "/dev/null/x"]
+    assert main(["gate", "a", *words, "--", "limit=1"]) == 2
+    out, err = capsys.readouterr()
+    assert f"gate: --junit {tmp_path}: a folder" in err and "gate: --json /dev/null/x: " in err
+    assert not out and not (tmp_path / "s.md").exists()
+
+
 @pytest.mark.usefixtures("hostile_gate")
-def test_a_report_that_cannot_be_written_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gate", "a", "b", "--junit", str(tmp_path)]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+def test_a_disk_that_refuses_one_report_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left half a file, named it "None", and the reports after it were not written."""
+    replace = os.replace
+
+    def refuse(old: Path, new: Path) -> None:
+        if new.name in ("junit", "html"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    files = {option: tmp_path / option for option in ("junit", "summary", "json", "html")}
+    files["summary"].write_text("before")
+    assert main(["gate", "a", "b", *(word for pair in files.items() for word in (f"--{pair[0]}", str(pair[1])))]) == 2
+    err = capsys.readouterr().err
+    for option in ("junit", "html"):
+        assert f"gate: --{option}: could not write {tmp_path}/{option}: No space left on device" in err
+    assert (
+        json.loads(files["json"].read_text())["verdict"] == "fail" and files["summary"].read_text()[:9] == "before###"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["json", "summary"]
+
+
+@pytest.mark.usefixtures("hostile_gate")
+def test_a_full_standard_output_costs_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(gate_cli, "report_lines", full)
+    assert main(["gate", "a", "b", "--json", str(tmp_path / "gate.json")]) == 2
+    assert "gate: standard output cannot be written (No space left on device)" in capsys.readouterr().err
+    assert json.loads((tmp_path / "gate.json").read_text())["verdict"] == "fail"

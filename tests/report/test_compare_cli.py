@@ -85,7 +85,7 @@ def test_exit_codes_and_the_last_line_tell_the_verdict(
         (["base", "short"], "they share 1 (limit is none in A and 1 in B)"),
         (["base"], "one run alone cannot be compared"),
         (["base", "bit", "--level", "bits"], "invalid choice: 'bits'"),
-        (["base", "bit", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file or directory"),
+        (["base", "bit", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no folder /nowhere"),
     ],
 )
 def test_bad_usage_says_nothing_on_standard_output(
@@ -103,6 +103,14 @@ def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path, capsys: pytest.Cap
         assert main(["compare", str(tmp_path / "sweep")]) == (0 if number else 2)
     out, err = capsys.readouterr()
     assert "3 of 3 pairs identical" in out and "one run alone" in err
+    (tmp_path / "none" / "deep").mkdir(parents=True)
+    assert main(["compare", str(tmp_path / "none")]) == main(["compare", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("no run in this folder") == 2, "it said that one run cannot be compared"
+    for number in range(3):  # outputs of lm-eval
+        for name in ("digest.txt", "manifest.json", "records.parquet"):
+            (tmp_path / "sweep" / f"run{number}" / name).unlink()
+    assert main(["compare", str(tmp_path / "sweep")]) == 1, "no digests"
+    assert "verdict: SAME TOKENS (0 of 3 pairs identical" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["compare", "report"])

@@ -263,4 +263,4 @@ def test_a_page_that_cannot_be_written_is_not_a_verdict(
 ) -> None:
     assert main(["compare", "base", "token", "--html", str(tmp_path / "gone" / "c.html")]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("evalengine: compare: --html: could not write ")
+    assert out == "" and err.startswith(f"evalengine: compare: --html {tmp_path}/gone/c.html: there is no f")

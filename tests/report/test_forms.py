@@ -14,9 +14,10 @@ from evalengine.__main__ import main
 from evalengine.report.export.tables import TABLES, results_sheet
 from evalengine.report.python.results import load_run as load_results
 from evalengine.report.read.load import load_run
+from evalengine.report.read.names import SWEEP_FORMAT
 from tests.report.model_runs import model
 from tests.report.written_run import Doc, write_generations
-from tests.run_double import bind_again, generated, write_run
+from tests.run_double import ISO, bind_again, generated, write_run
 
 HUB = {"dataset": "openai/gsm8k", "name": "main", "revision": "e53f048", "split": "test"}
 
@@ -190,3 +191,57 @@ def test_bad_usage_is_said(
     done = capsys.readouterr()
     assert message in done.err and not done.out
     assert [path.name for path in folder.parent.iterdir()] == ["a_run"], "nothing is written"
+
+
+AN_INPUT = {
+    **dict.fromkeys(["gate b.json a_run --json b.json", "gate b.json a_run --summary linked.json",
+                     "gate b.json a_run --html ./a_run/../b.json", "gate b.json a_run --noise b.json --junit b.json",
+                     "gate b.json a_run --policy own.yaml --json own.yaml", "gate b.json --json b.json -- limit=1",
+                     "gate b.json a_run --policy own.yaml --junit parent.yaml", "compare l.json l.json --json l.json",
+                     "gate none.json --policy own.yaml --bootstrap own.yaml -- limit=1",
+                     "gate b.json x-1 --json x-1/x.json", "report l.json --inspect-log l.json",
+                     "baseline l.json -o l.json --force"], "this command reads that file"),
+    **dict.fromkeys(["gate b.json a_run --json a_run/manifest.json", "report a_run -o a_run/manifest.json",
+                     "gate b.json a_run --html a_run/report.html", "report a_run --inspect-log a_run/results_new.json",
+                     "compare a_run a_run --json a_run/digest.txt", "compare a_run a_run -o a_run/report.html",
+                     "report a_run a_run -o a_run/report.html", "report a_run --table md -o a_run/report.html",
+                     "gate b.json b.json --json a_run/digest.txt",
+                     f"report lm --inspect-log lm/results_{ISO}.json", "baseline a_run -o a_run/digest.txt --force",
+                     "explain a_run --item 0 --write a_run/digest.txt", "prove a_run --item 0 -o a_run/digest.txt",
+                     "explain a_run a_run --json a_run/records.parquet"], "a file of the run in"),
+    **dict.fromkeys(["gate b.json a_run --json x.html --html x.html", "gate b.json a_run --junit new --summary new",
+                     "gate none.json --bootstrap x.json --json x.json -- limit=1",
+                     "compare a_run a_run --json x.html --html ./x.html",
+                     "compare a_run a_run -o x.html --html x.html"],
+                    "two options name this file"),
+}  # fmt: skip
+
+
+def test_no_option_writes_over_an_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gate b.json RUN --json b.json` replaced the baseline, `report RUN -o RUN/manifest.json` the manifest."""
+    monkeypatch.chdir(tmp_path)
+    run = write_generations(tmp_path / "a_run", [Doc("a"), Doc("b", score=0.5)])
+    several = write_run(tmp_path / "several", [generated(doc, task=task) for task in ("one", "two") for doc in (0, 1)])
+    (tmp_path / "lm").mkdir()
+    for file in (*several.glob("results_*"), *several.glob("samples_*")):
+        file.rename(tmp_path / "lm" / file.name)
+    write_run(tmp_path / "x-1" / "1-a" / "run", [generated(0)])
+    (tmp_path / "x-1" / "x.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": [{"source": "1-a/run"}]}))
+    (tmp_path / "own.yaml").write_text("extends: parent.yaml"), (tmp_path / "parent.yaml").write_text("digest: equal")
+    assert main(["baseline", "a_run", "-o", "b.json"]) == main(["report", "a_run", "--inspect-log", "l.json"]) == 0
+    (tmp_path / "linked.json").symlink_to("b.json")
+    assert main(["report", str(run)]) == 0 == main(["report", str(run), "-o", "a_run/report.html"]), "its own page"
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for words, message in AN_INPUT.items():
+        assert main(words.split()) == 2, words
+        done = capsys.readouterr()
+        assert message in done.err and not done.out, (words, done.err)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before, words
+    for words, code in {"--json /dev/null --html /dev/null --junit a_run/gate.xml": 0,
+                        "--json b.json/x --html nowhere/x.html --junit a_run": 2}.items():  # fmt: skip
+        assert main(["gate", "b.json", "a_run", *words.split()]) == code
+    assert "--json b.json/x: " in (err := capsys.readouterr().err) and "--junit a_run: a folder" in err
+    assert "nowhere" not in err, "a gate makes the folder"

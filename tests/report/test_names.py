@@ -48,6 +48,14 @@ def test_latest_is_the_run_that_finished_last(results: Path) -> None:
     assert stands_for("latest") == results / "old" and len(runs_below(results)) == 5
 
 
+def test_links_to_a_run_are_that_run(results: Path) -> None:
+    for name, target in {"a_link": "new", "z_link": "new", "latest": "old"}.items():
+        (results / name).symlink_to(target)
+    assert {*runs_below(results)} > {results / "new", results / "old"} and len(runs_below(results)) == 4
+    (results / "elsewhere").symlink_to((results / "new").rename(results.parent / "moved").resolve())
+    assert results / "elsewhere" in runs_below(results), "a link to a run outside is one of the folder's runs"
+
+
 def test_the_newest_may_be_an_experiments(results: Path) -> None:
     sweep = next(results.glob("noise_floor-*"))
     newest = sweep / "2-max_num_seqs_2" / "run"

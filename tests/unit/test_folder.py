@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.records.folder import RunFolder, sanitise
+from evalengine.records.folder import RunFolder, sanitise, write_text_file
 from evalengine.records.schema import write_records
 
 
@@ -129,6 +131,44 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
             folder.write_with("a.txt", write)
         assert (folder.path / "a.txt").read_text() == "old"
         assert sorted(p.name for p in folder.path.iterdir()) == [".lock", "a.txt", "identity.json"]
+
+
+def test_a_link_a_pipe_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    for name, target in {"link": "far/real", "null": "/dev/null"}.items():
+        (tmp_path / name).symlink_to(target)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for text in ("first", "second"):
+        for name in ("link", "null", "pipe"):
+            write_text_file(tmp_path / name, text)
+        assert os.read(reader, 99) == text.encode() == (tmp_path / "far" / "real").read_bytes()
+    os.close(reader)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "null").is_symlink() and (tmp_path / "pipe").is_fifo()
+    assert Path("/dev/null").is_char_device() and [path.name for path in (tmp_path / "far").iterdir()] == ["real"]
+
+
+def test_a_text_is_appended_to_the_bytes_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\xff\r\n")
+    with (tmp_path / "x").open("ab", buffering=0) as other:  # another program that appends
+        for name in ("x", "new"):
+            write_text_file(tmp_path / name, "text", append=True)
+        other.write(b"!")
+    assert (tmp_path / "x").read_bytes() == b"\xff\r\ntext!" and (tmp_path / "new").read_text() == "text"
+
+
+def test_a_text_that_the_disk_takes_half_of_is_removed_again(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
+    try:
+        with pytest.raises(EvalEngineError, match=r"could not write .*x: No space left on device"):
+            write_text_file(tmp_path / "x", "text", append=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert (tmp_path / "x").read_text() == "old"
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:

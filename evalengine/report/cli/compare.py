@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.records.folder import file_problems, write_text_file
+from evalengine.records.evidence import file_problems, repeated
+from evalengine.records.folder import write_text_file
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import LEVELS, compared
 from evalengine.report.compare.matrix import matrix, matrix_report
@@ -22,7 +23,7 @@ from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs
+from evalengine.report.read.names import all_runs, inputs
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
@@ -35,9 +36,11 @@ ASKING = ("models", "format", "output", "names", "by", "history")  # options tha
 def main(arguments: Namespace) -> int:
     """Runs `compare` with its arguments; returns the exit code."""
     paths = all_runs(arguments.runs)
+    if problems := [*_path_problems(arguments)]:
+        raise ConfigError(problems)
+    runs = [load_run(path) for path in paths]
     if len(paths) < 2:
         raise ConfigError(f"compare: {paths[0]}: one run alone cannot be compared; name at least two")
-    runs = [load_run(path) for path in paths]
     if as_models(arguments, runs):
         return compare_models(runs, arguments)
     arguments.level = arguments.level or LEVELS[0]
@@ -82,7 +85,7 @@ def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
 def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
     that asks for them: a script that holds two runs to each other must not take other weights for the same."""
-    targets = _targets(arguments.output or [])
+    targets = [(Path(name), SUFFIXES[Path(name).suffix]) for name in arguments.output or []]
     names = _names(arguments.names, runs)
     if arguments.history:
         runs, names = _in_order(runs, names)
@@ -119,11 +122,15 @@ def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], lis
     return [runs[place] for place in order], [names[place] for place in order]
 
 
-def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
-    """(file, form) of each target. Raises `ConfigError` that names every target that cannot be written."""
-    if problems := [text for name in given for text in file_problems(f"compare: -o {name}", Path(name), SUFFIXES)]:
-        raise ConfigError(problems)
-    return [(Path(name), SUFFIXES[Path(name).suffix]) for name in given]
+def _path_problems(arguments: Namespace) -> Iterator[str]:
+    """What is wrong with the files that the options name."""
+    named = [(f"-o {name}", name, SUFFIXES) for name in arguments.output or []]
+    named += [(f"--json {name}", name, {}) for name in [arguments.json] if name and name != "-"]
+    named += [(f"--html {name}", name, {}) for name in [arguments.html] if name]
+    sources = [*inputs(arguments.runs)]
+    for words, name, endings in named:
+        yield from file_problems(f"compare: {words}", Path(name), endings, sources)
+    yield from repeated("compare", [Path(name) for _, name, _ in named])
 
 
 def _write_models(comparison: Board, path: Path, form: str, history: bool) -> None:

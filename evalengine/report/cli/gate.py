@@ -2,13 +2,16 @@
 
 Exit codes: 0 the policy holds, 1 it does not, 2 the gate could not judge (runs that are not comparable, a bad policy, a
 damaged baseline, bad usage), 3 inconclusive: nothing failed, but some check could not see the loss that the policy
-names (the policy's `inconclusive` makes that 0 or 1). The reports that were asked for are written in every case.
+names (the policy's `inconclusive` makes that 0 or 1). All requested reports are written, whatever the verdict. Their
+paths are checked first: one that cannot be written is bad usage, and nothing runs.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +20,12 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn
+from evalengine.records.evidence import file_problems, repeated, sealed_page
+from evalengine.records.folder import write_text_file
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
 from evalengine.report.gate.page import gate_page
-from evalengine.report.gate.policy_reader import available, load_policy
+from evalengine.report.gate.policy_reader import available, load_policy, policy_files
 from evalengine.report.gate.report import (
     Report,
     junit,
@@ -28,29 +34,44 @@ from evalengine.report.gate.report import (
     report_lines,
     to_json,
     workflow_commands,
-    write,
 )
 from evalengine.report.gate.sources import made_run
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import stands_for
+from evalengine.report.read.names import inputs, stands_for
 from evalengine.util.command import Namespace
 from evalengine.util.tables import wrapped
+
+FILES = ("bootstrap", "junit", "summary", "json", "html")  # options that name a file to write
 
 
 def main(arguments: Namespace) -> int:
     """Runs the gate, writes its reports and returns the exit code."""
+    if problems := [*_path_problems(arguments)]:
+        raise ConfigError(problems)
     report = _report(arguments)
+    problems = []
     try:
-        _deliver(report, arguments)
-        if arguments.html:
-            arguments.html.parent.mkdir(parents=True, exist_ok=True)
-            gate_page(report).write(arguments.html)
+        _print(report, arguments)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: the gate's report cannot be written ({error.strerror})") from error
-    except EvalEngineError as error:  # its exit code is that of a failed gate
-        raise ConfigError(f"gate: --html: {error}") from error
+        problems.append(f"gate: standard output cannot be written ({error.strerror or error})")
+    if problems := problems + _write(report, arguments):  # bad usage: exit code 1 is that of a failed gate
+        raise ConfigError(problems)
     return report.exit_code
+
+
+def _path_problems(arguments: Namespace) -> Iterator[str]:
+    """What is wrong with the files that the options name."""
+    files = {option: Path(name) for option in FILES if (name := getattr(arguments, option)) and str(name) != "-"}
+    sources = [*inputs(filter(None, (arguments.baseline, arguments.run, arguments.noise)))]
+    with suppress(ConfigError):  # a bad policy is reported by the gate
+        sources += policy_files(arguments.policy)
+    for option, path in files.items():
+        # Where there is no baseline yet, a first run may be written in its place.
+        read = [source for source in sources if option != "bootstrap" or source != Path(arguments.baseline)]
+        words, append = f"gate: --{option} {path}", option == "summary"
+        yield from file_problems(words, path, (), read, new_folder=True, append=append)
+    yield from repeated("gate", files.values())
 
 
 def _report(arguments: Namespace) -> Report:
@@ -68,11 +89,10 @@ def _report(arguments: Namespace) -> Report:
             if problem is not None:
                 return _bootstrapped(problem, folder, arguments)
             return gate(arguments.baseline, folder, *policy_and_base, arguments.noise)
-    except ConfigError:
-        raise
     except EvalEngineError as error:
         policy = load_policy(arguments.policy)
-        return could_not_judge(policy, arguments.baseline, "none", "the run failed", problems_of(error))
+        trouble = "bad settings" if isinstance(error, ConfigError) else "the run failed"
+        return could_not_judge(policy, arguments.baseline, "none", trouble, problems_of(error))
 
 
 def _steps(arguments: Namespace) -> dict[str, str]:
@@ -95,8 +115,7 @@ def _bootstrapped(report: Report, folder: Path, arguments: Namespace) -> Report:
     return replace(report, problems=(problem,), run=str(folder))
 
 
-def _deliver(report: Report, arguments: Namespace) -> None:
-    """Prints the report first, so that a full disk does not lose it, then writes its files."""
+def _print(report: Report, arguments: Namespace) -> None:
     out = sys.stderr if arguments.json == "-" else sys.stdout
     console = Console(file=out, soft_wrap=True, highlight=False)
     first, *lines = report_lines(report, arguments.risk, arguments.verbose)
@@ -109,11 +128,23 @@ def _deliver(report: Report, arguments: Namespace) -> None:
     if arguments.annotations:
         for command in workflow_commands(report):
             print(command, file=out)
-    if arguments.junit:
-        write(arguments.junit, junit(report))
-    if arguments.summary:
-        write(arguments.summary, markdown(report), append=True)
     if arguments.json == "-":
         print(to_json(report), end="")
-    elif arguments.json:
-        write(Path(arguments.json), to_json(report))
+
+
+def _write(report: Report, arguments: Namespace) -> list[str]:
+    """Writes the report's files, each whatever becomes of the others; returns why some could not be written."""
+    texts = {"junit": junit, "summary": markdown, "json": to_json, "html": _page}
+    problems = []
+    for option, text in texts.items():
+        name = getattr(arguments, option)
+        if name and str(name) != "-":
+            try:
+                write_text_file(Path(name), text(report), append=option == "summary")
+            except EvalEngineError as error:
+                problems.append(f"gate: --{option}: {error}")
+    return problems
+
+
+def _page(report: Report) -> str:
+    return sealed_page(gate_page(report).render(), Manifest({})).decode()

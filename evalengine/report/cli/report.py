@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from evalengine.config.check import tracker_problems
-from evalengine.errors import ConfigError, readable
+from evalengine.errors import ConfigError
 from evalengine.plain_text import say, warn
-from evalengine.records.folder import file_problems, write_text_file
+from evalengine.records.evidence import PAGE, file_problems, repeated
+from evalengine.records.folder import write_text_file
 from evalengine.report.compare.beside import is_pair
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
@@ -33,7 +33,7 @@ from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.numbers import counted
 from evalengine.report.read.load import RunData, load_run, load_run_data
-from evalengine.report.read.names import holds_runs, named_runs
+from evalengine.report.read.names import holds_runs, inputs, named_runs
 from evalengine.report.read.run import Run
 from evalengine.util.command import Namespace
 from evalengine.util.plain_files import YAML_SUFFIXES
@@ -61,20 +61,18 @@ def main(arguments: Namespace) -> int:
     target = Path(arguments.output) if arguments.output else None
     exports = {option: Path(path) for option in EXPORTS if (path := getattr(arguments, option))}
     names = named_runs(arguments.runs)
-    if problems := [*_problems(names, exports, target, arguments.log_to)]:
-        raise ConfigError(problems)
     table = arguments.table
+    page = not (exports or table or arguments.log_to) or (target is not None and not table)
+    if problems := [*_problems(arguments, names, exports, target, page)]:
+        raise ConfigError(problems)
     files = _files(names[0], exports) if exports else []
     runs = [load_run(name) for name in names] if table or arguments.log_to else []
     text = _table(runs, table, arguments.allow) if table else ""
     if table and target is not None:
         files.append(ExportFile(target, text, ""))
-    page = not (exports or table or arguments.log_to) or (target is not None and not table)
-    paths = Counter(path.resolve() for path in [*(file.path for file in files), *([target] if page and target else [])])
-    if twice := [path for path, count in paths.items() if count > 1]:
-        raise ConfigError(
-            [f"report: {path}: two options name this file; name another for one of them" for path in twice]
-        )
+    paths = [*(file.path for file in files), *([target] if page and target else [])]
+    if problems := repeated("report", paths):  # only now, since an option may write several files
+        raise ConfigError(problems)
     note = partial(warn, whose="") if table and target is None else say  # standard output is the table's
     if page:
         note(_write_page(names, target, arguments.allow))
@@ -95,24 +93,20 @@ def _files(name: str, exports: Mapping[str, Path]) -> list[ExportFile]:
 
 
 def _problems(
-    names: Sequence[str], exports: Mapping[str, Path], target: Path | None, tracker: str | None
-) -> Iterator[str]:
+    arguments: Namespace, names: Sequence[str], exports: Mapping[str, Path], target: Path | None, page: bool
+) -> Iterator[str]:  # fmt: skip
     """What is wrong with the paths that the options name, and with their combination."""
-    if target is not None:
-        yield from file_problems(f"report: -o {target}", target)
+    sources = [*inputs(arguments.runs)]
+    own_page = os.path.realpath(Path(names[0]) / PAGE) if page and len(names) == 1 else ""
+    if target is not None and os.path.realpath(target) != own_page:
+        yield from file_problems(f"report: -o {target}", target, (), sources)
     for option, path in exports.items():
         words, endings = f"report: --{option.replace('_', '-')} {path}", EXPORTS[option].endings
         if len(names) > 1:
             yield f"{words}: exports one run; {len(names)} are named"
-        yield from file_problems(words, path, endings) if endings else _folder_problems(words, path)
-    yield from tracker_problems("report: --log-to", tracker)
-
-
-def _folder_problems(words: str, path: Path) -> Iterator[str]:
-    with readable(words):
-        above = next(place for place in (path, *path.absolute().parents) if place.exists())
-        if not (above.is_dir() and os.access(above, os.W_OK)):
-            yield f"{words}: {above} is not a writable folder; name another place"
+        file = path if endings else path / "a file"
+        yield from file_problems(words, file, endings, sources, new_folder=not endings)
+    yield from tracker_problems("report: --log-to", arguments.log_to)
 
 
 def _table(runs: Sequence[Run], form: str, allow: bool) -> str:

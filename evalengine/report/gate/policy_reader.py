@@ -214,19 +214,29 @@ def available() -> list[str]:
 def load_policy(name: str, limits: Mapping[str, float] | None = None) -> Policy:
     """Return a policy by name or by file, on top of what it extends. limits: settings that replace those of its
     accuracy rules (`plan`). Raises `ConfigError` with everything that is wrong."""
-    path, value = _read(name, Path(), f"--policy {name}" if limits is None else f"policy={name}")
+    chain, value = _chain(name, "--policy " if limits is None else "policy=")
+    where = " <- ".join(str(file) for file in chain)  # a problem may be in any of them
+    policy = parse_policy(value, chain[0].stem, where)
+    if not limits:
+        return policy
+    named = " ".join(f"{key}={own:g}" for key, own in limits.items())
+    return parse_policy(_with_limits(value, limits), chain[0].stem, named)
+
+
+def policy_files(name: str) -> list[Path]:
+    """Return a policy's files: its own, then those that it extends. Raises `ConfigError` if one cannot be read."""
+    return _chain(name, "--policy ")[0]
+
+
+def _chain(name: str, setting: str) -> tuple[list[Path], Any]:
+    """Return (the files of a policy, its values on top of those that it extends)."""
+    path, value = _read(name, Path(), f"{setting}{name}")
     chain = [path]
     while isinstance(value, dict) and "extends" in value:
         parent, base = _parent(value.pop("extends"), chain)
         chain.append(parent)
         value = merged(base, value)
-    where = " <- ".join(str(file) for file in chain)  # a problem may be in any of them
-    policy = parse_policy(value, path.stem, where)
-    if not limits:
-        return policy
-    return parse_policy(
-        _with_limits(value, limits), path.stem, " ".join(f"{key}={own:g}" for key, own in limits.items())
-    )
+    return chain, value
 
 
 def _with_limits(value: Any, limits: Mapping[str, float]) -> Any:

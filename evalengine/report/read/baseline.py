@@ -24,8 +24,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError, readable
+from evalengine.errors import ConfigError
 from evalengine.records.digest import merkle_root
+from evalengine.records.evidence import file_problems
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import SealedFormat
@@ -133,15 +134,15 @@ def to_text(run: Run) -> str:
 def write_baseline(run: Run, file: Path, force: bool = False) -> int:
     """Writes `file`, whole or not at all, and returns its size in bytes.
 
-    Raises `ConfigError` if it exists (without `force`) or `run` is a baseline, `EvalEngineError` if the disk refuses.
+    Raises `ConfigError` if it exists (without `force`), no file may be written there, or `run` is a baseline;
+    `EvalEngineError` if the disk refuses.
     """
     if run.kind == "baseline":
         raise ConfigError(f"{run.source}: already a baseline; copy the file, or name the run")
-    with readable(f"-o {file}"):
-        if file.is_dir():
-            raise ConfigError(f"-o {file}: a folder; name a file in it, such as {file / run.name}.json")
-        if file.exists() and not force:
-            raise ConfigError(f"-o {file}: it exists; name another file, or replace it with --force")
+    if problems := [*file_problems(f"-o {file}", file, (), [run.source], new_folder=True)]:
+        raise ConfigError(problems)
+    if file.exists() and not force:
+        raise ConfigError(f"-o {file}: it exists; name another file, or replace it with --force")
     return write_text_file(file, to_text(run))
 
 

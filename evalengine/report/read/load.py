@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError, readable
+from evalengine.errors import ConfigError, listed, readable
+from evalengine.records.evidence import is_run_folder
 from evalengine.records.folder import RECORDS
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest import MANIFEST
@@ -18,7 +19,7 @@ from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.baseline import is_baseline, load_baseline
 from evalengine.report.read.inspect_log import is_inspect_log, load_inspect_log
 from evalengine.report.read.lm_eval_records import load_results
-from evalengine.report.read.names import RESULTS, experiment_runs, is_run_folder, runs_below, stands_for
+from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.report.read.run_folder import load_folder
 
@@ -62,17 +63,15 @@ def _load(path: Path, page: bool) -> Loaded:
 
 def _only_run_inside(path: Path, page: bool) -> Loaded:
     """The only run in a folder: lm-eval writes into <output_path>/<model>/, and results/ may hold a single run."""
-    inside = sorted(child for child in path.iterdir() if child.is_dir())
-    candidates = [child for child in inside if is_run_folder(child) or results_files(child)]
-    if len(candidates) == 1:
-        return load_with_samples(candidates[0], page)
-    if candidates:
-        names = ", ".join(child.name for child in candidates[:4]) + (", ..." if len(candidates) > 4 else "")
-        raise ConfigError(f"{path}: it holds {len(candidates)} runs ({names}); name one of them")
-    if runs := experiment_runs(path):
-        raise ConfigError(f"{path}: an experiment of {len(runs)} runs; name one of them, such as {runs[0]}")
-    if len(below := runs_below(path)) == 1:  # in a gate's folder
-        return load_with_samples(below[0], page)
+    if of_experiment := experiment_runs(path):
+        many, first = len(of_experiment), of_experiment[0]
+        raise ConfigError(f"{path}: an experiment of {many} runs; name one of them, such as {first}")
+    runs, _ = runs_in(path)
+    if len(runs) == 1:
+        return load_with_samples(runs[0], page)
+    if runs:
+        names = listed([str(run.relative_to(path)) for run in runs], 4)
+        raise ConfigError(f"{path}: it holds {len(runs)} runs ({names}); name one of them")
     raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, readable
-from evalengine.records.evidence import file_sha256
-from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
+from evalengine.records.evidence import file_sha256, is_run_folder
+from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import results_files
-from evalengine.records.manifest import MANIFEST
 from evalengine.records.sealed import sha256_of
 from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.read.run import Key, Run
@@ -36,24 +36,32 @@ _SWEEP = with_fields({"runs": list[with_fields({"source": Text, "digest?": Text}
 _NUMBERED = re.compile(r"(.+):(\d+)")
 
 
-def is_run_folder(path: Path) -> bool:
-    """Whether this is a run of ours, finished or not, whole or not."""
-    return any((path / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST))
-
-
 def runs_below(root: Path) -> list[Path]:
     """The folders of our runs in `root`, finished or not, whole or not, those of its experiments and gates among
-    them."""
-    return sorted(folder for child in _folders(root) for folder in _runs_at(child))
+    them; each once, whatever links to it."""
+    return _distinct(folder for child in _folders(root) for folder in _runs_at(child))
+
+
+def runs_in(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return (the runs in a folder of runs, ours and lm-eval's; its subfolders without a run); none of either for a
+    run's folder and whatever is no folder."""
+    with readable(path):
+        if is_run_folder(path) or results_files(path):
+            return [], []
+        inside = {child: [*_runs_at(child)] or [child] * bool(results_files(child)) for child in sorted(_folders(path))}
+        return _distinct(run for runs in inside.values() for run in runs), [c for c, runs in inside.items() if not runs]
 
 
 def holds_runs(path: Path) -> bool:
     """Whether this is a folder of runs and no run itself. A folder with a single output of lm-eval is none."""
-    with readable(path):
-        if not path.is_dir() or is_run_folder(path) or results_files(path):
-            return False
-        foreign = [child for child in path.iterdir() if child.is_dir() and results_files(child)]
-        return bool(runs_below(path)) or len(foreign) > 1
+    runs, _ = runs_in(path)
+    return len(runs) > 1 or any(map(is_run_folder, runs))
+
+
+def _distinct(folders: Iterable[Path]) -> list[Path]:
+    """The folders, sorted; of links to one folder and the folder itself only the latter."""
+    links_first = sorted(folders, key=lambda folder: (not folder.is_symlink(), folder))
+    return sorted({folder.resolve(): folder for folder in links_first}.values())
 
 
 def root_of(run: Path) -> Path:
@@ -75,26 +83,42 @@ def _runs_at(folder: Path) -> Iterator[Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []
+    """The subfolders that are not hidden."""
+    return [child for child in path.iterdir() if child.is_dir() and child.name[0] != "."] if path.is_dir() else []
 
 
 def experiment_runs(folder: Path) -> list[str]:
     """The runs that an experiment's file in this folder lists, in its order; none where there is no such file."""
-    if not folder.is_dir() or (folder / "manifest.json").exists():  # a run has many files, some of them large
-        return []
+    for file, content in _experiment(folder):
+        return [str(folder / source) for source in _listed(file, content)]
+    if places := [child for child in _folders(folder) if _is_place(child)]:
+        raise ConfigError(
+            f"{folder}: an experiment that is not finished ({len(places)} of its runs were begun); its command, given "
+            "again, takes it up; or name its runs"
+        )
+    return []
+
+
+def _experiment(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files of experiments in a folder, each with its content."""
+    if (folder / "manifest.json").exists():  # a run has many files, some of them large
+        return
     for file in sorted(folder.glob("*.json")):
         try:
             content = read_json(file)
         except (OSError, ValueError):
             continue  # the file is not an experiment's
         if isinstance(content, dict) and content.get("format") == SWEEP_FORMAT:
-            return [str(folder / source) for source in _listed(file, content)]
-    if places := [child for child in folder.iterdir() if _is_place(child)]:
-        raise ConfigError(
-            f"{folder}: an experiment that is not finished ({len(places)} of its runs were begun); its command, given "
-            "again, takes it up; or name its runs"
-        )
-    return []
+            yield file, content
+
+
+def inputs(names: Iterable[str | Path]) -> Iterator[Path]:
+    """Yield the files and folders that a command's arguments name, and the files of named experiments. A name that
+    stands for nothing is skipped: it is reported where it is read."""
+    for name in names:
+        with suppress(ConfigError), readable(name):
+            place = Path(stands_for(name))
+            yield from (place, *(file for file, _ in _experiment(place)))
 
 
 def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
@@ -164,16 +188,12 @@ def named_runs(names: Iterable[str]) -> list[str]:
 
 
 def all_runs(names: Iterable[str]) -> list[str]:
-    """`named_runs`; a single folder of several runs, as a sweep (-m) leaves them in its output_dir, stands for these.
+    """`named_runs`; a single folder of runs, as a sweep (-m) leaves them in its output_dir, stands for these.
 
     Raises `ConfigError` as `named_runs` does.
     """
     runs = named_runs(names)
-    if len(runs) != 1:
-        return runs
-    with readable(runs[0]):
-        below = runs_below(Path(runs[0])) if holds_runs(Path(runs[0])) else []
-    return [*map(str, below)] if len(below) > 1 else runs
+    return [*map(str, runs_in(Path(runs[0]))[0])] or runs if len(runs) == 1 else runs
 
 
 def newest_run(root: Path, name: str = LATEST) -> Path:

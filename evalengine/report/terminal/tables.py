@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import json_lines, printable
+from evalengine.records.folder import write_text_file
 from evalengine.util.sheet import Line
 from evalengine.util.tables import print_sheet, wrapped
 
@@ -34,9 +35,9 @@ def print_findings(command: str, lines: Iterable[Line], content: dict[str, Any],
         return
     if target:
         try:
-            Path(target).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{command}: --json {target}: {error.strerror or error}; name another file") from error
+            write_text_file(Path(target), text)
+        except EvalEngineError as error:  # exit code 1 has another meaning
+            raise ConfigError(f"{command}: --json: {error}") from error
     print_lines(lines)
 
 
