@@ -36,7 +36,7 @@ OURS = (DIGEST, RECORDS, TOKENS, CONFIG, ASKED, "results_*.json", "samples_*.jso
 NEEDED = (DIGEST, RECORDS)  # every run has them; results files are checked where they are read
 AGAIN = "run its command again, or take the folder from where it was copied"
 SINCE_BOUND = "model_spec"  # a key of the identity: every evalengine that writes the key binds the files, too
-STANDARD_STREAMS = ("/dev/fd/1", "/dev/fd/2")
+STANDARD_STREAMS = ("/dev/fd/1", "/dev/fd/2")  # output and error
 _CHUNK = 1 << 20  # bytes
 _PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([0-9a-f]{64}) -->\n")
 _PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
@@ -96,7 +96,7 @@ def file_problems(
 
 
 def repeated(command: str, paths: Iterable[Path]) -> list[str]:
-    """Return a problem for each file that two of a command's options name. All of them may name one pipe or device."""
+    """Return a problem for each file that two of a command's options name. They may share a pipe or a device."""
     count = Counter(Path(os.path.realpath(path)) for path in paths if path.is_file() or not path.exists())
     return [f"{command}: {path}: two options name this file; name another for one of them"
             for path, times in count.items() if times > 1]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
@@ -209,6 +210,35 @@ def test_a_gated_run_says_before_it_what_its_margins_need(
     assert main(["gate", str(runs[0]), "--", "limit=6"]) == 2 and "needs" not in capsys.readouterr().err, "bitwise"
 
 
+def test_a_failed_gate_names_the_command_that_shows_why(
+    runs: tuple[Path, Path], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It named BASELINE and RUN, also where the run was removed with its folder."""
+
+    def command(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        shutil.copytree(runs[1], Path(words[-1].removeprefix("output_dir=")) / "made")
+        return subprocess.CompletedProcess(words, 0)
+
+    def advice(*words: str) -> str:
+        assert main(["gate", *words]) == 1
+        (line,) = re.findall("^what differs, and why: (.*)$", capsys.readouterr().out, re.MULTILINE)
+        return str(line)
+
+    ours = f"python -m evalengine compare {runs[0]}"
+    monkeypatch.chdir(tmp_path)
+    assert advice(str(runs[0]), "new") == f"{ours} new"
+    assert main(advice(str(runs[0]), "new").split()[3:]) == 1 and "DIFFERENT" in capsys.readouterr().out
+    of_base = f"python -m evalengine compare {project} new"
+    assert advice(str(project), "new", "--base", "main") == of_base
+    write_baseline(load_run(runs[1]), project, force=True)
+    assert advice(str(project), "new", "--base", "main") == f"{of_base} ({project} as it is in main)"
+    monkeypatch.setattr(made_run.subprocess, "run", command)
+    assert advice(str(runs[0]), "--", "limit=6") == f"rerun with --keep FOLDER, then {ours} FOLDER:latest"
+    kept = advice(str(runs[0]), "--keep", "kept", "--", "limit=6")
+    assert kept == f"{ours} {next(Path('kept').iterdir())}/made"
+
+
 def test_a_run_that_fails_is_in_the_reports(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +267,9 @@ def test_bad_usage_exits_with_2_and_says_why(
 
 @pytest.mark.parametrize("word", ["output_dir=x", "resume=never", "-m"])
 def test_settings_that_the_gate_makes_itself_are_refused(
-    word: str, runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    word: str, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["gate", str(runs[0]), "--", word]) == 2 and f"gate: {word}: " in capsys.readouterr().err
+    assert main(["gate", str(runs[0]), "--json", str(tmp_path / "gate.json"), "--", word]) == 2
+    assert f"gate: {word}: " in capsys.readouterr().err
+    content = json.loads((tmp_path / "gate.json").read_text())
+    assert content["trouble"] == "bad settings" and content["problems"][0].startswith(f"gate: {word}: ")

@@ -55,18 +55,20 @@ CHECKS = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse
 RUNS = {
     "pass": one("pass", "sweep/1", [CHECKS["large"]]),
     "inconclusive": one("inconclusive", "sweep/2", [CHECKS["small"], CHECKS["large"]]),
-    "fail": one("fail", "sweep/3", [*CHECKS.values(), Check("accuracy", "left", "acc", "skip", "left out")]),
+    "fail": replace(one("fail", "sweep/3", [*CHECKS.values(), Check("accuracy", "left", "acc", "skip", "left out")]),
+                    compare="compare base.json sweep/3"),
     "error": one("error", "sweep/4"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("verdicts", "said", "code"),
     [
         (("pass", "pass"), "PASS (2 of 2 runs)", 0),
-        (("pass", "inconclusive"), "INCONCLUSIVE: of 2 runs 1 inconclusive, 1 passed", 3),
-        (("inconclusive", "fail", "pass"), "FAIL: of 3 runs 1 failed, 1 inconclusive, 1 passed", 1),
-        (("fail", "error"), "ERROR: of 2 runs 1 could not be judged, 1 failed", 2),
+        (("pass", "inconclusive"), "INCONCLUSIVE: 1 of 2 runs inconclusive (2); 1 passed", 3),
+        (("inconclusive", "fail", "pass"), "FAIL: 1 of 3 runs failed (3); 1 inconclusive; 1 passed", 1),
+        (("fail", "error"), "ERROR: 1 of 2 runs could not be judged (4); 1 failed", 2),
+        (("fail",) * 5, "FAIL: 5 of 5 runs failed (3; 3; 3; ... and 2 more)", 1),
     ],
 )
 def test_the_worst_run_decides(verdicts: Sequence[str], said: str, code: int) -> None:
@@ -75,17 +77,20 @@ def test_the_worst_run_decides(verdicts: Sequence[str], said: str, code: int) ->
     loaded = json.loads(to_json(report))
     assert loaded["exit_code"] == code and [own["verdict"] for own in loaded["reports"]] == [*verdicts]
     assert "reports" not in json.loads(to_json(RUNS["pass"])), "the JSON of one run stays as it was"
+    mixed = together("sweep", [RUNS["pass"], replace(RUNS["fail"], run="/far/run")])
+    assert mixed.names == ["sweep/1", "/far/run"]
 
 
 def test_every_form_holds_every_run() -> None:
     report = together("sweep", [*RUNS.values()])
     lines = [line.plain for line in report_lines(report)]
     assert [re.split(r"[:( ]+", line)[:2] for line in lines[1:5]] == [
-        ["PASS", "sweep/1"], ["INCONCLUSIVE", "sweep/2"], ["FAIL", "sweep/3"], ["ERROR", "sweep/4"],
+        ["PASS", "1"], ["INCONCLUSIVE", "2"], ["FAIL", "3"], ["ERROR", "4"],
     ]  # fmt: skip
     assert lines[2].endswith("1 of 2 have too few documents (largest need: about 463)")
     assert lines[4].endswith("(not comparable): A has 4 requests, B 2; ... and 1 more")
     assert lines.count("WARNING the baseline is new") == 1 and len(lines) == 8
+    assert "what differs, and why: compare base.json sweep/3" in lines
     verbose = [line.plain for line in report_lines(report, verbose=True)]
     assert sum(line.startswith("FAIL      accuracy worse") for line in verbose) == 1 < len(verbose) - len(lines)
     assert any(line.endswith("(not comparable): A has 4 requests, B 2; rows differ") for line in verbose)
@@ -101,7 +106,7 @@ def test_every_form_holds_every_run() -> None:
     ]
     commands = [*workflow_commands(report)]
     assert [line.split()[0] for line in commands] == ["::warning", *["::error"] * 3, *["::warning"] * 2]
-    assert "gate own%3A sweep/3%3A accuracy worse" in commands[1]
+    assert "gate own%3A 3%3A accuracy worse" in commands[1]
     page = gate_page(report).render()
     assert all(f'href="#run-{number}"' in page and f'id="run-{number}"' in page for number in range(1, 5))
 
@@ -135,8 +140,11 @@ def test_each_run_of_an_experiment_is_judged(sweep: Path, capsys: pytest.Capture
     for name in ("noise_floor", str(sweep)):
         assert main(["gate", "base", name, "--html", "new/gate.html"]) == 1
         out = capsys.readouterr().out.splitlines()
-        assert out[0] == "gate bitwise: FAIL: of 2 runs 1 failed, 1 passed"
-        assert [line.split()[0] for line in out[1:3]] == ["PASS", "FAIL"] and "1-max_num_seqs_1" in out[1]
+        assert out[0] == "gate bitwise: FAIL: 1 of 2 runs failed (2-max_num_seqs_2/run); 1 passed"
+        assert [line.split()[:2] for line in out[1:3]] == [
+            ["PASS", "1-max_num_seqs_1/run"], ["FAIL", "2-max_num_seqs_2/run:"]
+        ]  # fmt: skip
+        assert out[-1] == f"what differs, and why: python -m evalengine compare base {sweep}/2-max_num_seqs_2/run"
         assert "Gate bitwise" in Path("new/gate.html").read_text()
     assert gate("base", "noise_floor:1").reports == () and gate("base", sweep / "1-max_num_seqs_1").verdict == "pass"
     gated = evalengine.gate("base", "noise_floor")
@@ -153,7 +161,9 @@ def test_what_concerns_all_runs_is_said_once(sweep: Path, capsys: pytest.Capture
     for file in (sweep / "2-max_num_seqs_2" / "run").glob("*.parquet"):
         file.unlink()
     assert main(["gate", "base", str(sweep)]) == 2, "a run that cannot be judged is the worst"
-    assert "ERROR        " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "ERROR        2-max_num_seqs_2/run (the run cannot be read): records.parquet: missing" in out
+    assert str(sweep) not in out, "the folder's name was repeated"
     with pytest.raises(ConfigError, match="2-max_num_seqs_2/run: the run cannot be read"):
         evalengine.gate("base", sweep)
     (sweep / "noise_floor.json").unlink()
@@ -196,7 +206,32 @@ def test_no_hostile_text_is_markup_on_the_page(verdict: str) -> None:
 
 def test_a_page_that_cannot_be_written_is_no_failed_gate(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate", "base", "base", "--html", "results"]) == 2
-    assert "could not write results" in capsys.readouterr().err
+    assert "gate: --html results: a folder" in capsys.readouterr().err
+
+
+def test_a_run_that_is_missing_or_unfinished_is_reported(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep with an empty folder in the place of a run passed without a word."""
+    for name in ("runs/a", "runs/b"):
+        write_run(Path(name), [generated(doc) for doc in range(4)])
+    Path("runs/twin").symlink_to("a")
+    for name in ("c", "gate-20260101T000000-x", ".hidden"):
+        Path("runs", name).mkdir()
+    report = gate("base", "runs")
+    assert report.verdict == "pass" and headline(report).endswith("PASS (2 of 2 runs)"), "a link is no third run"
+    assert report.warnings == ("runs: subfolders without a run, not judged: c, gate-20260101T000000-x",)
+    assert all("without a run" in form(report).replace("\\", "") for form in (junit, markdown, to_json))
+    for path in Path("runs/b").iterdir():
+        path.unlink()
+    single = gate("base", "runs")
+    assert single.reports == () and single.notes[-1] == "runs: the only run in it was judged: a"
+    assert "not judged: b, c, gate-" in single.warnings[0]
+    for mark in (".lock", "journal.jsonl", "manifest.json"):  # killed at its birth, later, or damaged
+        Path("runs/b", mark).write_text("{}")
+        assert main(["gate", "base", "runs"]) == 2
+        out = capsys.readouterr().out
+        assert out.startswith("gate bitwise: ERROR: 1 of 2 runs could not be judged (b); 1 passed\n"), mark
+        assert "ERROR        b (the run cannot be read): this run is not finished" in out
+        Path("runs/b", mark).unlink()
 
 
 def test_description_and_notes_are_explained_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def test_a_gate_ends_early_where_it_is_decided(monkeypatch: pytest.MonkeyPatch, 
     (check,) = report.checks
     assert report.verdict == "fail" and "50 documents (of 400, asked in steps)" in check.message
     assert "one-sided p of no loss" in check.message and "(betting, at every look)" in check.message
+    assert report.compare.endswith(" --allow"), "compare rejects runs of unlike documents"
 
 
 def test_the_whole_set_is_judged_by_its_own_bound_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

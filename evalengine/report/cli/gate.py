@@ -9,6 +9,7 @@ paths are checked first: one that cannot be written is bad usage, and nothing ru
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,7 +39,7 @@ from evalengine.report.gate.report import (
 from evalengine.report.gate.sources import made_run
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import inputs, stands_for
+from evalengine.report.read.names import LATEST, inputs, stands_for
 from evalengine.util.command import Namespace
 from evalengine.util.tables import wrapped
 
@@ -88,11 +89,21 @@ def _report(arguments: Namespace) -> Report:
         with made_run(arguments.settings, arguments.keep, {} if first else _steps(arguments)) as folder:
             if problem is not None:
                 return _bootstrapped(problem, folder, arguments)
-            return gate(arguments.baseline, folder, *policy_and_base, arguments.noise)
+            report = gate(arguments.baseline, folder, *policy_and_base, arguments.noise)
+            return report if arguments.keep is not None else _without_run(report)
     except EvalEngineError as error:
         policy = load_policy(arguments.policy)
         trouble = "bad settings" if isinstance(error, ConfigError) else "the run failed"
         return could_not_judge(policy, arguments.baseline, "none", trouble, problems_of(error))
+
+
+def _without_run(report: Report, name: str = f"FOLDER:{LATEST}") -> Report:
+    """The report of a run that is removed: its command needs one that is kept, by this name."""
+    reports = tuple(_without_run(one, "RUN") for one in report.reports)
+    compare = report.compare and f"rerun with --keep FOLDER, then {report.compare}".replace(
+        shlex.quote(report.run), name
+    )
+    return replace(report, reports=reports, compare=compare)
 
 
 def _steps(arguments: Namespace) -> dict[str, str]:

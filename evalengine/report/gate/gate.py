@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from evalengine.config.schema import SequentialConfig
-from evalengine.errors import ConfigError, EvalEngineError, first_of
+from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.planned import accuracy_rules, hint, plan_of
 from evalengine.report.gate.policies import AllOf, Policy
 from evalengine.report.gate.policy_reader import load_policy
-from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
+from evalengine.report.gate.report import DECIDED, SHOWN_NAMES, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
 from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs, stands_for
+from evalengine.report.read.names import all_runs, runs_in, stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import mcnemar
 
@@ -86,8 +87,14 @@ def gate(
     Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
     2.
     """
+    warnings, notes = [], []
     try:
         runs: Sequence[str | Path] = all_runs([str(run)])
+        place = Path(stands_for(run))
+        if empty := [folder.name for folder in runs_in(place)[1]]:
+            warnings.append(f"{run}: subfolders without a run, not judged: {listed(empty, SHOWN_NAMES)}")
+        if len(runs) == 1 and Path(runs[0]) != place:
+            notes.append(f"{run}: the only run in it was judged: {os.path.relpath(runs[0], place)}")
     except ConfigError:  # it is raised again, and reported, where the run is read
         runs = [run]
     read = cache(partial(baseline_of, baseline, base))
@@ -95,7 +102,8 @@ def gate(
         return replace(problem, run=str(run))
     reports = [_attempt(baseline, one, policy, base, noise, read) for one in runs]
     found = [report for report in reports if report is not None]
-    return found[0] if len(found) == 1 else together(str(run), found)
+    report = found[0] if len(found) == 1 else together(str(run), found)
+    return replace(report, warnings=(*report.warnings, *warnings), notes=(*report.notes, *notes))
 
 
 def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
@@ -123,10 +131,12 @@ def _attempt(
         if noise is not None:
             other, trouble = load_run(noise), "the noise cannot be judged"
             check_noise(a, other)
-        steps = steps_of(chosen, a, b)
+        whole, steps = a, steps_of(chosen, a, b)
         a = a if steps is None else steps.part
         notes, trouble = _comparable(chosen, a, b), "the policy does not fit the baseline"
         report = _judge(chosen, a, b, notes, warnings, steps)
+        if report.verdict == "fail":
+            report = replace(report, compare=_compare_command(baseline, base if warnings else None, whole, b))
         return report if noise is None else replace(report, checks=tuple(beside_noise(report.checks, a, b, other)))
     except NoBaseline as error:
         why = NO_BASELINE, error.problems
@@ -209,6 +219,14 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
     notes += [f"{run.source}: it is {run.files}, without logprob bits, so its answers cannot be verified"
               for run in (a, b) if run.by_lm_eval]  # fmt: skip
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
+
+
+def _compare_command(baseline: str | Path, base: str | None, a: Run, b: Run) -> str:
+    """The command that shows what differs between the runs, and why. base: the revision whose baseline differs from
+    the file here; None if they are the same."""
+    command = shlex.join(["python", "-m", "evalengine", "compare", str(baseline), str(b.source)])
+    here = base is None or a.source == Path(baseline)  # a new file is read from here
+    return command + " --allow" * bool(incomparable(a, b)) + ("" if here else f" ({baseline} as it is in {base})")
 
 
 def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str, ...], steps: Steps | None) -> Report:

@@ -35,8 +35,8 @@ def gate_page(report: Report) -> Page:
         return page
     numbered = [*enumerate(report.reports, 1)]
     rows = [
-        [run.verdict.upper(), tag("a", run.run, href=f"#run-{number}"), reason(run).lstrip(": ")]
-        for number, run in numbered
+        [run.verdict.upper(), tag("a", name, href=f"#run-{number}"), reason(run).lstrip(": ")]
+        for name, (number, run) in zip(report.names, numbered, strict=True)
     ]
     page.section(
         "runs", "Runs", table(("Verdict", "Run", "Reason"), rows), tag("p", note, class_="note") if note else None

@@ -7,7 +7,7 @@ holds no line break, terminal sequence, workflow command or character that XML f
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from evalengine.util.sheet import escaped
 
 LONGEST = 400  # characters of one text from outside
 SHOWN = 5  # requests or documents named in a check's details
+SHOWN_NAMES = 3  # checks or runs named in the headline
 # undecided: could not see the loss that the policy names. excused: not passed, but another rule of an any_of decides
 Status = Literal["pass", "fail", "undecided", "skip", "excused"]
 DECIDED: tuple[Status, ...] = ("pass", "fail", "undecided")  # the statuses of what was judged
@@ -99,12 +100,22 @@ class Report:
     warnings: tuple[str, ...] = ()  # what a reviewer must not miss
     trouble: str | None = None  # the problems' title; None without problems
     inconclusive: Inconclusive = "report"  # the policy's setting: what that verdict means for CI
+    compare: str = ""  # of a run that failed, the command that shows what differs, and why
     reports: tuple[Report, ...] = ()  # of a folder of several runs each one's; none where one run was judged
 
     @property
     def each(self) -> tuple[Report, ...]:
         """The report of each run that was judged."""
         return self.reports or (self,)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each run that was judged: its path in the folder that contains them all."""
+        paths = [report.run for report in self.each]
+        if len({os.path.isabs(path) for path in paths}) > 1:  # an experiment's file may list a run elsewhere
+            return paths
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+        return [str(Path(path).relative_to(folder)) for path in paths]
 
     @property
     def exit_code(self) -> int:
@@ -145,11 +156,14 @@ def headline(report: Report) -> str:
 def reason(report: Report) -> str:
     """The reason as it follows the verdict on its line, with its colon or brackets."""
     if report.reports:
-        count = Counter(one.verdict for one in report.reports)
+        by = {verdict: [plain(name) for name, one in zip(report.names, report.reports, strict=True)
+                        if one.verdict == verdict] for verdict in OUTCOMES}  # fmt: skip
+        decide = by.pop(report.verdict)
         if report.verdict == "pass":
-            return f" ({count['pass']} of {len(report.reports)} runs)"
-        counted = ", ".join(f"{count[verdict]} {said}" for verdict, said in OUTCOMES.items() if count[verdict])
-        return f": of {len(report.reports)} runs {counted}"
+            return f" ({len(decide)} of {len(report.reports)} runs)"
+        others = "".join(f"; {len(names)} {OUTCOMES[verdict]}" for verdict, names in by.items() if names)
+        named = "; ".join(first_of(decide, SHOWN_NAMES))
+        return f": {len(decide)} of {len(report.reports)} runs {OUTCOMES[report.verdict]} ({named}){others}"
     judged = sum(check.status in DECIDED for check in report.checks)
     undecided = report.undecided
     if report.verdict == "error":
@@ -157,7 +171,7 @@ def reason(report: Report) -> str:
     if report.verdict == "pass":
         return f" ({judged} of {judged} checks)"
     if report.verdict == "fail":
-        failed = first_of([plain(check.label) for check in report.failures], 3)
+        failed = first_of([plain(check.label) for check in report.failures], SHOWN_NAMES)
         left = f"; {len(undecided)} undecided" if undecided else ""
         return f": {len(report.failures)} of {judged} checks failed ({'; '.join(failed)}){left}"
     needs = [check.need for check in undecided if check.need is not None]
@@ -199,17 +213,18 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
     of several runs, the checks of each.
     """
     yield Text(headline(report), style=STYLES[report.verdict])
-    for run in report.reports:
+    for name, run in zip(report.names, report.reports, strict=True) if report.reports else ():
         status = Text(f"{run.verdict.upper():<13}", style=STYLES[run.verdict])
-        problems = first_of([*map(plain, run.problems)], len(run.problems) if verbose else 1)
+        told = [plain(problem.removeprefix(f"{run.run}: ").replace(f"{run.run}/", "")) for problem in run.problems]
+        problems = first_of(told, len(told) if verbose else 1)
         why = f": {'; '.join(problems)}" if problems else ""
-        yield status + Text(f"{plain(run.run)}{reason(run)}{why}", style="default")
+        yield status + Text(f"{plain(name)}{reason(run)}{why}", style="default")
         yield from _run_lines(run, risk, verbose) if verbose else ()
     yield from _run_lines(report, risk, verbose)
     if report.reports and not verbose:
         yield Text("--verbose lists the checks of each run", style="dim")
-    if any(run.verdict == "fail" and run.checks for run in report.each):
-        yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
+    if command := next((run.compare for run in report.each if run.compare), ""):
+        yield Text(f"what differs, and why: {plain(command, None)}")
     for warning in report.warnings:
         yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])
 
@@ -242,8 +257,8 @@ def markdown(report: Report) -> str:
     lines += [f"The policy asks for: {_shown(report.description)}\n"] if report.description else []
     lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
     length = shown = 0
-    for run in report.each:
-        heading = f"\n#### {SIGNS[run.verdict]} {run.verdict.upper()} {_shown(f'{run.run}{reason(run)}')}\n"
+    for name, run in zip(report.names, report.each, strict=True):
+        heading = f"\n#### {SIGNS[run.verdict]} {run.verdict.upper()} {_shown(f'{name}{reason(run)}')}\n"
         section = [*([heading] if report.reports else []), *_run_markdown(run, SUMMARY_LENGTH // len(report.each))]
         length += sum(map(len, section))
         if shown and length > SUMMARY_LENGTH:
@@ -332,20 +347,13 @@ def workflow_commands(report: Report) -> Iterator[str]:
     for warning in report.warnings:
         yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
     errors, undecided = [], []
-    for run in report.each:
-        of_run = f"{run.run}: " if report.reports else ""
+    for name, run in zip(report.names, report.each, strict=True):
+        of_run = f"{name}: " if report.reports else ""
         errors += [(f"{of_run}{run.trouble}", problem) for problem in run.problems]
         errors += [(f"{of_run}{check.label}", _message(check)) for check in run.failures]
         undecided += [(f"{of_run}undecided: {check.label}", _message(check)) for check in run.undecided]
     yield from _commands("error", report, errors)
     yield from _commands(UNDECIDED_COMMAND[report.inconclusive], report, undecided)
-
-
-def write(path: Path, text: str, append: bool = False) -> None:
-    """Writes a report's file, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if append else "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Iterator[str]:

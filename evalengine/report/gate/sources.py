@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.report.read.load import load_run
+from evalengine.report.read.names import runs_below
 from evalengine.report.read.run import Run
 from evalengine.util.endings import hold_back
 
@@ -108,4 +109,5 @@ def _run(settings: Sequence[str], folder: Path) -> Path:
     if done.returncode != 0:
         shown = shlex.join(["python", *command])
         raise EvalEngineError(f"{shown}: the run failed with exit code {done.returncode}; what it printed says why")
-    return folder
+    runs = runs_below(folder)
+    return runs[0] if len(runs) == 1 else folder

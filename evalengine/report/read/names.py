@@ -43,8 +43,8 @@ def runs_below(root: Path) -> list[Path]:
 
 
 def runs_in(path: Path) -> tuple[list[Path], list[Path]]:
-    """Return (the runs in a folder of runs, ours and lm-eval's; its subfolders without a run); none of either for a
-    run's folder and whatever is no folder."""
+    """Return (the runs in a folder of runs, ours and lm-eval's; its subfolders without a run). Both are empty for the
+    folder of a run, and for a path that is no folder."""
     with readable(path):
         if is_run_folder(path) or results_files(path):
             return [], []
@@ -59,7 +59,7 @@ def holds_runs(path: Path) -> bool:
 
 
 def _distinct(folders: Iterable[Path]) -> list[Path]:
-    """The folders, sorted; of links to one folder and the folder itself only the latter."""
+    """The folders, sorted, each once: by its real name if that is among them, else by the name of a link."""
     links_first = sorted(folders, key=lambda folder: (not folder.is_symlink(), folder))
     return sorted({folder.resolve(): folder for folder in links_first}.values())
 
