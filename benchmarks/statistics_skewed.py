@@ -139,7 +139,7 @@ def _log_likelihoods(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 
 
 @cache
-def _said(wins: int, losses: int, count: int) -> int | None:
+def _named(wins: int, losses: int, count: int) -> int | None:
     """The number of documents that `compare` names for these counts; None where it names none."""
     if wins + losses < FEW_CHANGED or not ALPHA <= mcnemar(wins, losses)[0] <= WITHIN_CHANCE:
         return None
@@ -149,15 +149,15 @@ def _said(wins: int, losses: int, count: int) -> int | None:
     return None if needed is None else max(needed, count + 1)
 
 
-def told(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+def documents_named(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
     """The mean over the comparisons that name a number; the true share of flips is not what was seen."""
-    group = f"Power of the two-sided test on the documents that compare says ({POWER:g}), if the difference is as seen"
+    group = f"Power of the two-sided test on the documents that compare names ({POWER:g}), if the difference is as seen"
     for count, flipping in ((24, 0.6), (50, 0.4), (100, 0.2), (200, 0.1), (500, 0.05), (500, 0.2)):
         likely = 1.6 * math.sqrt(flipping / count)
         chances = ((flipping + likely) / 2, (flipping - likely) / 2, 1 - flipping)
         found = []
         for wins, losses, _ in rng.multinomial(count, chances, size=draws).tolist():
-            if (needed := _said(wins, losses, count)) is not None:
+            if (needed := _named(wins, losses, count)) is not None:
                 seen = abs(wins - losses) / count
                 found.append(mcnemar_power(needed, max(flipping, seen), seen, ALPHA))
         case = f"{count} documents, {flipping * 100:g} % flips"
