@@ -136,7 +136,15 @@ def test_policies_extend_each_other_in_a_chain(tmp_path: Path) -> None:
         ("accuracy: {averages: {m: {tasks: [], metric: acc}}}", "names or patterns of tasks"),
         ("accuracy: {averages: {m: {tasks: a}}}", "accuracy.averages.m.metric: is missing"),
         ("accuracy: {averages: {m: {tasks: a, metric: acc, mean: median}}}", "macro (tasks count alike)"),
-        ("accuracy: {averages: {m: {tasks: a, metric: acc, skip: true}}}", "skip: unknown key"),
+        ("accuracy: {averages: {m: {tasks: a, metric: acc, skip: true}}}", "skip: not a setting of averages, but"),
+        (
+            "accuracy: {averages: {tasks: {tasks: a, metric: acc, margin_percent: 1}}}",
+            "averages.tasks.margin_percent: not a setting of averages, but of accuracy, tasks, metrics",
+        ),
+        ("accuracy: {averages: {m: {tasks: a, metric: acc, skp: true}}}", "skp: unknown key; there is: alpha, higher"),
+        ("margin: 2", "margin: not a setting of a policy, but of accuracy, tasks, metrics, averages"),
+        ("any_of: [{tokens: {alpha: 0.1}}]", "tokens.alpha: not a setting of tokens, but of accuracy"),
+        ("accuracy: {tasks: {tokens: {metrics: {acc: {epsilon: 1}}}}}", "not a setting of metrics, but of tokens"),
     ],
 )
 def test_bad_policies_are_refused_with_their_files(own: str, message: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,8 +45,7 @@ def _in_words(problem: Any, sentence: str) -> str:
     """Return pydantic's problem with a fix."""
     *_, key = place = problem["loc"] or ("",)
     if problem["type"] == "extra_forbidden":
-        cure = "only a policy's file can extend another" if key == "extends" else near(key, sorted(_KNOWN))
-        return f"{name_of(place)}: unknown key; {cure}"
+        return f"{name_of(place)}: {_unknown(key, place)}"
     if problem["type"] == "value_error" and isinstance(problem["input"], Mapping):
         return f"{name_of(place)}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] == "float_type" and _is_exponent(problem["input"]):
@@ -54,6 +53,19 @@ def _in_words(problem: Any, sentence: str) -> str:
             f"{sentence} (YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4, 1.0e+4)"
         )
     return sentence
+
+
+def _unknown(key: Any, place: Sequence[Any]) -> str:
+    """Return why a policy cannot have a key at this place, which ends with the key, with a fix."""
+    if key == "extends":
+        return "unknown key; only a policy's file can extend another"
+    above = ["a policy", *place[:-1]]
+    # Tasks, metrics and averages have names that the user chose, and the rules of a list have numbers.
+    parent = above[-2] if len(above) > 1 and above[-2] in _NAMED else above[-1]
+    if fitting := [name for name, kind in _SETTINGS.items() if key in kind.__annotations__]:
+        return f"not a setting of {parent}, but of {', '.join(fitting)}"
+    known = [*_SETTINGS[parent].__annotations__, *(["extends"] if parent == above[0] else [])]
+    return f"unknown key; {near(key, sorted(known))}"
 
 
 def _is_exponent(value: Any) -> bool:
@@ -163,8 +175,11 @@ class _Policy(_OneRule, total=False):
     allow: list[Annotated[Any, AfterValidator(_allowable)]]
 
 
-_KINDS = (_Policy, _Accuracy, _Average, _Task, _Tokens)
-_KNOWN = {name for kind in _KINDS for name in (*kind.__annotations__, "extends")}
+_NAMED = ("tasks", "metrics", "averages", "any_of", "all_of")
+_SETTINGS: dict[str, Any] = {
+    "a policy": _Policy, "any_of": _OneRule, "all_of": _OneRule, "tokens": _Tokens, "accuracy": _Accuracy,
+    "tasks": _Task, "metrics": _Limits, "averages": _Average,
+}  # fmt: skip
 
 
 def _inconsistent(rule: AccuracyRule) -> Iterator[str]:
