@@ -23,11 +23,12 @@ from evalengine.report.stats.loss_bound import loss_bound, stratum
 from tests.report.gate_runs import METRIC, make_run
 
 TASKS = [f"mmlu_{number:02}" for number in range(20)]
+AVERAGE = {"tasks": ["mmlu_*"], "metric": "exact_match"}
 
 
 def average(a: Run, b: Run, rule: dict[str, Any] | None = None, **settings: Any) -> Check:
     """The check of one average over the tasks mmlu_*; rule: other entries of the policy's accuracy."""
-    definition = {"tasks": ["mmlu_*"], "metric": "exact_match", **settings}
+    definition = {**AVERAGE, **settings}
     policy = {"accuracy": {"skip": True, "averages": {"mmlu": definition}, **(rule or {})}}
     checks = evaluate(parse_policy(policy, "test").rule, a, b)
     (check,) = (check for check in checks if check.task == "average mmlu")
@@ -125,6 +126,19 @@ def test_a_group_with_pairs_is_held_to_points_and_percents() -> None:
     by_value = group_checks(*runs, margin=9.0, max_regression_percent=5.0)["mmlu"]
     assert by_value.status == "fail" and "a loss of 3.00 points, 2.5 allowed" in by_value.message
     assert group_checks(*runs, margin=9.0, max_regression_percent=7.0)["mmlu"].status == "pass"
+
+
+@pytest.mark.parametrize(("percent", "status"), [(5.0, "fail"), (7.0, "pass")])
+def test_a_percent_limits_tasks_and_averages_too(percent: float, status: str) -> None:
+    """A loss of 3 points, 6 % of the value, passed: the percent held for groups and perplexities only."""
+    runs = answers(lost=9, won=3)
+    rule = {"alpha": None, "margin": None, "max_regression_percent": percent}
+    tasks = evaluate(parse_policy({"accuracy": rule}, "test").rule, *runs)
+    inherited = average(*runs, rule)
+    own = average(*runs, alpha=None, max_regression_percent=percent)
+    assert {check.status for check in (*tasks, inherited, own)} == {status}
+    said = "a loss of 3.00 points, 2.5 allowed" if status == "fail" else "(-3.00 points)"
+    assert all(said in check.message for check in (*tasks, inherited, own))
 
 
 def test_a_group_whose_documents_cannot_be_paired_fails(tmp_path: Path) -> None:

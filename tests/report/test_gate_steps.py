@@ -104,6 +104,7 @@ def test_chosen_documents_and_other_policies_are_refused(monkeypatch: pytest.Mon
     chosen = judged(asked(100, OLD, range(COUNT)), monkeypatch, tmp_path)
     assert chosen.exit_code == 2 and "its 100 documents are not the first of the baseline's order" in chosen.problems[0]
     for rule, problem in (("margin: null", "decided by margin and alpha"), ("max_regression: 3", "max_regression"),
+                          ("max_regression_percent: 3", "without max_regression and max_regression_percent"),
                           ("averages: {m: {tasks: t, metric: exact_match}}", "averages")):  # fmt: skip
         report = judged(asked(100, OLD), monkeypatch, tmp_path, rule)
         assert report.exit_code == 2 and problem in report.problems[0]

@@ -139,13 +139,16 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
     means: dict[Metric, Mean] = {}
     for key in [key for key in unskipped if key in groups]:
-        means[key] = Mean(*_names(key), tuple(groups[key]), _of_group(limits[key], a.results[key][0]))
+        means[key] = Mean(*_names(key), tuple(groups[key]), limits[key])
     means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
     for name, mean in [*means.items()]:
         if why := [f"{key[0]}: {problems[key]}" for key, _ in mean.parts if problems[key]]:
             checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
             del means[name]
-    tested = {key: limits[key] for key in unskipped if key not in (*whole, *groups) and not problems.get(key)}
+        else:
+            means[name] = replace(mean, limits=_in_points(mean.limits, a, mean.parts))
+    single = [key for key in unskipped if key not in (*whole, *groups) and not problems.get(key)]
+    tested = {key: limits[key] if key in sums else _in_points(limits[key], a, [(key, 1.0)]) for key in single}
     return Judged(checks, tested, means, limits, unskipped, frozenset(sums & tested.keys()))
 
 
@@ -158,11 +161,21 @@ def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str
     return own if any(problems[part] for part, _ in own) else []
 
 
-def _of_group(limits: Limits, value: float) -> Limits:
-    """The limits of a group whose documents are paired: percents of its value, in the baseline, are points of it."""
+def _judged_by_tasks(key: ScoreKey, a: Run, b: Run, limits: Limits, sums: Collection[ScoreKey]) -> bool:
+    """Whether a group's value, such as a mean of perplexities, needs no check: those of its tasks are tested, and the
+    policy does not limit it."""
+    tasks = leaves(key[0], a.groups) if key[0] in a.groups else []
+    has_values = all(key in run.results and math.isfinite(run.results[key][0]) for run in (a, b))
+    tested = bool(tasks) and all((task, *key[1:]) in sums for task in tasks)
+    return tested and has_values and limits.max_regression_percent is None
+
+
+def _in_points(limits: Limits, a: Run, parts: Iterable[tuple[ScoreKey, float]]) -> Limits:
+    """The limits of a mean of documents' scores, where a percent of the baseline's mean is so many points."""
     if limits.max_regression_percent is None:
         return limits
-    points = [abs(value) * limits.max_regression_percent, limits.max_regression]
+    mean = math.fsum(weight * math.fsum(a.scores[key].values()) / len(a.scores[key]) for key, weight in parts)
+    points = [abs(mean) * limits.max_regression_percent, limits.max_regression]
     return replace(limits, max_regression=min(own for own in points if own is not None))
 
 

@@ -43,7 +43,7 @@ class Limits:
     margin: float | None = None  # points; null: no non-inferiority, the test alone
     margin_percent: float | None = None  # percent of the baseline; the margin for perplexities
     max_regression: float | None = None  # points; a larger observed loss fails, whatever its p; null: no limit
-    max_regression_percent: float | None = None  # percent of the baseline: perplexities, groups, values of whole tasks
+    max_regression_percent: float | None = None  # the same in percent of the baseline's value, for every metric
     require_power: bool = False  # a undecided check fails, whatever the policy's `inconclusive` says
     power: float = 0.8  # the probability of a pass that is planned for, and of detecting the minimum detectable loss
     higher_is_better: bool | None = None  # for metrics whose results do not say it

@@ -74,26 +74,26 @@ def _is_exponent(value: Any) -> bool:
 
 
 @with_config(KNOWN_NAMES)
-class _LimitsInPoints(TypedDict, total=False):
+class _LimitsOfMean(TypedDict, total=False):
     """What an average may set of `Limits`."""
 
     alpha: Share | None
     margin: Margin | None
     max_regression: Loss | None
+    max_regression_percent: Loss | None
     require_power: Flag
     power: Share
     higher_is_better: Flag | None
 
 
 @with_config(KNOWN_NAMES)
-class _Limits(_LimitsInPoints, total=False):
+class _Limits(_LimitsOfMean, total=False):
     margin_percent: Margin | None
-    max_regression_percent: Loss | None
     skip: Flag
 
 
 @with_config(KNOWN_NAMES)
-class _Average(_LimitsInPoints):
+class _Average(_LimitsOfMean):
     tasks: Annotated[Text | Annotated[list[Text], Field(min_length=1)], must("be names or patterns of tasks: [mmlu_*]")]
     metric: Annotated[Text, Field(min_length=1), must("be a metric's name, such as acc")]
     mean: NotRequired[

@@ -111,9 +111,11 @@ def _check(rule: AccuracyRule, a: Run) -> None:
                               "its tasks are judged, or leave --step out")  # fmt: skip
     for key in a.scores:
         limits: Limits = rule.of(*key)
-        if not limits.skip and (limits.margin is None or limits.alpha is None or limits.max_regression is not None):
+        percent = None if has_log_likelihoods(a, key) else limits.max_regression_percent
+        allowed = (limits.max_regression, percent)
+        if not limits.skip and (None in (limits.margin, limits.alpha) or allowed != (None, None)):
             raise ConfigError(f"{key[0]} {key[1]}: a run in steps is decided by margin and alpha, without "
-                              "max_regression; set those, or leave --step out")  # fmt: skip
+                              "max_regression and max_regression_percent; set those, or leave --step out")  # fmt: skip
 
 
 def _cut(a: Run, documents: Mapping[str, set[int]], settings: Any) -> Run:
