@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +24,7 @@ from evalengine.report.gate.judging import judged, limits_in, tested_p, without_
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
-from evalengine.report.read.groups import Members, below, members, members_of_both
+from evalengine.report.read.groups import Members, below, leaves, members, members_of_both
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.pass_probability import Design
@@ -136,6 +136,10 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     sums = {key for key in unskipped if key not in by_document and ratios((a, b), key) is not None}
     paired = by_document | groups.keys() | sums
     whole = [key for key in unskipped if key not in paired and not problems.get(key)]
+    by_tasks = [key for key in whole if _judged_by_tasks(key, a, b, limits[key], sums)]
+    moved = {key: f"its tasks are judged: {_moved(key, a, b)}" for key in by_tasks}
+    checks += [Check("accuracy", *_names(key), "skip", why) for key, why in moved.items()]
+    whole, unskipped = ([key for key in keys if key not in by_tasks] for keys in (whole, unskipped))
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
     means: dict[Metric, Mean] = {}
     for key in [key for key in unskipped if key in groups]:
@@ -190,8 +194,11 @@ def _reported(key: ScoreKey, a: Run, b: Run) -> str:
     """What became of a part of a group, which is not judged."""
     if key not in a.results or key not in b.results:
         return "part of a group, not judged itself"
-    old, new = a.results[key][0], b.results[key][0]
-    return f"part of a group, not judged itself unless tasks: names it: {old:.4f} -> {new:.4f}"
+    return f"part of a group, not judged itself unless tasks: names it: {_moved(key, a, b)}"
+
+
+def _moved(key: ScoreKey, a: Run, b: Run) -> str:
+    return f"{a.results[key][0]:.4f} -> {b.results[key][0]:.4f}"
 
 
 def evidence_of(metric: Metric, a: Run, b: Run, of: Judged, count: int, steps: Steps | None = None) -> Evidence:

@@ -106,7 +106,9 @@ def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) 
     message, limit = f"{old:.6g} -> {new:.6g}", margin if allowed is None else allowed
     assert limit is not None
     detects = f"Can detect: a loss of more than {limit:g} % of the baseline's value (no test: one value, no spread)"
-    if not (old == new or loss <= abs(old) * limit / 100 + 1e-12):  # a NaN on either side is no pass
+    if math.isnan(old) or math.isnan(new):
+        return Check(*names, "fail", f"not a number: {message}", (), detects)
+    if not (old == new or loss <= abs(old) * limit / 100 + 1e-12):
         return Check(*names, "fail", f"worse by more than {limit:g} %: {message}", (), detects)
     if allowed is not None or old == new:
         return Check(*names, "pass", message, (), detects)
