@@ -33,7 +33,7 @@ def main(arguments: Namespace) -> int:
     """Runs `explain` with its arguments; returns the exit code."""
     for option, name in (("write", arguments.write), ("json", arguments.json)):
         words, read = f"explain: --{option} {name}", inputs(arguments.sources)
-        if name and name != "-" and (problems := [*file_problems(words, Path(name), (), read, new_folder=True)]):
+        if name not in (None, "-") and (problems := [*file_problems(words, Path(name), (), read, new_folder=True)]):
             raise ConfigError(problems)
     sources = [_Source.open(path) for path in arguments.sources]
     key = _key(sources, arguments)

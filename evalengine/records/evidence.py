@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -82,8 +81,10 @@ def file_problems(
             yield f"{words}: a folder; name a file in it"
         elif _of_a_run(real):
             yield f"{words}: a file of the run in {real.parent}; name another file"
-        elif real in (Path(os.path.realpath(source)) for source in inputs):
+        elif any(_same_file(path, Path(source)) for source in inputs):
             yield f"{words}: this command reads that file; name another one"
+        elif append and path.is_file() and path.stat().st_nlink > 1:
+            yield f"{words}: hard links give this file other names, which would change, too; name another file"
         elif path.is_file() and any(os.path.exists(out) and path.samefile(out) for out in STANDARD_STREAMS):
             yield f"{words}: what this command prints goes to that file; name another one"
         elif path.exists() and (append or not path.is_file()):  # it is opened, not replaced: a pipe or a device, too
@@ -97,9 +98,16 @@ def file_problems(
 
 def repeated(command: str, paths: Iterable[Path]) -> list[str]:
     """Return a problem for each file that two of a command's options name. They may share a pipe or a device."""
-    count = Counter(Path(os.path.realpath(path)) for path in paths if path.is_file() or not path.exists())
-    return [f"{command}: {path}: two options name this file; name another for one of them"
-            for path, times in count.items() if times > 1]  # fmt: skip
+    files = [path for path in paths if path.is_file() or not path.exists()]
+    twice = [path for number, path in enumerate(files) if any(_same_file(path, other) for other in files[:number])]
+    return [f"{command}: {path}: two options name this file; name another for one of them" for path in twice]
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    """Whether two paths are of one file, or will be once it is written."""
+    if path.exists() and other.exists():
+        return path.samefile(other)  # also by a hard link, or where names differ in case alone
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _of_a_run(path: Path) -> bool:

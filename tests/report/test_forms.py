@@ -200,7 +200,13 @@ AN_INPUT = {
                      "gate b.json a_run --policy own.yaml --junit parent.yaml", "compare l.json l.json --json l.json",
                      "gate none.json --policy own.yaml --bootstrap own.yaml -- limit=1",
                      "gate b.json x-1 --json x-1/x.json", "report l.json --inspect-log l.json",
+                     "gate b.json a_run --summary hard.json", "compare l.json a_run --json hard_l.json",
                      "baseline l.json -o l.json --force"], "this command reads that file"),
+    "gate b.json a_run --summary hard.txt": "hard links give this file other names",
+    **dict.fromkeys(["gate b.json a_run --junit -", "gate b.json a_run --html -"], "only --json writes to standard"),
+    **dict.fromkeys(["gate b.json a_run --json=", "compare a_run a_run --json=", "compare a_run a_run --html=",
+                     "explain a_run a_run --json=", "report a_run --samples=", "report a_run --output="],
+                    "name a file"),
     **dict.fromkeys(["gate b.json a_run --json a_run/manifest.json", "report a_run -o a_run/manifest.json",
                      "gate b.json a_run --html a_run/report.html", "report a_run --inspect-log a_run/results_new.json",
                      "compare a_run a_run --json a_run/digest.txt", "compare a_run a_run -o a_run/report.html",
@@ -212,7 +218,8 @@ AN_INPUT = {
     **dict.fromkeys(["gate b.json a_run --json x.html --html x.html", "gate b.json a_run --junit new --summary new",
                      "gate none.json --bootstrap x.json --json x.json -- limit=1",
                      "compare a_run a_run --json x.html --html ./x.html",
-                     "compare a_run a_run -o x.html --html x.html"],
+                     "compare a_run a_run -o x.html --html x.html",
+                     "gate b.json a_run --html one.html --junit twin.html"],
                     "two options name this file"),
 }  # fmt: skip
 
@@ -229,9 +236,12 @@ def test_no_option_writes_over_an_input(
         file.rename(tmp_path / "lm" / file.name)
     write_run(tmp_path / "x-1" / "1-a" / "run", [generated(0)])
     (tmp_path / "x-1" / "x.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": [{"source": "1-a/run"}]}))
+    (tmp_path / "one.html").touch(), (tmp_path / "twin.html").hardlink_to(tmp_path / "one.html")
     (tmp_path / "own.yaml").write_text("extends: parent.yaml"), (tmp_path / "parent.yaml").write_text("digest: equal")
     assert main(["baseline", "a_run", "-o", "b.json"]) == main(["report", "a_run", "--inspect-log", "l.json"]) == 0
     (tmp_path / "linked.json").symlink_to("b.json")
+    for name, source in {"hard.json": "b.json", "hard_l.json": "l.json", "hard.txt": "a_run/digest.txt"}.items():
+        (tmp_path / name).hardlink_to(tmp_path / source)
     assert main(["report", str(run)]) == 0 == main(["report", str(run), "-o", "a_run/report.html"]), "its own page"
     capsys.readouterr()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

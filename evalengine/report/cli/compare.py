@@ -125,8 +125,8 @@ def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], lis
 def _path_problems(arguments: Namespace) -> Iterator[str]:
     """What is wrong with the files that the options name."""
     named = [(f"-o {name}", name, SUFFIXES) for name in arguments.output or []]
-    named += [(f"--json {name}", name, {}) for name in [arguments.json] if name and name != "-"]
-    named += [(f"--html {name}", name, {}) for name in [arguments.html] if name]
+    named += [(f"--json {name}", name, {}) for name in [arguments.json] if name not in (None, "-")]
+    named += [(f"--html {name}", name, {}) for name in [arguments.html] if name is not None]
     sources = [*inputs(arguments.runs)]
     for words, name, endings in named:
         yield from file_problems(f"compare: {words}", Path(name), endings, sources)

@@ -43,6 +43,7 @@ from evalengine.report.read.names import LATEST, inputs, stands_for
 from evalengine.util.command import Namespace
 from evalengine.util.tables import wrapped
 
+JSON_OUT = ("json", "-")  # the option and value for standard output
 FILES = ("bootstrap", "junit", "summary", "json", "html")  # options that name a file to write
 
 
@@ -63,7 +64,7 @@ def main(arguments: Namespace) -> int:
 
 def _path_problems(arguments: Namespace) -> Iterator[str]:
     """What is wrong with the files that the options name."""
-    files = {option: Path(name) for option in FILES if (name := getattr(arguments, option)) and str(name) != "-"}
+    files = _files(arguments)
     sources = [*inputs(filter(None, (arguments.baseline, arguments.run, arguments.noise)))]
     with suppress(ConfigError):  # a bad policy is reported by the gate
         sources += policy_files(arguments.policy)
@@ -71,8 +72,16 @@ def _path_problems(arguments: Namespace) -> Iterator[str]:
         # Where there is no baseline yet, a first run may be written in its place.
         read = [source for source in sources if option != "bootstrap" or source != Path(arguments.baseline)]
         words, append = f"gate: --{option} {path}", option == "summary"
+        if str(path) == "-":
+            yield f"{words}: only --json writes to standard output; name a file"
         yield from file_problems(words, path, (), read, new_folder=True, append=append)
     yield from repeated("gate", files.values())
+
+
+def _files(arguments: Namespace) -> dict[str, Path]:
+    """The files to write, by option."""
+    named = {option: getattr(arguments, option) for option in FILES}
+    return {option: Path(name) for option, name in named.items() if name is not None and (option, name) != JSON_OUT}
 
 
 def _report(arguments: Namespace) -> Report:
@@ -147,11 +156,10 @@ def _write(report: Report, arguments: Namespace) -> list[str]:
     """Writes the report's files, each whatever becomes of the others; returns why some could not be written."""
     texts = {"junit": junit, "summary": markdown, "json": to_json, "html": _page}
     problems = []
-    for option, text in texts.items():
-        name = getattr(arguments, option)
-        if name and str(name) != "-":
+    for option, path in _files(arguments).items():
+        if text := texts.get(option):
             try:
-                write_text_file(Path(name), text(report), append=option == "summary")
+                write_text_file(path, text(report), append=option == "summary")
             except EvalEngineError as error:
                 problems.append(f"gate: --{option}: {error}")
     return problems

@@ -58,8 +58,8 @@ EXPORTS = {  # by option
 
 def main(arguments: Namespace) -> int:
     """Runs `report` with its arguments; returns the exit code. Every file is made before the first is written."""
-    target = Path(arguments.output) if arguments.output else None
-    exports = {option: Path(path) for option in EXPORTS if (path := getattr(arguments, option))}
+    target = None if arguments.output is None else Path(arguments.output)
+    exports = {option: Path(path) for option in EXPORTS if (path := getattr(arguments, option)) is not None}
     names = named_runs(arguments.runs)
     table = arguments.table
     page = not (exports or table or arguments.log_to) or (target is not None and not table)
