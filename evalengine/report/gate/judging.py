@@ -83,13 +83,10 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
     reason = {"fail": "; ".join(failures) + ": ", "undecided": f"{undecided}: ", "pass": passed}[status]
     risk = None if risk is None or math.isnan(risk) else risk
     moved = evidence.change.split(", ")[0]
-    cautions = evidence.cautions
-    caution = "".join(f"; caution: {why}" for why in cautions)
-    brief = f"{moved}; {'; '.join(failures) or undecided or passed.rstrip(': ') or detects}{caution}"
+    brief = f"{moved}; {'; '.join(failures) or undecided or passed.rstrip(': ') or detects}"
     need = need if status == "undecided" and need is not None and need > evidence.count else None
     names = ("accuracy", evidence.task, evidence.name)
-    return Check(*names, status, f"{reason}{message}{caution}", (), detects, risk, brief, need,
-                 cautions=cautions)  # fmt: skip
+    return Check(*names, status, f"{reason}{message}", (), detects, risk, brief, need, cautions=evidence.cautions)
 
 
 def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Check:

@@ -55,7 +55,7 @@ def _run(report: Report) -> Iterator[Markup]:
         width = len(HEAD) if any(check.loss is not None for check in report.checks) else 2
         rows = [_row(check)[:width] for check in report.ordered if check.status != "skip"]
         yield table(HEAD[:width], rows, numbers=(2, 3, 4))
-        saw = [(check.label, listed([f"{check.status}: {check.message}", *check.seen[1:]])) for check in report.ordered]
+        saw = [(check.label, listed([f"{check.status}: {check.message}", *check.more])) for check in report.ordered]
         skipped = sum(check.status == "skip" for check in report.checks)
         left = f"; {skipped} not judged" if skipped else ""
         yield details(f"What {counted(len(saw) - skipped, 'check')} saw{left}", facts(saw))
@@ -68,7 +68,7 @@ def _run(report: Report) -> Iterator[Markup]:
 
 
 def _row(check: Check) -> list[Child]:
-    what = join(check.label, tag("span", check.brief or check.message, class_="under"))
+    what = join(check.label, tag("span", check.line, class_="under"))
     drawn = None
     if check.margin and check.loss is not None and check.bound is not None:
         drawn = interval(check.loss, check.loss, check.bound, (-2 * check.margin, 2 * check.margin), rule=check.margin)

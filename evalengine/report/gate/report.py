@@ -65,16 +65,29 @@ class Check:
     loss: float | None = None  # the observed loss, positive if the run is worse
     bound: float | None = None  # larger losses are excluded at the policy's confidence; None: it is not finite
     margin: float | None = None  # the policy's; None: it has none
-    cautions: tuple[str, ...] = ()  # why the bound may be too narrow; the message and `brief` end with them
+    cautions: tuple[str, ...] = ()  # why the bound may be too narrow
 
     @property
     def label(self) -> str:
         return " ".join(part for part in (self.rule, self.task, self.name) if part)
 
     @property
-    def seen(self) -> tuple[str, ...]:
-        """All that it says, the message first."""
-        return (self.message, *self.details, *([self.detects] if self.detects else []))
+    def text(self) -> str:
+        """The message with its cautions."""
+        return self.cautioned(self.message)
+
+    @property
+    def line(self) -> str:
+        """The message in one short line, with its cautions."""
+        return self.cautioned(self.brief or self.message)
+
+    def cautioned(self, text: str) -> str:
+        return text + "".join(f"; caution: {why}" for why in self.cautions)
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """What it says in addition to the message and the cautions."""
+        return (*self.details, *([self.detects] if self.detects else []))
 
 
 def first(keys: Iterable[Key], what: str = "", more: Mapping[Key, str] | None = None) -> Iterator[str]:
@@ -235,8 +248,7 @@ def _run_lines(report: Report, risk: bool, verbose: bool) -> Iterator[Text]:
     skipped = sum(check.status == "skip" for check in checks)
     for check in checks if verbose else [check for check in checks if check.status != "skip"]:
         status = Text(f"{check.status.upper():<10}", style=CHECK_STYLES.get(check.status, "dim"))
-        message = check.message if verbose else check.brief or check.message
-        yield status + Text(f"{plain(check.label)}: {plain(message)}", style="default")
+        yield status + Text(f"{plain(check.label)}: {plain(check.text if verbose else check.line)}", style="default")
         for detail in check.details if verbose or check.status == "fail" or not check.brief else ():
             yield Text(f"          - {plain(detail)}")
         if check.detects and (verbose or not check.brief):
@@ -292,9 +304,9 @@ def _table(checks: Sequence[Check], room: int) -> Iterator[str]:
     length = shown = 0
     below: list[str] = []
     for check in checks:
-        cells = (check.rule, check.task, check.name, check.message)
+        cells = (check.rule, check.task, check.name, check.text)
         row = f"| {MARKS[check.status]} | {' | '.join(map(_shown, cells))} |"
-        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in check.seen[1:]]
+        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in check.more]
         length += len(row) + sum(map(len, more))
         if length > room:
             break
@@ -365,18 +377,18 @@ def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Ite
 
 
 def _message(check: Check) -> str:
-    return " ".join((check.message, *check.details))
+    return " ".join((check.text, *check.details))
 
 
 def _case(report: Report, check: Check, names: Sequence[str]) -> ElementTree.Element:
     name = " ".join(part for part in (check.rule, check.name) if part)
     case = ElementTree.Element("testcase", classname=_class(names), name=plain(name), time="0")
-    body = "\n".join(map(plain, check.seen))
+    body = "\n".join(map(plain, (check.text, *check.more)))
     if check.status == "fail":
-        ElementTree.SubElement(case, "failure", message=plain(check.message), type=check.rule).text = body
+        ElementTree.SubElement(case, "failure", message=plain(check.text), type=check.rule).text = body
     elif check.status == "undecided":
         tag = UNDECIDED_TAG[report.inconclusive]
-        ElementTree.SubElement(case, tag, message=f"undecided: {plain(check.message)}", type="undecided").text = body
+        ElementTree.SubElement(case, tag, message=f"undecided: {plain(check.text)}", type="undecided").text = body
     elif check.status in ("skip", "excused"):
         why = "" if check.status == "skip" else "another rule of any_of decides: "
         ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.message}"))
