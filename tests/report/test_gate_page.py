@@ -75,38 +75,39 @@ def test_the_worst_run_decides(verdicts: Sequence[str], said: str, code: int) ->
     report = together("sweep", [RUNS[verdict] for verdict in verdicts])
     assert headline(report) == f"gate own: {said}" and report.exit_code == code
     loaded = json.loads(to_json(report))
-    assert loaded["exit_code"] == code and [own["verdict"] for own in loaded["reports"]] == [*verdicts]
+    assert loaded["exit_code"] == code
+    assert [own["verdict"] for own in loaded["reports"]] == sorted(verdicts, key=[*OUTCOMES].index), "failed first"
     assert "reports" not in json.loads(to_json(RUNS["pass"])), "the JSON of one run stays as it was"
     mixed = together("sweep", [RUNS["pass"], replace(RUNS["fail"], run="/far/run")])
-    assert mixed.names == ["sweep/1", "/far/run"]
+    assert mixed.names == ["/far/run", "sweep/1"]
 
 
 def test_every_form_holds_every_run() -> None:
     report = together("sweep", [*RUNS.values()])
     lines = [line.plain for line in report_lines(report)]
     assert [re.split(r"[:( ]+", line)[:2] for line in lines[1:5]] == [
-        ["PASS", "1"], ["INCONCLUSIVE", "2"], ["FAIL", "3"], ["ERROR", "4"],
+        ["ERROR", "4"], ["FAIL", "3"], ["INCONCLUSIVE", "2"], ["PASS", "1"],
     ]  # fmt: skip
-    assert lines[2].endswith("1 of 2 have too few documents (largest need: about 463)")
-    assert lines[4].endswith("(not comparable): A has 4 requests, B 2; ... and 1 more")
+    assert lines[3].endswith("1 of 2 have too few documents (largest need: about 463)")
+    assert lines[1].endswith("(not comparable): A has 4 requests, B 2; ... and 1 more")
     assert lines.count("WARNING the baseline is new") == 1 and len(lines) == 8
     assert "what differs, and why: compare base.json sweep/3" in lines
     verbose = [line.plain for line in report_lines(report, verbose=True)]
     assert sum(line.startswith("FAIL      accuracy worse") for line in verbose) == 1 < len(verbose) - len(lines)
     assert any(line.endswith("(not comparable): A has 4 requests, B 2; rows differ") for line in verbose)
     suites = ElementTree.fromstring(junit(report).encode()).findall("testsuite")
-    assert [suite.attrib["tests"] for suite in suites] == ["1", "2", "4", "2"]
+    assert [suite.attrib["tests"] for suite in suites] == ["2", "4", "2", "1"]
     names = [(case.attrib["classname"], case.attrib["name"]) for suite in suites for case in suite.iter("testcase")]
     assert len({*names}) == len(names) == 9, "GitLab takes two tests of one name for one"
     root = ElementTree.fromstring(junit(report).encode())
     assert [root.attrib[name] for name in ("tests", "failures", "errors", "skipped")] == ["9", "1", "2", "3"]
     text = markdown(report)
     assert [line.split()[2] for line in text.splitlines() if line.startswith("#### ")] == [
-        *map(str.upper, ("pass", "inconclusive", "fail", "error"))
+        *map(str.upper, ("error", "fail", "inconclusive", "pass"))
     ]
     commands = [*workflow_commands(report)]
     assert [line.split()[0] for line in commands] == ["::warning", *["::error"] * 3, *["::warning"] * 2]
-    assert "gate own%3A 3%3A accuracy worse" in commands[1]
+    assert "gate own%3A 3%3A accuracy worse" in commands[3], "problems first"
     page = gate_page(report).render()
     assert all(f'href="#run-{number}"' in page and f'id="run-{number}"' in page for number in range(1, 5))
 
@@ -142,13 +143,13 @@ def test_each_run_of_an_experiment_is_judged(sweep: Path, capsys: pytest.Capture
         out = capsys.readouterr().out.splitlines()
         assert out[0] == "gate bitwise: FAIL: 1 of 2 runs failed (2-max_num_seqs_2/run); 1 passed"
         assert [line.split()[:2] for line in out[1:3]] == [
-            ["PASS", "1-max_num_seqs_1/run"], ["FAIL", "2-max_num_seqs_2/run:"]
+            ["FAIL", "2-max_num_seqs_2/run:"], ["PASS", "1-max_num_seqs_1/run"]
         ]  # fmt: skip
         assert out[-1] == f"what differs, and why: python -m evalengine compare base {sweep}/2-max_num_seqs_2/run"
         assert "Gate bitwise" in Path("new/gate.html").read_text()
     assert gate("base", "noise_floor:1").reports == () and gate("base", sweep / "1-max_num_seqs_1").verdict == "pass"
     gated = evalengine.gate("base", "noise_floor")
-    assert (gated.verdict, gated.passed) == ("fail", False) and [own.verdict for own in gated.runs] == ["pass", "fail"]
+    assert (gated.verdict, gated.passed) == ("fail", False) and [own.verdict for own in gated.runs] == ["fail", "pass"]
     assert [*gated.checks["run"]] == [own.report.run for own in gated.runs] and str(gated).startswith(
         "gate bitwise: FAIL"
     )
@@ -218,13 +219,17 @@ def test_a_run_that_is_missing_or_unfinished_is_reported(sweep: Path, capsys: py
         Path("runs", name).mkdir()
     report = gate("base", "runs")
     assert report.verdict == "pass" and headline(report).endswith("PASS (2 of 2 runs)"), "a link is no third run"
-    assert report.warnings == ("runs: subfolders without a run, not judged: c, gate-20260101T000000-x",)
+    skipped = "runs: skipped subfolders without a run: c, gate-20260101T000000-x"
+    assert report.warnings == (skipped,)
     assert all("without a run" in form(report).replace("\\", "") for form in (junit, markdown, to_json))
+    for words in ("compare runs", "plan runs=runs"):
+        main(words.split())
+        assert f"evalengine: {skipped}\n" in capsys.readouterr().err, words
     for path in Path("runs/b").iterdir():
         path.unlink()
     single = gate("base", "runs")
     assert single.reports == () and single.notes[-1] == "runs: the only run in it was judged: a"
-    assert "not judged: b, c, gate-" in single.warnings[0]
+    assert "without a run: b, c, gate-" in single.warnings[0]
     for mark in (".lock", "journal.jsonl", "manifest.json"):  # killed at its birth, later, or damaged
         Path("runs/b", mark).write_text("{}")
         assert main(["gate", "base", "runs"]) == 2

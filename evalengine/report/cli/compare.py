@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import warn
 from evalengine.records.evidence import file_problems, repeated
 from evalengine.records.folder import write_text_file
 from evalengine.report.compare.as_json import comparison_json, matrix_json
@@ -23,7 +24,7 @@ from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs, inputs
+from evalengine.report.read.names import all_runs, inputs, skipped_words
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
@@ -36,6 +37,8 @@ ASKING = ("models", "format", "output", "names", "by", "history")  # options tha
 def main(arguments: Namespace) -> int:
     """Runs `compare` with its arguments; returns the exit code."""
     paths = all_runs(arguments.runs)
+    if len(arguments.runs) == 1 and (skipped := skipped_words(arguments.runs[0])):
+        warn(skipped)
     if problems := [*_path_problems(arguments)]:
         raise ConfigError(problems)
     runs = [load_run(path) for path in paths]

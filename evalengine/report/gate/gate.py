@@ -11,19 +11,19 @@ from functools import cache, partial
 from pathlib import Path
 
 from evalengine.config.schema import SequentialConfig
-from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
+from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.planned import accuracy_rules, hint, plan_of
 from evalengine.report.gate.policies import AllOf, Policy
 from evalengine.report.gate.policy_reader import load_policy
-from evalengine.report.gate.report import DECIDED, SHOWN_NAMES, Check, Report, Verdict, together
+from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
 from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs, runs_in, stands_for
+from evalengine.report.read.names import all_runs, skipped_words, stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import mcnemar
 
@@ -91,8 +91,8 @@ def gate(
     try:
         runs: Sequence[str | Path] = all_runs([str(run)])
         place = Path(stands_for(run))
-        if empty := [folder.name for folder in runs_in(place)[1]]:
-            warnings.append(f"{run}: subfolders without a run, not judged: {listed(empty, SHOWN_NAMES)}")
+        if skipped := skipped_words(run):
+            warnings.append(skipped)
         if len(runs) == 1 and Path(runs[0]) != place:
             notes.append(f"{run}: the only run in it was judged: {os.path.relpath(runs[0], place)}")
     except ConfigError:  # it is raised again, and reported, where the run is read

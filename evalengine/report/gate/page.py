@@ -33,16 +33,16 @@ def gate_page(report: Report) -> Page:
     if not report.reports:
         page.section("checks", "Checks" if report.checks else "Problems", *_run(report), note=note)
         return page
-    numbered = [*enumerate(report.reports, 1)]
+    numbered = [*enumerate(zip(report.names, report.reports, strict=True), 1)]
     rows = [
         [run.verdict.upper(), tag("a", name, href=f"#run-{number}"), reason(run).lstrip(": ")]
-        for name, (number, run) in zip(report.names, numbered, strict=True)
+        for number, (name, run) in numbered
     ]
     page.section(
         "runs", "Runs", table(("Verdict", "Run", "Reason"), rows), tag("p", note, class_="note") if note else None
     )
-    for number, run in numbered:
-        page.section(f"run-{number}", f"Run {number}", *_run(run), note=f"{run.verdict.upper()}{reason(run)}")
+    for number, (name, run) in numbered:
+        page.section(f"run-{number}", name, *_run(run), note=f"{run.verdict.upper()}{reason(run)}")
     return page
 
 

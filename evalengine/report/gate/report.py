@@ -152,12 +152,12 @@ class Report:
 
 
 def together(run: str, reports: Sequence[Report]) -> Report:
-    """The report of a folder of several runs: its verdict is the worst of theirs."""
-    worst = min(reports, key=lambda report: [*OUTCOMES].index(report.verdict))
-    first = reports[0]
+    """The report of a folder of several runs: its verdict is the worst of theirs, which comes first."""
+    ordered = sorted(reports, key=lambda report: [*OUTCOMES].index(report.verdict))
+    worst = ordered[0]
     return Report(
-        worst.verdict, first.policy, first.description, first.baseline, run, warnings=first.warnings,
-        inconclusive=first.inconclusive, reports=tuple(replace(report, warnings=()) for report in reports),
+        worst.verdict, worst.policy, worst.description, worst.baseline, run, warnings=worst.warnings,
+        inconclusive=worst.inconclusive, reports=tuple(replace(report, warnings=()) for report in ordered),
     )  # fmt: skip
 
 

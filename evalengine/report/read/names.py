@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError, readable
+from evalengine.errors import ConfigError, listed, readable
 from evalengine.records.evidence import file_sha256, is_run_folder
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import results_files
@@ -50,6 +50,12 @@ def runs_in(path: Path) -> tuple[list[Path], list[Path]]:
             return [], []
         inside = {child: [*_runs_at(child)] or [child] * bool(results_files(child)) for child in sorted(_folders(path))}
         return _distinct(run for runs in inside.values() for run in runs), [c for c, runs in inside.items() if not runs]
+
+
+def skipped_words(name: str | Path) -> str:
+    """Name the subfolders without a run of a folder of runs; "" without one. Raises `ConfigError` as `stands_for`."""
+    empty = [folder.name for folder in runs_in(Path(stands_for(name)))[1]]
+    return f"{name}: skipped subfolders without a run: {listed(empty, 3)}" if empty else ""
 
 
 def holds_runs(path: Path) -> bool:
