@@ -18,14 +18,15 @@ from evalengine.cli.task_list import task_metrics
 from evalengine.config.schema import ITEM_MARK, Config, leaves
 from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
+from evalengine.plain_text import warn
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_rules, plan_of
-from evalengine.report.gate.policies import AccuracyRule, Policy
+from evalengine.report.gate.policies import Policy
 from evalengine.report.gate.policy_reader import load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
 from evalengine.report.read.load import RunData, load_run, load_run_data
-from evalengine.report.read.names import RESULTS, all_runs
+from evalengine.report.read.names import RESULTS, all_runs, skipped_words
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
 from evalengine.report.stats.pass_probability import Design
@@ -44,7 +45,7 @@ HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanSettings:
     """The command's settings."""
 
     names: list[str]  # tasks and groups; none: those of the runs
@@ -55,25 +56,27 @@ class Asked:
 
 def main(arguments: Namespace) -> int:
     """Run `plan` with its words, and return the exit code. Raises `ConfigError` for bad usage, and for bad runs."""
-    asked = _parsed(arguments.words)
-    paths = all_runs(asked.runs)
+    settings = _parsed(arguments.words)
+    paths = all_runs(settings.runs)
+    if len(settings.runs) == 1 and (skipped := skipped_words(settings.runs[0])):
+        warn(skipped)
     if twice := [path for path, count in Counter(Path(path).resolve() for path in paths).items() if count > 1]:
         raise ConfigError([f"plan: runs: {path} is named twice; name each run once" for path in twice])
     loaded = [_loaded(path) for path in paths]
     runs = [data.run for data in loaded]
     held = {name for run in runs for key in run.results for name in (key[0], *run.groups)}
     problems = [f"task={name}: no such task or group, neither shipped (`python -m evalengine tasks`) nor in the runs"
-                for name in asked.names if name not in available("task") and name not in held]  # fmt: skip
+                for name in settings.names if name not in available("task") and name not in held]  # fmt: skip
     if problems:
         raise ConfigError([f"plan: {problem}" for problem in problems])
-    a, unknown = _baseline(asked.names, runs)
+    a, unknown, unscored = _baseline(settings.names, runs)
     pairs = pairs_of(runs)[0]
-    rates: tuple[Rate, ...] = RATES if asked.flips is None else (asked.flips,)
-    if pairs and asked.flips is None:
+    rates: tuple[Rate, ...] = RATES if settings.flips is None else (settings.flips,)
+    if pairs and settings.flips is None:
         rates = (AS_SEEN,)
-    plan = plan_of(asked.policy, a, rates, pairs, unknown)
-    names = asked.names or sorted({key[0] for key in a.scores})
-    print_lines([*_answer(asked.policy.name, plan, bool(runs)), *_facts(names, a, asked.policy, plan, loaded)],
+    plan = plan_of(settings.policy, a, rates, pairs, unknown, unscored)
+    names = settings.names or sorted({key[0] for key in a.scores})
+    print_lines([*_answer(settings.policy.name, plan, bool(runs)), *_facts(names, a, settings.policy, plan, loaded)],
                 Console(file=sys.stdout, soft_wrap=True, highlight=False))  # fmt: skip
     return 0
 
@@ -84,7 +87,7 @@ def _loaded(name: str) -> RunData:
     return RunData(run, {}, {}, {}, {}, {}, {}) if run is not None and run.kind == "baseline" else load_run_data(name)
 
 
-def _parsed(words: Sequence[str]) -> Asked:
+def _parsed(words: Sequence[str]) -> PlanSettings:
     """Raises ConfigError with all problems."""
     values: dict[str, str] = {}
     problems = []
@@ -114,7 +117,7 @@ def _parsed(words: Sequence[str]) -> Asked:
         problems += error.problems
     if problems or policy is None:
         raise ConfigError([f"plan: {problem}" for problem in problems])
-    return Asked(names, runs, policy, share)
+    return PlanSettings(names, runs, policy, share)
 
 
 def _number(name: str, text: str) -> float:
@@ -134,9 +137,10 @@ def _number(name: str, text: str) -> float:
     return number
 
 
-def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str, str]]:
-    """(a run as the gate would judge it, the tasks whose documents are not known, with the reason): what the runs hold,
-    the first first, and by the settings of shipped tasks what they lack. Without `names`, all that the runs hold."""
+def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str, str], set[str]]:
+    """(a run as the gate would judge it, the tasks whose documents are not known, with the reason, the tasks whose
+    scores are not known): what the runs hold, the first first, and by the settings of shipped tasks what they lack.
+    Without `names`, all that the runs hold."""
     held = {key[0] for run in runs for key in (*run.scores, *run.results)}
     composed = [outline(name) for name in names if name not in held and name in available("task")]
     by_settings, unknown = _by_settings([config for config in composed if not held & {*config.tasks}])
@@ -148,7 +152,9 @@ def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str,
         values = [getattr(run, field) for run in (by_settings, *reversed(runs))]
         merged[field] = {key: value for own in values for key, value in own.items()
                          if not names or (key if isinstance(key, str) else key[0]) in inside}  # fmt: skip
-    return replace(runs[0] if runs else by_settings, **merged), {task: unknown[task] for task in unknown.keys() - held}
+    unscored = {key[0] for key in by_settings.scores} - held
+    unknown = {task: unknown[task] for task in unknown.keys() - held}
+    return replace(runs[0] if runs else by_settings, **merged), unknown, unscored
 
 
 def _by_settings(configs: Sequence[Config]) -> tuple[Run, dict[str, str]]:
@@ -204,7 +210,7 @@ def _add_mean(run: Run, group: str, tasks: Sequence[str], metric: str, by_size: 
 
 def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
     count = len(plan.checks)
-    powers = {check.power for check in plan.checks if check.needs}
+    powers = {check.limits.power for check in plan.checks}
     power = f"probability {max(powers):g}" if len(powers) == 1 else "the power that the policy sets for each"
     passes = "its one check passes" if count == 1 else f"its {count} checks all pass"
     if plan.either:
@@ -244,7 +250,6 @@ def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
 def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Sequence[RunData]) -> Iterator[str]:
     """Yield what else is known of the tasks: how long they take, how much their runs differ, and which scores would
     need fewer documents."""
-    rule = accuracy_rules(policy.rule)[0]
     for name in names:
         tasks = [name, *below(a.groups, name)]
         keys = [key for key in (*a.weighted, *a.scores) if key[0] in tasks]
@@ -262,7 +267,7 @@ def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Seque
                    f"{between} (at most {100 * seen.most:.2g} % at 95 % confidence)")  # fmt: skip
         for data in runs:
             for (task, metric, filter_name), (count, parts) in sampled(data.run, tasks).items():
-                needs = ", ".join(f"{_needed(2 * parts.within / k, rule, (task, metric, filter_name), plan)} ({k})"
+                needs = ", ".join(f"{_needed(2 * parts.within / k, policy, (task, metric, filter_name), plan)} ({k})"
                                   for k in SAMPLES)  # fmt: skip
                 yield (f"{task} {metric}, {data.run.name}: the variance is {parts.between:.3g} between documents and "
                        f"{parts.within:.3g} within one ({count} samples each). Runs of one model differ only by the "
@@ -273,20 +278,24 @@ def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Seque
             if any(right for right, _ in apart):
                 right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
                 key = next(key for key in a.scores if key[0] == task)
-                better, plain = (_needed(variance, rule, key, plan) for variance in (likely, right))
+                better, plain = (_needed(variance, policy, key, plan) for variance in (likely, right))
                 yield (f"{task}: the mean squared difference of these runs is {right:.3g} in right or wrong, and "
                        f"{likely:.3g} in the probability of the right choice. Scored by that probability, {better} "
                        f"documents are enough instead of {plain}, for a margin in points of probability")  # fmt: skip
 
 
-def _needed(variance: float, rule: AccuracyRule, key: ScoreKey, plan: Plan) -> str:
-    """Return the documents that a metric's check needs if its differences have this variance."""
-    limits, label = rule.of(*key), f"{key[0]} {key[1]},{key[2]}"
-    if limits.margin is None or limits.alpha is None:
+def _needed(variance: float, policy: Policy, key: ScoreKey, plan: Plan) -> str:
+    """Return the documents that a metric's checks need, one for each accuracy rule, if its differences have this
+    variance. A part of a group has no check: those that one would need."""
+    label = f"{key[0]} {key[1]},{key[2]}"
+    checks = [(check.limits, check.each) for check in plan.checks if check.label == label]
+    if not checks:
+        checks = [(own, own.power) for own in (rule.of(*key) for rule in accuracy_rules(policy.rule))]
+    needs = [Design.of_variance(variance, limits.alpha).needed(limits.margin / 100, power)
+             for limits, power in checks if limits.margin is not None and limits.alpha is not None]  # fmt: skip
+    if not needs:
         return "?"
-    power = next((check.each for check in plan.checks if check.label == label and check.needs), limits.power)
-    need = Design.of_variance(variance, limits.alpha).needed(limits.margin / 100, power)
-    return "too many" if need is None else f"{need:,}"
+    return "too many" if None in needs else f"{max(need for need in needs if need is not None):,}"
 
 
 def _duration(seconds: float) -> str:

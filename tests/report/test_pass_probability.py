@@ -216,7 +216,7 @@ def test_rules_combine_as_the_gate_combines_them() -> None:
 def test_each_check_is_planned_for_its_own_power() -> None:
     a = make_run({"s": [1.0, 0.0] * 300, "t": [1.0, 0.0] * 300})
     plan = plan_of(policy(margin=2.0, tasks={"t": {"power": 0.99}}), a, (0.02,))
-    assert [(check.power, check.each) for check in plan.checks] == [(0.8, 0.8**0.5), (0.99, 0.99**0.5)]
+    assert [(check.limits.power, check.each) for check in plan.checks] == [(0.8, 0.8**0.5), (0.99, 0.99**0.5)]
     assert (plan.checks[0].needs[0] or 0) < (plan.checks[1].needs[0] or 0)
 
 

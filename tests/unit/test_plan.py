@@ -152,6 +152,26 @@ def test_samples_are_worth_documents_where_answers_are_sampled(
     assert "samples each" not in said(capsys, "task=gsm8k", "margin=2", with_runs(monkeypatch, greedy))[1]
 
 
+def test_every_accuracy_rule_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Samples were planned for the first rule alone. A percent of a value needs the value, which settings lack."""
+    key, own = ("gsm8k", "avg@8", "strict-match"), tmp_path / "own.yaml"
+    run = replace(make_run({"gsm8k": [0.5] * 100}), scores={key: dict.fromkeys(range(100), 0.5)},
+                  results={key: (0.5, None)}, higher_is_better={key: True})  # fmt: skip
+    needs = []
+    for margins in ((2, 4), (4, 2), (2, 2)):
+        rules = "".join(f"  - accuracy: {{margin: {margin}}}\n" for margin in margins)
+        own.write_text(f"all_of:\n{rules}")
+        text = said(capsys, "task=gsm8k", f"policy={own}", with_runs(monkeypatch, run))[1]
+        needs.append(re.findall(r"([\d,]+) \(\d+\)", text))
+    assert needs[0] == needs[1] == needs[2] and len(needs[0]) == 5
+    own.write_text("accuracy: {margin: 2, max_regression_percent: 1}")
+    text = said(capsys, "task=gsm8k", f"policy={own}")[1]
+    assert "exact_match,strict-match: max_regression_percent is of the baseline's value, which only a run has" in text
+    assert "only a run has" not in said(capsys, "task=gsm8k", f"policy={own}", with_runs(monkeypatch, run))[1]
+
+
 def test_the_probability_of_the_right_choice_needs_fewer_documents(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,4 +246,7 @@ def test_tasks_given_twice_and_small_numbers_read_well(capsys: pytest.CaptureFix
 def test_lambadas_perplexity_is_planned_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "task=lambada_openai", "flips=2%")[1]
     assert re.search(r"lambada_openai perplexity,none +1 % +5,153 +\?", text) and "one value" not in text
+    assert re.search(r"passes \(probability\) +as they are +unknown *\n", text), "it said: at most 1.00"
+    alone = said(capsys, "task=wikitext", "power=0.9")[1]
+    assert "all pass with probability 0.9, if nothing is lost" in alone, "it spoke of several powers"
     assert "lambada_openai perplexity,none: the differences of log-likelihoods are known only from two runs" in text

@@ -9,7 +9,7 @@ one rule must pass, so each is planned as if it were alone. Only accuracy rules 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -20,7 +20,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
 from evalengine.report.gate.evidence import POINTS, amount, percent_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
-from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Policy, Rule
+from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Limits, Policy, Rule
 from evalengine.report.gate.report import Check
 from evalengine.report.numbers import counted
 from evalengine.report.read.run import Run, ScoreKey
@@ -32,6 +32,7 @@ RATES = (0.0, 0.005, 0.02, 0.05, 0.1)  # shares of changed answers for which the
 AS_SEEN = None  # in the place of a rate: as the runs differ
 Rate = float | None
 WITHOUT = "no margin is set, so no number of documents decides it"
+UNSCORED = "max_regression_percent is of the baseline's value, which only a run has; name one: runs=RUN"
 WHOLE = "it has one value and no score per document, so no number of documents decides it"
 
 
@@ -40,14 +41,14 @@ class PlannedCheck:
     """A check of a gate. Sequences have an entry for each of the plan's rates."""
 
     label: str  # "gsm8k exact_match,strict-match"
-    limit: str  # "2 points"
+    limits: Limits  # the policy's
+    limit: str  # the margin: "2 points"
     documents: int | None  # None: not known
     clusters: int | None
     needs: Sequence[int | None] = ()  # documents; None: no reasonable number is enough
     passes: Sequence[float] = ()  # the probability that it passes with its documents
     why: str = ""  # why nothing can be planned; "" if something can
-    power: float = 0.8  # with which the policy wants its rule to pass
-    each: float = 0.8  # the probability with which the check must pass for that: `needs` gives it
+    each: float = 0.8  # the probability with which it must pass for the rule's power: `needs` gives it
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,13 @@ class Plan:
         return self.rule.passes(rate)
 
     def chance(self, rate: int) -> str:
-        """`passes` in words: "0.52", "at least 0.52", "at most 0.52", "0.25 to 0.52"."""
+        """`passes` in words: "0.52", "at least 0.52", "at most 0.52", "0.25 to 0.52", "unknown"."""
         least, most = (f"{chance:.2f}" for chance in self.passes(rate))
         if least == most:
             return least
-        if most == "1.00" and least != "0.00":
+        if (least, most) == ("0.00", "1.00"):
+            return "unknown"
+        if most == "1.00":
             return f"at least {least}"
         return f"at most {most}" if least == "0.00" else f"{least} to {most}"
 
@@ -123,12 +126,13 @@ def _leaves(rule: Rule) -> list[Rule]:
 
 def plan_of(
     policy: Policy, a: Run, rates: Sequence[Rate], pairs: Sequence[tuple[Run, Run]] = (),
-    unknown: Mapping[str, str] | None = None,
+    unknown: Mapping[str, str] | None = None, unscored: Collection[str] = (),
 ) -> Plan:  # fmt: skip
     """Return the plan of a policy's accuracy rules for a baseline.
 
     pairs: runs whose differences show how scores change, for perplexities and for the rate `AS_SEEN`. unknown: tasks of
-    which `a` does not have the real documents, with the reason.
+    which `a` does not have the real documents, with the reason. unscored: tasks of which it does not have the real
+    scores.
 
     Raises `ConfigError` for a policy without an accuracy rule, and for one that does not fit the baseline.
     """
@@ -136,7 +140,7 @@ def plan_of(
     judged = {id(leaf): judged_metrics(leaf, a, a) for leaf in leaves if isinstance(leaf, AccuracyRule)}
     if not judged:
         raise ConfigError(f"policy {policy.name} has no accuracy rule, so no number of documents matters to it")
-    plan_one = partial(_planned, a=a, rates=rates, pairs=pairs, unknown=unknown or {})
+    plan_one = partial(_planned, a=a, rates=rates, pairs=pairs, unknown=unknown or {}, unscored=unscored)
     part = _part(policy.rule, 0, judged, plan_one)
     checks = tuple(sorted(part.all_checks, key=lambda check: check.label))
     if not checks:
@@ -149,9 +153,10 @@ def _part(rule: Rule, others: int, judged: Mapping[int, Judged], plan_one: Calla
     count = others + _count(rule, judged)
     if isinstance(rule, AccuracyRule):
         of = judged[id(rule)]
-        untested = [PlannedCheck(f"{check.task} {check.name}", "", None, None,
+        limits = {_label(*of.names(key)): own for key, own in of.limits.items()}
+        untested = [PlannedCheck(label, limits.get(label, rule.limits), "", None, None,
                                  why=check.message if check.status == "fail" else WHOLE)
-                    for check in _untested(of)]  # fmt: skip
+                    for check in _untested(of) for label in [_label(check.task, check.name)]]  # fmt: skip
         return _Part("accuracy", [*(plan_one(metric, of, count) for metric in of.tests), *untested])
     own = [part for part in getattr(rule, "rules", ()) if accuracy_rules(part)]
     either = isinstance(rule, AnyOf)
@@ -167,33 +172,40 @@ def _count(rule: Rule, judged: Mapping[int, Judged]) -> int:
     return max(counts, default=0) if isinstance(rule, AnyOf) else sum(counts)
 
 
+def _label(task: str, name: str) -> str:
+    return f"{task} {name}"
+
+
 def _untested(of: Judged) -> list[Check]:
     return [check for check in of.decided if check.status != "skip"]
 
 
 def _planned(
     metric: Metric, of: Judged, count: int, a: Run, rates: Sequence[Rate], pairs: Sequence[tuple[Run, Run]],
-    unknown: Mapping[str, str],
+    unknown: Mapping[str, str], unscored: Collection[str],
 ) -> PlannedCheck:  # fmt: skip
     """Plan one of `count` checks that must pass together."""
     design, (task, name) = design_of(metric, a, a, of), of.names(metric)
     sums = ratios((a, a), metric) if isinstance(metric, tuple) and metric in of.ratios else None
     unit = POINTS if sums is None else percent_of(sums[1][0])
-    margin, allowed = limits_in(unit, of.tests[metric], task, design.most)
-    power = of.tests[metric].power
-    each = power ** (1 / count)
-    label = f"{task} {name}"
+    limits = of.tests[metric]
+    margin, allowed = limits_in(unit, limits, task, design.most)
+    each = limits.power ** (1 / count)
+    label = _label(task, name)
     lacking = {key[0]: unknown[key[0]] for key in of.parts(metric) if key[0] in unknown}
     if margin is None:
-        return PlannedCheck(label, "", design.documents, design.clusters, why=WITHOUT)
+        return PlannedCheck(label, limits, "", design.documents, design.clusters, why=WITHOUT)
     limit = amount(margin, unit)
     if lacking:
         why = "; ".join(dict.fromkeys(lacking.values()))
-        return PlannedCheck(label, limit, None, None, why=why)
+        return PlannedCheck(label, limits, limit, None, None, why=why)
+    check = PlannedCheck(label, limits, limit, design.documents, design.clusters, each=each)
+    by_value = unit is POINTS and limits.max_regression_percent is not None
+    if by_value and any(key[0] in unscored for key in of.parts(metric)):
+        return replace(check, why=UNSCORED)
     seen = _seen(metric, of, a, pairs)
     flips = [None if unit is not POINTS else rate for rate in rates]
     designs = [seen if rate is AS_SEEN else replace(design, flips=rate) for rate in flips]
-    check = PlannedCheck(label, limit, design.documents, design.clusters, power=power, each=each)
     if None in designs:
         likelihoods = "the differences of log-likelihoods are known only from two runs; name both: runs=RUN,RUN"
         unseen = "no two of the runs have it; name two (runs=RUN,RUN), or the share of changed answers (flips=2%)"
