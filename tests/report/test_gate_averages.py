@@ -13,6 +13,8 @@ import pytest
 from benchmarks.statistics_cases import flips
 from evalengine.errors import ConfigError
 from evalengine.report.gate import gate as gate_module
+from evalengine.report.gate.planned import plan_of
+from evalengine.report.gate.policies import Policy
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
@@ -225,6 +227,11 @@ def test_scores_beyond_shares_have_their_own_scale() -> None:
     alone = evaluate(parse_policy({"accuracy": {"margin": 1.0}}, "test").rule, a, b)[0]
     check = average(a, b, margin=1.0, tasks=TASKS[:1])
     assert check.detects.split("losses above ")[1] == alone.detects.split("losses above ")[1]
+    (planned,) = plan_of(Policy("own", parse_policy({"accuracy": {"margin": 1.0}}, "test").rule),
+                         make_run({"t": old[TASKS[0]]}), (0.0,)).checks  # fmt: skip
+    assert planned.limit == "1 hundredth" and {check.unit, alone.unit} == {"hundredths"}
+    for said in (check.message, check.brief, alone.message, alone.brief, alone.detects):
+        assert "hundredths" in said and "points" not in said, "compare shows the metric's units"
 
 
 def test_related_documents_widen_the_limit_of_an_average() -> None:

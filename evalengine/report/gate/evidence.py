@@ -32,14 +32,21 @@ MANY_FLIPS = 0.1  # the share of flipped answers for which the least detectable 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a loss is shown: in points, or in percent of the baseline."""
+    """How a loss is shown: in points or hundredths of the metric, or in percent of the baseline."""
 
     name: str
     shown: Callable[[float], float]  # converts a loss from the metric's units
     metric: Callable[[float], float]  # the inverse of `shown`
 
 
+PERCENT = "%"
 POINTS = Unit("points", lambda loss: 100 * loss, lambda points: points / 100)
+HUNDREDTHS = replace(POINTS, name="hundredths")  # of a metric beyond 0 to 1: 75 to 74.9 is a loss of 10
+
+
+def unit_of(most: float) -> Unit:
+    """The unit of a mean of scores. most: the most that can be lost; 1 for shares."""
+    return POINTS if most == 1.0 else HUNDREDTHS
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,10 @@ def of_documents(
         what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
     changed = changed_answers(a, b, key, zip(documents, documents, strict=True))
     churn = "" if changed is None else f", {changed} answers changed"
-    change = f"{_moved(result.mean_a, result.mean_b)}, {result.wins} better, {result.losses} worse of {what}{churn}"
+    unit = unit_of(design.most)
+    change = (
+        f"{_moved(result.mean_a, result.mean_b, unit)}, {result.wins} better, {result.losses} worse of {what}{churn}"
+    )
     test, p, assuming = (
         TESTS[result.test_one_sided],
         result.p_one_sided,
@@ -107,7 +117,7 @@ def of_documents(
     if steps is not None:
         p, test = bound.p_above(0.0), "betting, at every look"
     return Evidence(
-        key[0], f"{key[1]},{key[2]}", POINTS, change, p, test, bound, design, least, result.n, what,
+        key[0], f"{key[1]},{key[2]}", unit, change, p, test, bound, design, least, result.n, what,
         b.asks_all and (steps is None or steps.whole), assuming,
     )  # fmt: skip
 
@@ -145,15 +155,15 @@ def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metric
 
 
 def amount(number: float, unit: Unit) -> str:
-    """Return "1 point", "0.75 points" or "2 %"."""
-    return f"{number:g} {'point' if unit is POINTS and number == 1 else unit.name}"
+    """Return "1 point", "0.75 points", "2 hundredths" or "2 %"."""
+    return f"{number:g} {unit.name.removesuffix('s') if number == 1 else unit.name}"
 
 
 def percent_of(old: Ratio) -> Unit:
     """The unit that shows a rise of nats as percent of the baseline's metric."""
     if old.kind == "perplexity":
-        return Unit("%", lambda nats: 100 * _expm1(nats), lambda percent: math.log1p(percent / 100))
-    return Unit("%", lambda nats: 100 * nats / old.nats, lambda percent: percent / 100 * old.nats)
+        return Unit(PERCENT, lambda nats: 100 * _expm1(nats), lambda percent: math.log1p(percent / 100))
+    return Unit(PERCENT, lambda nats: 100 * nats / old.nats, lambda percent: percent / 100 * old.nats)
 
 
 def _expm1(value: float) -> float:
@@ -208,11 +218,11 @@ def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], met
     tasks = [(len(column), weight) for column, weight in zip(columns[0], weights, strict=True)]
     result = paired(x, y, clusters=clusters, alpha=alpha, power=limits.power, metrics=metrics, tasks=tasks)
     design = design_of_mean(mean, a, b, directions)
-    bound = design.bound
+    bound, unit = design.bound, unit_of(design.most)
     what = f"{_counted(result.n, result.clusters)} of {counted(len(tasks), 'task')}"
     return Evidence(
-        mean.task, mean.name, POINTS,
-        f"{_moved(old, new)}, {result.wins} better, {result.losses} worse of {what}", result.p_one_sided,
+        mean.task, mean.name, unit,
+        f"{_moved(old, new, unit)}, {result.wins} better, {result.losses} worse of {what}", result.p_one_sided,
         TESTS[result.test_one_sided], bound, design,
         Detectable(result.minimum_detectable_loss, result.undetectable), result.n, what, b.asks_all,
         _assuming(x, result, True, alpha / max(metrics, 1), limits.power),
@@ -248,8 +258,8 @@ def _counted(documents: int, clusters: int) -> str:
     return f"{documents} document{'s' * (documents != 1)}{related}"
 
 
-def _moved(old: float, new: float) -> str:
-    return f"{old:.4f} -> {new:.4f} ({(new - old) * 100 + 0.0:+.2f} points)"
+def _moved(old: float, new: float, unit: Unit) -> str:
+    return f"{old:.4f} -> {new:.4f} ({unit.shown(new - old) + 0.0:+.2f} {unit.name})"
 
 
 def _column(scores: Mapping[int, float], documents: Sequence[int]) -> Floats:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.evidence import POINTS, Evidence, Unit, amount
+from evalengine.report.gate.evidence import PERCENT, Evidence, Unit, amount
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.report import Check, Status
 from evalengine.report.read.run import Run, ScoreKey
@@ -33,7 +33,7 @@ SIGNIFICANT = "a loss is statistically significant"
 def limits_in(unit: Unit, limits: Limits, task: str, most: float) -> tuple[float | None, float | None]:
     """(the margin, the largest observed loss that does not fail), in the unit that a task's metric is shown in. most:
     the most that can be lost. Raises `ConfigError` if nothing could exceed them."""
-    if unit is not POINTS:
+    if unit.name == PERCENT:
         return limits.margin_percent, limits.max_regression_percent
     if limits.margin is not None and limits.max_regression is None and most == 1.0 and limits.margin >= 100:
         raise ConfigError(

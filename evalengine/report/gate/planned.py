@@ -18,7 +18,7 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
-from evalengine.report.gate.evidence import POINTS, amount, percent_of
+from evalengine.report.gate.evidence import amount, percent_of, unit_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
 from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Limits, Policy, Rule
 from evalengine.report.gate.report import Check
@@ -187,7 +187,7 @@ def _planned(
     """Plan one of `count` checks that must pass together."""
     design, (task, name) = design_of(metric, a, a, of), of.names(metric)
     sums = ratios((a, a), metric) if isinstance(metric, tuple) and metric in of.ratios else None
-    unit = POINTS if sums is None else percent_of(sums[1][0])
+    unit = unit_of(design.most) if sums is None else percent_of(sums[1][0])
     limits = of.tests[metric]
     margin, allowed = limits_in(unit, limits, task, design.most)
     each = limits.power ** (1 / count)
@@ -200,16 +200,16 @@ def _planned(
         why = "; ".join(dict.fromkeys(lacking.values()))
         return PlannedCheck(label, limits, limit, None, None, why=why)
     check = PlannedCheck(label, limits, limit, design.documents, design.clusters, each=each)
-    by_value = unit is POINTS and limits.max_regression_percent is not None
+    by_value = sums is None and limits.max_regression_percent is not None
     if by_value and any(key[0] in unscored for key in of.parts(metric)):
         return replace(check, why=UNSCORED)
     seen = _seen(metric, of, a, pairs)
-    flips = [None if unit is not POINTS else rate for rate in rates]
+    flips = [rate if sums is None else None for rate in rates]
     designs = [seen if rate is AS_SEEN else replace(design, flips=rate) for rate in flips]
     if None in designs:
         likelihoods = "the differences of log-likelihoods are known only from two runs; name both: runs=RUN,RUN"
         unseen = "no two of the runs have it; name two (runs=RUN,RUN), or the share of changed answers (flips=2%)"
-        return replace(check, why=unseen if unit is POINTS else likelihoods)
+        return replace(check, why=unseen if sums is None else likelihoods)
     at_most = unit.metric(margin + ROUNDING)
     lost = math.inf if allowed is None else unit.metric(allowed + ROUNDING)
     known = [own for own in designs if own is not None]

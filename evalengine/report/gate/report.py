@@ -61,7 +61,7 @@ class Check:
     risk: float | None = None  # P(loss > margin) (`LossBound.p_beyond`); None without a margin, or with one cluster
     brief: str = ""  # the message in one short line; "" where it is one
     need: int | None = None  # documents with which an undecided check would pass if there is no loss; None: not known
-    unit: str = ""  # of the next three: "points", or "%" of the baseline; "" where nothing was tested
+    unit: str = ""  # of the next three: "points", "hundredths" of a metric beyond 0 to 1, "%" of the baseline, or ""
     loss: float | None = None  # the observed loss, positive if the run is worse
     bound: float | None = None  # larger losses are excluded at the policy's confidence; None: it is not finite
     margin: float | None = None  # the policy's; None: it has none
