@@ -105,8 +105,8 @@ def repeated(command: str, paths: Iterable[Path]) -> list[str]:
 
 def _same_file(path: Path, other: Path) -> bool:
     """Whether two paths are of one file, or will be once it is written."""
-    if path.exists() and other.exists():
-        return path.samefile(other)  # also by a hard link, or where names differ in case alone
+    if os.path.exists(path) and os.path.exists(other):
+        return os.path.samefile(path, other)  # also by a hard link, or where names differ in case alone
     return os.path.realpath(path) == os.path.realpath(other)
 
 
