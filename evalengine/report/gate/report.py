@@ -391,7 +391,7 @@ def _case(report: Report, check: Check, names: Sequence[str]) -> ElementTree.Ele
         ElementTree.SubElement(case, tag, message=f"undecided: {plain(check.text)}", type="undecided").text = body
     elif check.status in ("skip", "excused"):
         why = "" if check.status == "skip" else "another rule of any_of decides: "
-        ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.message}"))
+        ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.text}"))
     else:
         ElementTree.SubElement(case, "system-out").text = body
     return case
