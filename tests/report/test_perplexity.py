@@ -257,6 +257,7 @@ def test_a_mean_of_perplexities_waits_for_no_spread_that_it_cannot_have() -> Non
     assert judged(two(0.5, math.nan))["both"] == "fail", "its own value is damaged"
     assert judged(two(-0.5), both={"max_regression_percent": 5.0})["both"] == "fail", "the policy limits its value"
     assert judged(two(0.5), second={"skip": True})["both"] == "undecided", "a task of it is not judged"
+    assert judged(two(0.5), both={"margin_percent": 0.5})["both"] == "undecided", "its tasks may lose more"
     plan = plan_of(load_policy("accuracy"), two(0.0), (AS_SEEN,), [(two(0.0), two(0.5))])
     assert len(plan.checks) == 2 and plan.whole
 

@@ -136,7 +136,7 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     sums = {key for key in unskipped if key not in by_document and ratios((a, b), key) is not None}
     paired = by_document | groups.keys() | sums
     whole = [key for key in unskipped if key not in paired and not problems.get(key)]
-    by_tasks = [key for key in whole if _judged_by_tasks(key, a, b, limits[key], sums)]
+    by_tasks = [key for key in whole if _judged_by_tasks(key, a, b, limits, sums)]
     moved = {key: f"its tasks are judged: {_moved(key, a, b)}" for key in by_tasks}
     checks += [Check("accuracy", *_names(key), "skip", why) for key, why in moved.items()]
     whole, unskipped = ([key for key in keys if key not in by_tasks] for keys in (whole, unskipped))
@@ -165,13 +165,17 @@ def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str
     return own if any(problems[part] for part, _ in own) else []
 
 
-def _judged_by_tasks(key: ScoreKey, a: Run, b: Run, limits: Limits, sums: Collection[ScoreKey]) -> bool:
-    """Whether a group's value, such as a mean of perplexities, needs no check: those of its tasks are tested, and the
-    policy does not limit it."""
+def _judged_by_tasks(
+    key: ScoreKey, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], sums: Collection[ScoreKey]
+) -> bool:
+    """Whether a group's value, such as a mean of perplexities, needs no check: it is within its margin where those of
+    its tasks are, which are tested, within theirs."""
     tasks = leaves(key[0], a.groups) if key[0] in a.groups else []
+    margins = [limits[task, key[1], key[2]].margin_percent for task in tasks if (task, key[1], key[2]) in sums]
+    own = limits[key].margin_percent
+    implied = own is None or all(margin is not None and margin <= own for margin in margins)
     has_values = all(key in run.results and math.isfinite(run.results[key][0]) for run in (a, b))
-    tested = bool(tasks) and all((task, *key[1:]) in sums for task in tasks)
-    return tested and has_values and limits.max_regression_percent is None
+    return 0 < len(margins) == len(tasks) and implied and has_values and limits[key].max_regression_percent is None
 
 
 def _in_points(limits: Limits, a: Run, parts: Iterable[tuple[ScoreKey, float]]) -> Limits:
