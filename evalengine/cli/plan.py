@@ -26,7 +26,7 @@ from evalengine.report.gate.policy_reader import load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
 from evalengine.report.read.load import RunData, load_run, load_run_data
-from evalengine.report.read.names import RESULTS, all_runs, skipped_words
+from evalengine.report.read.names import RESULTS, all_runs, skipped_note
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
 from evalengine.report.stats.pass_probability import Design
@@ -58,7 +58,7 @@ def main(arguments: Namespace) -> int:
     """Run `plan` with its words, and return the exit code. Raises `ConfigError` for bad usage, and for bad runs."""
     settings = _parsed(arguments.words)
     paths = all_runs(settings.runs)
-    if len(settings.runs) == 1 and (skipped := skipped_words(settings.runs[0])):
+    if len(settings.runs) == 1 and (skipped := skipped_note(settings.runs[0])):
         warn(skipped)
     if twice := [path for path, count in Counter(Path(path).resolve() for path in paths).items() if count > 1]:
         raise ConfigError([f"plan: runs: {path} is named twice; name each run once" for path in twice])

@@ -83,7 +83,7 @@ def test_the_worst_run_decides(verdicts: Sequence[str], said: str, code: int) ->
 
 
 def test_every_form_holds_every_run() -> None:
-    report = together("sweep", [*RUNS.values()])
+    report = together("sweep", [*{**RUNS, "error": replace(RUNS["error"], warnings=())}.values()])
     lines = [line.plain for line in report_lines(report)]
     assert [re.split(r"[:( ]+", line)[:2] for line in lines[1:5]] == [
         ["ERROR", "4"], ["FAIL", "3"], ["INCONCLUSIVE", "2"], ["PASS", "1"],

@@ -14,6 +14,7 @@ from benchmarks.statistics_cases import flips
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
 from evalengine.report.cli import gate as gate_cli
+from evalengine.report.gate.gate import could_not_judge
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import (
     STYLES,
@@ -189,6 +190,8 @@ def test_the_policy_says_what_inconclusive_means(setting: str, code: int) -> Non
     assert case[0].attrib["type"] == "undecided" and case[0].attrib["message"].startswith("undecided: ")
     (line,) = workflow_commands(gated)
     assert line.startswith({"fail": "::error ", "report": "::warning ", "pass": "::notice "}[setting])
+    policy = parse_policy({"digest": "equal", "inconclusive": setting}, "own")
+    assert could_not_judge(policy, "a", "b", "no run", []).inconclusive == setting, "as its sweep's annotations have it"
 
 
 def test_every_verdict_has_its_own_colour_and_sign() -> None:

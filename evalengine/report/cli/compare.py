@@ -24,7 +24,7 @@ from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs, inputs, skipped_words
+from evalengine.report.read.names import all_runs, inputs, skipped_note
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
@@ -37,7 +37,7 @@ ASKING = ("models", "format", "output", "names", "by", "history")  # options tha
 def main(arguments: Namespace) -> int:
     """Runs `compare` with its arguments; returns the exit code."""
     paths = all_runs(arguments.runs)
-    if len(arguments.runs) == 1 and (skipped := skipped_words(arguments.runs[0])):
+    if len(arguments.runs) == 1 and (skipped := skipped_note(arguments.runs[0])):
         warn(skipped)
     if problems := [*_path_problems(arguments)]:
         raise ConfigError(problems)

@@ -23,7 +23,7 @@ from evalengine.report.gate.sources import NoBaseline, load_from_base
 from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs, skipped_words, stands_for
+from evalengine.report.read.names import all_runs, skipped_note, stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import mcnemar
 
@@ -91,7 +91,7 @@ def gate(
     try:
         runs: Sequence[str | Path] = all_runs([str(run)])
         place = Path(stands_for(run))
-        if skipped := skipped_words(run):
+        if skipped := skipped_note(run):
             warnings.append(skipped)
         if len(runs) == 1 and Path(runs[0]) != place:
             notes.append(f"{run}: the only run in it was judged: {os.path.relpath(runs[0], place)}")
@@ -174,7 +174,7 @@ def baseline_of(baseline: str | Path, base: str | None) -> tuple[Run, tuple[str,
 def could_not_judge(policy: Policy, baseline: str | Path, run: str | Path, trouble: str, problems: list[str]) -> Report:
     """Return a report without a verdict on the run."""
     names = (policy.name, policy.description, str(baseline), str(run))
-    return Report("error", *names, problems=tuple(problems), trouble=trouble)
+    return Report("error", *names, problems=tuple(problems), trouble=trouble, inconclusive=policy.inconclusive)
 
 
 def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> tuple[str, list[str]] | None:

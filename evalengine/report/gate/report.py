@@ -154,9 +154,9 @@ class Report:
 def together(run: str, reports: Sequence[Report]) -> Report:
     """The report of a folder of several runs: its verdict is the worst of theirs, which comes first."""
     ordered = sorted(reports, key=lambda report: [*OUTCOMES].index(report.verdict))
-    worst = ordered[0]
+    worst, warnings = ordered[0], dict.fromkeys(warning for report in reports for warning in report.warnings)
     return Report(
-        worst.verdict, worst.policy, worst.description, worst.baseline, run, warnings=worst.warnings,
+        worst.verdict, worst.policy, worst.description, worst.baseline, run, warnings=tuple(warnings),
         inconclusive=worst.inconclusive, reports=tuple(replace(report, warnings=()) for report in ordered),
     )  # fmt: skip
 

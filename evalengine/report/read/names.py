@@ -52,7 +52,7 @@ def runs_in(path: Path) -> tuple[list[Path], list[Path]]:
         return _distinct(run for runs in inside.values() for run in runs), [c for c, runs in inside.items() if not runs]
 
 
-def skipped_words(name: str | Path) -> str:
+def skipped_note(name: str | Path) -> str:
     """Name the subfolders without a run of a folder of runs; "" without one. Raises `ConfigError` as `stands_for`."""
     empty = [folder.name for folder in runs_in(Path(stands_for(name)))[1]]
     return f"{name}: skipped subfolders without a run: {listed(empty, 3)}" if empty else ""
