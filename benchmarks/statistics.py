@@ -19,6 +19,7 @@ from benchmarks.statistics_cases import (
     bonett_price_bound,
     bounds_of,
     covers,
+    false_alarms,
     flips,
     gate_bound,
     p_of,
@@ -28,8 +29,18 @@ from benchmarks.statistics_cases import (
     unequal_groups,
 )
 from benchmarks.statistics_ranks import ranks
-from benchmarks.statistics_rare import failing, heavy, jittering, planned, rare, risk, uneven, uneven_margins
-from benchmarks.statistics_skewed import documents_named, skewed
+from benchmarks.statistics_rare import (
+    failing,
+    heavy,
+    jittering,
+    planned,
+    rare,
+    risk,
+    small_changes,
+    uneven,
+    uneven_margins,
+)
+from benchmarks.statistics_skewed import documents_named, skewed, unseen
 from benchmarks.statistics_steps import prompts, steps
 from evalengine.report.stats.detectable import binary_loss
 from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum
@@ -44,7 +55,7 @@ def figures(draws: int, seed: int) -> Iterator[Figure]:
     parts = (
         *(_tests, _margins, _related_margins, _averages, _perplexities, _coverage, _power),
         *(jittering, failing, planned, uneven, uneven_margins, rare, risk, heavy, steps, prompts, skewed),
-        *(documents_named, ranks),
+        *(documents_named, ranks, small_changes, unseen),
     )
     for number, part in enumerate(parts):
         yield from part(np.random.default_rng([seed, number]), draws)
@@ -63,17 +74,17 @@ def _tests(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 
         def skew(rng: np.random.Generator, count: int = count) -> tuple[bool, ...]:
             losses = rare_losses(rng, count)
-            found, alone = p_of(losses), sign_flip(losses)
-            return tuple(p <= ALPHA for p in (found.p_value, alone[0], found.p_one_sided, alone[1]))
+            alone, alarms = sign_flip(losses), false_alarms(losses, np.arange(count))
+            return (*alarms[:2], alone[0] <= ALPHA, *alarms[2:], alone[1] <= ALPHA)
 
         case = f"{count} documents, 3 % gain 0.5, the others lose as much in all"
         names = [
             f"{test}{side}"
             for side in ("", ", one-sided, as a gate")
-            for test in ("the test of a mean", "sign flips alone")
+            for test in ("the test of a mean, without a caution", "the test of a mean", "sign flips alone")
         ]
         for what, share in zip(names, shares(rng, draws, skew), strict=True):
-            yield Figure(group, what, case, share, draws, at_most=None if "alone" in what else ALPHA)
+            yield Figure(group, what, case, share, draws, at_most=ALPHA if "caution" in what else None)
     for size in (2, 5, 10):
 
         def related(rng: np.random.Generator, size: int = size) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
-from evalengine.report.stats.loss_bound import LossBound, difference_interval, loss_bound, stratum
+from evalengine.report.stats.loss_bound import LossBound, bound_cautions, difference_interval, loss_bound, stratum
 from evalengine.report.stats.paired import Tested, tested
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ def passing(bound: Bound, count: int, margin: float, loss: float, win: float) ->
 def gate_bound(losses: int, wins: int, count: int) -> float:
     """The gate's bound for 0/1 scores of unrelated documents: `loss_bound` by the counts alone."""
     mean, variance = (losses - wins) / count, (losses + wins) / count - ((losses - wins) / count) ** 2
-    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, count - 1.0, ALPHA, count, 1.0,
+    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, 1 / count, count - 1.0, ALPHA, count, 1.0,
                      0.0 if losses else 1 / count).bound  # fmt: skip
 
 
@@ -73,6 +73,17 @@ def bounds_of(losses: Floats, codes: NDArray[np.intp]) -> tuple[float, float, fl
 def p_of(losses: Floats, codes: NDArray[np.intp] | None = None) -> Tested:
     """The p-values of shares' losses that are not right or wrong; without `codes` documents are unrelated."""
     return tested([stratum(losses, np.arange(len(losses)) if codes is None else codes)], 1.0, 1.0, answers=False)
+
+
+def false_alarms(losses: Floats, codes: NDArray[np.intp]) -> tuple[bool, bool, bool, bool]:
+    """Whether shares' losses are significant: two-sided without a caution, two-sided, and both again one-sided."""
+    strata = [stratum(losses, codes)]
+    bound = loss_bound(strata, 1.0, ALPHA, 1.0)
+    if not (bound.inner(1.0) > 0 or bound.below > 0):  # most draws: no p is small, and no flips need be drawn
+        return False, False, False, False
+    found, warned = p_of(losses, codes), [bool(bound_cautions(strata, 1.0, ALPHA, either)) for either in (True, False)]
+    both, one = found.p_value <= ALPHA, found.p_one_sided <= ALPHA
+    return both and not warned[0], both, one and not warned[1], one
 
 
 def rare_losses(rng: np.random.Generator, shape: int | tuple[int, int], share: float = 0.03) -> Floats:

@@ -11,10 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, shares
-from benchmarks.statistics_cases import ALPHA, bounds_of, covers, flips, gate_bound, passing, related_flips
+from benchmarks.statistics_cases import (
+    ALPHA,
+    bounds_of,
+    covers,
+    false_alarms,
+    flips,
+    gate_bound,
+    passing,
+    related_flips,
+)
 from evalengine.report.stats.clusters import RARE
 from evalengine.report.stats.intervals import FEW, cluster_degrees, heavy_tails, t_interval
-from evalengine.report.stats.loss_bound import Losses, Stratum, joined, loss_bound, stratum
+from evalengine.report.stats.loss_bound import Losses, Stratum, bound_cautions, joined, loss_bound, stratum
 from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval, ratio_residuals
@@ -22,6 +31,9 @@ from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interv
 Floats = NDArray[np.float64]
 Layout = Callable[[Callable[[int], Floats], float], list[Stratum]]  # (losses of so many documents, times as many)
 Sizes = Callable[[np.random.Generator, int], NDArray[np.int64]]
+Related = tuple[Floats, NDArray[np.intp]]  # losses [n] and their clusters
+Lossy = Callable[[np.random.Generator, float], Related]  # of a true mean loss
+MARGIN = 0.05  # of gates on small changes
 
 
 def jittering(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
@@ -53,6 +65,67 @@ def failing(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         (failed,) = shares(rng, draws, draw)
         case = f"{count} documents, a true loss of {loss * 100:g} points, 3 % flips besides"
         yield Figure(group, "a loss beyond the margin is shown", case, failed, draws, *limits)
+
+
+def small_changes(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    """A loss is shown by the sizes of changes that were seen: what that finds, and how often falsely."""
+    group = f"Losses in many small parts: p at most {ALPHA:g}, failures of a gate with a margin, and power"
+    kinds: list[tuple[str, Lossy, bool]] = [
+        ("50 documents that jitter by 0.02", partial(_jitters, 50, 0.02), False),
+        ("300 documents that jitter by 0.1", partial(_jitters, 300, 0.1), False),
+        ("30 documents, 64 samples", partial(_sampled, 30, 64), False),
+        ("30 documents, 8 samples", partial(_sampled, 30, 8), False),
+        ("20 clusters of 5, 20 % flips", partial(_clustered, 20, 0.2), False),
+        ("100 clusters of 5, 10 % flips", partial(_clustered, 100, 0.1), False),
+        ("100 documents, 3 % gain 0.5, jitter of 0.02", partial(_gained, 100, 0.03, 0.02), False),
+        ("100 documents, 3 % gain 0.5, jitter of 0.1", partial(_gained, 100, 0.03, 0.1), False),
+        ("30 documents, 5 % gain 0.5, a caution if none is drawn", partial(_gained, 30, 0.05, 0.0), True),
+        ("500 documents, 0.5 % gain 0.5, a caution if none is drawn", partial(_gained, 500, 0.005, 0.0), True),
+    ]
+    for case, losses, cautioned in kinds:
+
+        def draw(rng: np.random.Generator, losses: Lossy = losses) -> tuple[bool, ...]:
+            quiet_both, both, quiet_one, one = false_alarms(*losses(rng, 0.0))
+            strata = [stratum(*losses(rng, MARGIN))]
+            failed = loss_bound(strata, 1.0, ALPHA, 1.0).below > MARGIN
+            return both, one, failed, quiet_both, quiet_one, failed and not bound_cautions(strata, 1.0, ALPHA, False)
+
+        beyond = f"a loss of {MARGIN * 100:g} points is beyond that margin"
+        names = ("a loss, two-sided, of none", "a loss, one-sided, as a gate, of none", beyond)
+        found = shares(rng, draws, draw)
+        for what, share, quiet in zip(names, found[:3], found[3:], strict=True):
+            yield Figure(group, what, case, share, draws, at_most=None if cautioned else ALPHA)
+            if cautioned:
+                yield Figure(group, f"{what}, without a caution", case, quiet, draws, at_most=ALPHA)
+    for case, losses, loss, least in (
+        (kinds[2][0], kinds[2][1], 0.04, 0.65), (kinds[2][0], kinds[2][1], 0.08, 0.97),
+    ):  # fmt: skip
+
+        def power(rng: np.random.Generator, losses: Lossy = losses, loss: float = loss) -> tuple[bool, ...]:
+            return (false_alarms(*losses(rng, loss))[1],)
+
+        (share,) = shares(rng, draws, power)
+        yield Figure(group, f"a loss of {loss * 100:g} points is found", case, share, draws, at_least=least)
+
+
+def _jitters(count: int, size: float, rng: np.random.Generator, loss: float) -> Related:
+    return loss + rng.normal(0, size, count), np.arange(count)
+
+
+def _sampled(count: int, samples: int, rng: np.random.Generator, loss: float) -> Related:
+    rates = rng.uniform(max(loss, MARGIN), 1, count)
+    return (rng.binomial(samples, rates) - rng.binomial(samples, rates - loss)) / samples, np.arange(count)
+
+
+def _clustered(groups: int, rate: float, rng: np.random.Generator, loss: float) -> Related:
+    """A fifth of the clusters of 5 change alike."""
+    own = flips(rng, groups * 5, (rate + loss) / 2, (rate - loss) / 2).reshape(groups, 5)
+    return np.where(rng.random((groups, 1)) < 0.2, own[:, :1], own).ravel(), np.arange(groups * 5) // 5
+
+
+def _gained(count: int, share: float, jitter: float, rng: np.random.Generator, loss: float) -> Related:
+    rest = (loss + 0.5 * share) / (1 - share)
+    return np.where(rng.random(count) < share, -0.5, rest) + rng.normal(0, jitter, count), np.arange(count)
 
 
 def planned(rng: np.random.Generator, draws: int) -> Iterator[Figure]:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, shares
-from benchmarks.statistics_cases import ALPHA, covers, flips, related_flips, unequal_groups
+from benchmarks.statistics_cases import ALPHA, covers, flips, rare_losses, related_flips, unequal_groups
 from evalengine.report.compare.headline import FEW_CHANGED, POWER, WITHIN_CHANCE, documents_to_tell
 from evalengine.report.stats.detectable import mcnemar_power
 from evalengine.report.stats.intervals import heavy_tails
-from evalengine.report.stats.loss_bound import Losses, difference_interval, joined
+from evalengine.report.stats.loss_bound import Losses, bound_cautions, difference_interval, joined, stratum
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.significance import mcnemar
 
@@ -85,6 +85,39 @@ def skewed(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         yield Figure(group, "Student's t", case, plain, draws)
     yield from _groups(rng, draws, group)
     yield from _log_likelihoods(rng, draws)
+
+
+def unseen(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    """A rare total loss that may not be drawn: towards 0 the interval allows for the sizes of changes that were."""
+    group = "Coverage of compare's 95 % intervals where a large change may be unseen"
+    for n in (100, 300, 1000):
+        for words, draw, truth in _rarely_lost(n):
+
+            def covered(rng: np.random.Generator, draw: Draw = draw, truth: float = truth) -> tuple[bool, ...]:
+                x = draw(rng)
+                strata = [stratum(x, np.arange(len(x)))]
+                low, high = difference_interval(strata, 1.0, 1.0)
+                return low <= truth <= high, low <= truth <= high or bool(bound_cautions(strata, 1.0))
+
+            ours, said = shares(rng, draws, covered)
+            case, cautioned = f"{n} documents, {words}", "caution" in words
+            yield Figure(group, "difference of two runs", case, ours, draws, at_least=None if cautioned else 0.93)
+            if cautioned:
+                yield Figure(group, "it covers, or a caution is shown", case, said, draws, at_least=0.93)
+
+
+def _rarely_lost(n: int) -> list[tuple[str, Draw, float]]:
+    """(the case, its differences of `n` documents, their true mean)."""
+    return [
+        ("all gain 0.005 and jitter by 0.02, one in as many is lost (misses have a caution)",
+         lambda rng: rng.normal(0.005, 0.02, n) - (rng.random(n) < 1 / n), 0.005 - 1 / n),
+        ("jitter of 0.1, one in as many is lost", lambda rng: rng.normal(0, 0.1, n) - (rng.random(n) < 1 / n), -1 / n),
+        ("10 % change by up to 1", lambda rng: rng.uniform(-1, 1, n) * (rng.random(n) < 0.1), 0.0),
+        ("half jitter by 0.1, two in as many are lost",
+         lambda rng: rng.normal(0, 0.1, n) * (rng.random(n) < 0.5) - (rng.random(n) < 2 / n), -2 / n),
+        ("3 % lose 0.5, the others gain as much in all", lambda rng: rare_losses(rng, n), 0.0),
+        ("2 % lost, 0/1 scores", lambda rng: -flips(rng, n, 0.02, 0.0), -0.02),
+    ]  # fmt: skip
 
 
 def _groups(rng: np.random.Generator, draws: int, group: str) -> Iterator[Figure]:

@@ -25,7 +25,7 @@ def stepped(losses: Floats, count: int, codes: NDArray[np.intp] | None = None) -
     sizes = np.bincount(own).astype(np.float64)
     whole = replace(fixed, alpha=ALPHA / 2)
     return SteppedBound(
-        fixed.loss, fixed.stderr, fixed.unit, fixed.degrees, ALPHA, fixed.groups, 1.0,
+        fixed.loss, fixed.stderr, fixed.unit, fixed.seen, fixed.degrees, ALPHA, fixed.groups, 1.0,
         sums=cluster_sums(losses[seen], own[seen]), sizes=sizes[:count], largest=float(sizes.max()),
         whole=whole if count >= len(sizes) else None,
     )  # fmt: skip

@@ -139,20 +139,25 @@ def test_few_clusters_and_few_successes_are_said() -> None:
     assert evidence.what == "100 documents in 41 clusters" and evidence.cautions == (said,)
 
 
-def test_every_output_of_a_difference_says_why_its_interval_may_be_too_narrow() -> None:
-    names = {"t": {doc: str(doc // 10) for doc in range(80)}}
+@pytest.mark.parametrize("unseen", [False, True])
+def test_every_output_of_a_difference_says_why_its_interval_may_be_too_narrow(unseen: bool) -> None:
+    names = {} if unseen else {"t": {doc: str(doc // 10) for doc in range(80)}}
     old, new = ([float(doc % 3 == 0 and doc >= lost) for doc in range(80)] for lost in (0, 12))
+    if unseen:
+        old, new = [0.5] * 80, [0.45] * 80
     a, b = (replace(model(name, {"t": values}), clusters=names) for values, name in ((old, "a"), (new, "b")))
     items = {key: replace(item, output_sha256="other", text="B") for key, item in b.items.items()}
     b = replace(b, items=items)
     few = "8 clusters are few; intervals and bounds may be too narrow"
+    if unseen:
+        few = "a change larger than 0.05 in fewer than 3 in 80 documents would not have been seen"
     c = compare(a, b)
     lines = [line for line in report_of(c) if isinstance(line, str)]
     assert f"t, acc, none: {few}." in lines
     assert comparison_json(c)["metrics"][0]["paired"]["cautions"] == [few]
     assert few in comparison_page(c).render() and few in comparison_markdown(c).replace("\\", "")
     models = board([a, b], ["a", "b"])
-    assert f"t acc (a, b, b against a): {few}" in models.notes
+    assert f"t acc ({'' if unseen else 'a, b, '}b against a): {few}" in models.notes
     assert board_json(models)["metrics"][0]["tests"][0]["cautions"] == [few]
     for text in (markdown(models), latex(models), comma_separated(models), leaderboard_page(models).render()):
         assert few in text.replace("\\", "")

@@ -111,6 +111,31 @@ def test_a_loss_that_is_there_may_lie_within_the_margin_and_is_said() -> None:
     assert checked({}, large=(10_000, 60, 20))["large"].status == "fail"
 
 
+@pytest.mark.parametrize(("case", "p"), [("avg@64", "2.8e-05"), ("clusters", "0.0002"), ("uniform", "2.4e-12")])
+def test_a_loss_in_many_small_parts_fails_without_a_margin(case: str, p: str) -> None:
+    """30 documents of 64 samples that lose 10.8 points; 15 clusters of which each loses a sixth; 50 that lose 5 points
+    each. A rare total loss, of which none was seen, could not take that back, but the p allowed for one: it was .06 to
+    .11. What could not have been seen is a caution, of losses alone."""
+    rng, names = np.random.default_rng(0), {}
+    rates = rng.beta(1, 1, 30)
+    old, new = ((rng.binomial(64, share) / 64).tolist() for share in (rates, np.clip(rates - 0.1, 0, 1)))
+    if case == "clusters":
+        old, new = [1.0] * 200 + [0.0] * 100, [0.0] * 50 + [1.0] * 150 + [0.0] * 100
+        names = {"t": {doc: f"c{doc % 15}" for doc in range(300)}}
+    if case == "uniform":
+        old, new = [0.5] * 50, [0.45] * 50
+    a, b = (replace(make_run({"t": x}, total=total), clusters=names) for x, total in ((old, -1.5), (new, -1.6)))
+    rule = parse_policy({"accuracy": {}}, "test").rule
+    (check,), (gain,) = evaluate(rule, a, b), evaluate(rule, b, a)
+    assert check.status == "fail" and f"(p = {p})" in check.message, check.message
+    assert check.cautions[-1].endswith(" would not have been seen") and check.brief.endswith(check.cautions[-1])
+    assert gain.status == "pass" and not any("would not have been seen" in why for why in gain.cautions)
+    if case == "avg@64":
+        (beyond,) = evaluate(parse_policy({"accuracy": {"margin": 2.0}}, "test").rule, a, b)
+        assert beyond.status == "fail" and (beyond.risk or 0.0) > 0.99, "it was undecided"
+        assert check.cautions == ("a change larger than 0.27 in fewer than 3 in 30 documents would not have been seen",)
+
+
 def test_raw_and_corrected_p_are_both_said() -> None:
     alone = checked({}, one=(100, 5, 0))["one"]
     assert "one-sided p of no loss 0.0312 (exact McNemar); one metric, so no correction" in alone.message

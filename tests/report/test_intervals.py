@@ -138,6 +138,33 @@ def test_clustered_interval_covers_and_the_naive_one_does_not() -> None:
     assert naive / 1500 < 0.8
 
 
+def changes(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
+    """Differences of scores, and their clusters, that are significant about as often as not."""
+    if kind == "jitter":
+        return rng.normal(0.006, 0.02, 60), None
+    if kind == "samples":
+        rates = rng.beta(1, 1, 30)
+        return (rng.binomial(16, rates) - rng.binomial(16, np.clip(rates - 0.07, 0, 1))) / 16, None
+    if kind == "few":
+        return np.where(rng.random(80) < 0.15, rng.uniform(-0.3, 0.9, 80), 0.0), None
+    return rng.choice([-1.0, 0.0, 1.0], 100, p=[0.02, 0.82, 0.16]), np.arange(100) // 5
+
+
+@pytest.mark.parametrize("kind", ["jitter", "samples", "few", "clusters"])
+def test_a_p_of_5_percent_is_an_interval_without_0(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what the sign flips find likely by chance, which has a larger p than its interval."""
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips
+    rng, significant = np.random.default_rng(8), 0
+    for _ in range(40):
+        difference, codes = changes(kind, rng)
+        old = np.where(difference < 0, 1.0, 0.0)
+        result = paired(old, old + difference, clusters=codes)
+        excluded = not result.ci_low <= 0 <= result.ci_high
+        assert (result.p_value <= 0.05) is excluded or (excluded and result.test == "permutation")
+        significant += excluded
+    assert 5 < significant < 35
+
+
 # --- errors of the first kind, and power -----------------------------------------------------------------------------
 
 
@@ -241,9 +268,8 @@ def test_no_difference_is_not_no_detectable_effect(count: int) -> None:
     old = np.array([0.25, 0.75] * count)  # the same for a metric that is not 0/1, whose bound needs more differences
     fewest = next(k for k in range(1, 2 * count) if paired(old, old + 0.5 * (np.arange(2 * count) < k)).p_value <= 0.05)
     scores = paired(old, old)
-    assert fewest > 6 and stats.binom.sf(fewest - 1, 2 * count, scores.minimum_detectable_effect / 0.5) == (
-        pytest.approx(0.8, rel=1e-6)
-    )
+    power_there = stats.binom.sf(fewest - 1, 2 * count, scores.minimum_detectable_effect / 0.5)
+    assert power_there == pytest.approx(0.8, rel=1e-6) or (fewest == 6 and 0.8 < power_there < 0.85), "rounded up"
     assert scores.ci_high == pytest.approx(1 - 0.05 ** (1 / (2 * count))) and scores.ci_low == -scores.ci_high
 
 
@@ -261,11 +287,9 @@ def test_few_differences_do_not_make_the_gate_look_sharp() -> None:
     ("count", "two", "one"), [(1, True, True), (4, True, True), (5, True, False), (6, False, False)]
 )
 def test_too_few_items_detect_nothing(count: int, two: bool, one: bool) -> None:
-    """The smallest p-values are 2^(1 - n) and 2^-n; above alpha nothing is detectable, whatever the runs show. To lose
-    the half that they have, six scores are too few by the bound as well, and eight are enough."""
+    """The smallest p-values are 2^(1 - n) and 2^-n; above alpha nothing is detectable, whatever the runs show."""
     answers = paired([1] * count, [0] * count)
     assert math.isinf(answers.minimum_detectable_effect) is two and math.isinf(answers.minimum_detectable_loss) is one
     for new in (0.7, 0.5):
         result = paired([0.5] * count, [new] * count)
-        assert math.isinf(result.minimum_detectable_effect) is two and math.isinf(result.minimum_detectable_loss)
-        assert math.isfinite(paired([0.5] * 8, [new] * 8).minimum_detectable_loss)
+        assert math.isinf(result.minimum_detectable_effect) is two and math.isinf(result.minimum_detectable_loss) is one

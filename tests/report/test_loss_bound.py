@@ -18,9 +18,10 @@ from evalengine.report.read.run import Run
 from evalengine.report.stats import significance
 from evalengine.report.stats.detectable import Detectable
 from evalengine.report.stats.intervals import clustered_stderr
-from evalengine.report.stats.loss_bound import LossBound, Stratum, loss_bound, stratum
+from evalengine.report.stats.loss_bound import LossBound, Losses, Stratum, bound_cautions, joined, loss_bound, stratum
 from evalengine.report.stats.metric_interval import scaled
 from evalengine.report.stats.paired import paired
+from evalengine.report.stats.pass_probability import Design
 from tests.report.gate_runs import METRIC, make_run
 from tests.report.paired_counts import binary
 
@@ -258,6 +259,42 @@ def test_gate_and_compare_agree_on_a_group_with_tasks_of_one_document(
         assert evidence.p == pytest.approx(result.p_one_sided) and evidence.test == TESTS[result.test_one_sided]
         assert evidence.least == Detectable(result.minimum_detectable_loss, result.undetectable)
     assert bounded > 20 and (exact > 5 or kind != "0/1")
+
+
+def test_three_clusters_that_did_not_change_are_still_three() -> None:
+    """The macro mean of a task of 3 clusters and one of 1,000 documents, of which 5 changed: the degrees of freedom
+    were those of the second, since the first had no variance. If clusters of it are lost, the bound was wrong in .08.
+    """
+    names, changed = [f"x{doc // 10}" for doc in range(30)], (np.arange(1000) < 5).astype(float)
+    tasks = [Losses(np.zeros(30), names, 0.5), Losses(changed, [f"y{doc}" for doc in range(1000)], 0.5)]
+    strata = joined(tasks)
+    assert loss_bound(strata, 1.0, ALPHA).degrees < 2.1
+    few = "1003 clusters as uneven as 3.0 equal ones are few; intervals and bounds may be too narrow"
+    assert bound_cautions(strata, 1.0) == (few,)
+    design = Design(tuple(joined([task._replace(losses=0 * task.losses) for task in tasks])), 1.0, ALPHA, 1.0, 0.0)
+    assert [design.passes(design.bound.bound + by) for by in (-1e-9, 1e-9)] == [0.0, 1.0], "a plan counts them alike"
+
+
+def test_only_log_likelihoods_have_a_caution_about_tails() -> None:
+    """Two of 400 documents lose 4 of 10, or 0.4 of 1: the bound allows for a loss of a whole score in both."""
+    loss, codes = np.where(np.arange(400) < 2, 0.4, 0.0), np.arange(400)
+    assert [bound_cautions([stratum(loss * scale, codes)], scale) for scale in (1.0, 10.0)] == [(), ()]
+    assert bound_cautions([stratum(loss, codes)], 0.0)[0].startswith("as few as 2.0 documents make the spread")
+    old = np.linspace(0.0, 10.0, 400)
+    assert paired(old, old - 10 * loss).cautions == () != paired(old, old - loss, unbounded=True).cautions
+
+
+def test_an_unseen_change_is_a_caution_only_where_it_matters() -> None:
+    """Not if nothing changed, for 0/1 scores of unrelated documents, if 0 is not excluded, or if documents changed by
+    about as much as they can. If all of 300 change by about 0.02, one in 300 that loses everything takes that back."""
+    half, rng = np.full(300, 0.5), np.random.default_rng(0)
+    for old, new in (([0.5] * 8, [0.5] * 8), ([1] * 40, [0] * 30 + [1] * 10), ([1] * 40, [1] * 40)):
+        assert paired(old, new).cautions == ()
+    assert paired(half, half + rng.normal(0, 0.02, 300)).cautions == ()
+    assert paired(half, half + rng.uniform(-0.3, 0.5, 300)).cautions == ()
+    result = paired(half, half + rng.normal(0.01, 0.02, 300))
+    assert result.cautions == ("a change larger than 0.059 in fewer than 3 in 300 documents would not have been seen",)
+    assert result.ci_low > 0.005 and result.ci_high > result.difference + 3 / 300
 
 
 def test_no_cluster_that_lost_is_no_proof_for_small_ones() -> None:

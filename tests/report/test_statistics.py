@@ -96,24 +96,28 @@ def test_rare_losses_that_the_others_make_up_for_are_no_difference(
     count: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """False alarms, counted over the number of documents that lose half a score; the others gain as much in all. One
-    side is a gate's without a margin, of a metric of which less is better."""
+    side is a gate's without a margin, of a metric of which less is better. If no loss is drawn, there is a caution."""
     monkeypatch.setattr(significance, "FLIPS", 0)  # each test draws 999 flips
-    wrong = np.zeros(3)
+    wrong, warned = np.zeros(3), 0.0
     for lost in range(9):
         differences = np.array([-0.5] * lost + [0.5 * share / (1 - share)] * (count - lost))
         old = np.full(count, 0.5)
         result = paired(old, old + differences, higher_is_better=False)
         chance = stats.binom.pmf(lost, count, share)
-        wrong += chance * (np.array([result.p_value, result.p_one_sided, sign_flip(differences)[0]]) <= 0.05)
+        alarms = np.array([result.p_value, result.p_one_sided, sign_flip(differences)[0]]) <= 0.05
+        wrong += chance * alarms * [not result.cautions, not result.cautions, True]
+        assert any(alarms[:2]) or not result.cautions
+        warned += chance * bool(result.cautions)
     assert wrong[0] <= 0.05 and wrong[1] <= 0.05 and wrong[2] > 0.1
+    assert warned <= (1 - share) ** count + 0.01
 
 
 def test_the_source_of_a_p_is_named() -> None:
     changes = np.array([0.5] * 60 + [-0.5] * 40 + [0.0] * 300)
     many, half = paired(np.full(400, 0.5), 0.5 + changes), np.full(40, 0.5)
     assert (many.test, many.p_value) == ("permutation", sign_flip(changes)[0])
-    jitter, gain = paired(half, half + 0.01), paired(half, half + np.linspace(0.3, 0.4, 40))
-    assert jitter.test == "bound" and jitter.p_value > 0.05 > sign_flip(np.ones(40))[0]
+    few, gain = paired(half, half + 0.01 * (np.arange(40) < 8)), paired(half, half + np.linspace(0.3, 0.4, 40))
+    assert few.test == "bound" and few.p_value > 0.05 > sign_flip(np.ones(8))[0]
     assert gain.test == "bound" and gain.p_value <= 1e-4, "drawn p-values do not go so far"
 
 
@@ -167,11 +171,13 @@ def test_all_wins_by_hand() -> None:
 
 
 def test_a_constant_shift_is_not_certainty() -> None:
-    """0.1 more on every item: the computed spread is rounding (not 0), and the interval must not be."""
+    """0.1 more on every item: the computed spread is rounding (not 0), and the interval must not be. Towards 0 it
+    allows for no more than was seen, and says so."""
     a = np.random.default_rng(0).uniform(0.2, 0.8, 40)
     result = paired(a, a + 0.1)
     assert np.std(a + 0.1 - a) > 0 and result.stderr == 0.0
-    assert result.ci_low < 0.07 and result.ci_high > 0.13 and result.minimum_detectable_effect > 0.01
+    assert 0.09 < result.ci_low < 0.095 and result.ci_high > 0.13 and result.minimum_detectable_effect > 0.01
+    assert result.cautions == ("a change larger than 0.1 in fewer than 3 in 40 documents would not have been seen",)
 
 
 @pytest.mark.parametrize(

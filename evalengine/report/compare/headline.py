@@ -51,7 +51,8 @@ def documents_to_tell(p: PairedResult, alpha: float = ALPHA) -> int | None:
         if p.test == "mcnemar-exact":
             return mcnemar_power(count, discordance, min(size, discordance), alpha) >= POWER
         times, groups = count / p.n, max(1, p.clusters * count // p.n)
-        seen = LossBound(0.0, p.stderr / math.sqrt(times), p.unit / times, degrees, 0.5, groups)
+        unit = p.unit / times
+        seen = LossBound(0.0, p.stderr / math.sqrt(times), unit, unit, degrees, 0.5, groups)
         critical = max(critical_mean(seen, p.scale, alpha, 2), critical_flips(seen, alpha / 2))
         return size >= critical + float(scipy.special.stdtrit(degrees, POWER)) * seen.stderr
 

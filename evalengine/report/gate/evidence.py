@@ -70,7 +70,7 @@ class Evidence:
     @property
     def cautions(self) -> tuple[str, ...]:
         """Why the bound may be too narrow."""
-        return bound_cautions(self.design.strata, self.design.most)
+        return bound_cautions(self.design.strata, self.design.scale, self.design.alpha, either=False)
 
 
 def design_of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:

@@ -75,11 +75,13 @@ def mean_effect(
         return math.inf
     sizes = np.abs(parts[parts != 0])
     size = math.fsum(sizes) / len(sizes) if len(sizes) else typical / groups
-    least = replace(bound, stderr=0.0, unit=max(bound.unit, size))
+    least = replace(bound, stderr=0.0, seen=max(bound.seen, size))
 
     def significant(count: int) -> bool:
         spread = size * math.sqrt(count * (groups - count) / (groups - 1))  # CR2 of so many equal parts
-        critical = critical_mean(replace(least, stderr=spread), scale, alpha, sides)
+        still = bound.unit * (1 - count / groups) if scale else bound.unit  # a whole score where nothing changes
+        own = replace(least, stderr=spread, seen=max(size, min(bound.seen, still)))
+        critical = critical_mean(own, scale, alpha, sides)
         return least_p(count) <= level and count * size >= critical
 
     floor = critical_mean(least, scale, alpha, sides)
@@ -88,9 +90,9 @@ def mean_effect(
         floor = groups * size * float(scipy.special.betaincinv(fewest, groups - fewest + 1, power))
     flips, beyond = critical_flips(bound, level), float(scipy.special.stdtrit(bound.degrees, power)) * bound.stderr
     effect, centred = 0.0, parts - math.fsum(parts) / groups
-    for _ in range(ROUNDS):  # a shift by the effect makes the parts, and so the unit, larger
-        unit = max(bound.unit, *(typical_part(centred + sign * effect / groups) for sign in (1, -1)[:sides]))
-        effect = max(critical_mean(replace(bound, unit=unit), scale, alpha, sides), flips) + beyond
+    for _ in range(ROUNDS):  # a shift by the effect makes the parts, and so `seen`, larger
+        seen = max(bound.seen, *(typical_part(centred + sign * effect / groups) for sign in (1, -1)[:sides]))
+        effect = max(critical_mean(replace(bound, seen=seen), scale, alpha, sides), flips) + beyond
         if math.isinf(effect):
             break
     effect = max(effect, floor)
@@ -98,14 +100,14 @@ def mean_effect(
 
 
 def critical_mean(bound: LossBound, scale: float, alpha: float, sides: int) -> float:
-    """The mean that has p = `alpha` by `LossBound.p_above` (one side) or `p_outside` (two), if its spread and unit are
-    those of `bound`; inf where none has."""
+    """The mean that has p = `alpha` by `LossBound.p_above` (one side) or `p_outside` (two), if its `stderr` and `seen`
+    are those of `bound`; inf where none has."""
     own = replace(bound, loss=0.0, alpha=min(alpha, 0.5))
-    least = own.shift * own.unit + own.error
+    least = math.inf if math.isnan(own.below) else -own.below
     if sides == 1 or not math.isfinite(least):
         return least
     # half(m)^2 = half(0)^2 + unseen^2 ((1 + m / scale)^2 - 1), in which `half` is m: a quadratic equation.
-    half, unseen = own.half(0.0, scale, own.alpha / 2), replace(own, stderr=0.0).half(0.0, scale, own.alpha / 2)
+    half, unseen = (one.half(scale, own.alpha / 2) for one in (own, replace(own, stderr=0.0)))
     slope = unseen / scale if scale else 0.0
     if slope >= 1:
         return math.inf

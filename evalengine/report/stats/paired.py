@@ -61,7 +61,7 @@ class PairedResult:
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
     effective_clusters: float  # groups of equal size that would tell as much: degrees of freedom and one; NaN for one
-    unit: float  # the part of the difference that one more changed cluster could make; NaN for one cluster
+    unit: float  # the part of the difference that one more cluster could make (`LossBound.seen`); NaN for one cluster
     scale: float  # the size of one score in `unit`; 0 where it is not known
     cautions: tuple[str, ...] = ()  # why the interval may be too narrow
 
@@ -133,7 +133,7 @@ def paired(
         mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=low, ci_high=high,
         **found._asdict(), minimum_detectable_effect=effect,
         minimum_detectable_loss=least.loss, undetectable=least.why, clusters=len(sizes), effective_clusters=effective,
-        unit=bound.unit, scale=scale, cautions=bound_cautions(strata, most),
+        unit=bound.seen, scale=scale, cautions=bound_cautions(strata, scale),
     )  # fmt: skip
 
 
@@ -155,8 +155,11 @@ def tested(strata: Sequence[Stratum], scale: float, most: float, answers: bool, 
     All else takes the larger of two p-values. The sign-flip test alone asks whether differences are symmetric about 0,
     not whether their mean is 0: if 3 % of 100 documents lose half a score, and the others gain what makes up for it, it
     rejects in .2 of comparisons. The other p is where the interval begins to exclude 0: `LossBound.p_outside` for two
-    sides, so that a p of at most 0.05 lies outside the 95 % interval, and `LossBound.p_above` for one side, which
-    agrees with the gate's bound.
+    sides, so that 0 lies outside the 95 % interval if p is at most 0.05 (and only then, unless the sign flips have the
+    larger p), and `LossBound.p_above` for one side, by which a gate with a margin fails. If no such loss is drawn, all
+    documents gain: the caution of `bound_cautions` says what could not have been seen. False alarms were .22 among 30
+    documents of which 5 % lose half a score, all with the caution, .05 among 100 of which 3 % do, and .00 to .06 where
+    scores jitter, samples are drawn again, or clusters change (`benchmarks statistics`).
     """
     parts = np.concatenate([layer.parts for layer in strata])
     shares, sizes = (np.concatenate([getattr(layer, name) for layer in strata]) for name in ("shares", "sizes"))

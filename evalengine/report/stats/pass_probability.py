@@ -168,11 +168,12 @@ class Design:
         unit = np.maximum(self.scale * everything / weight, sized)
         degrees: Floats | float = drawn[0].degrees
         if len(drawn) > 1:
-            spread = sum(own.variance**2 / own.degrees for own in drawn)
-            most = math.fsum(own.degrees for own in drawn)
-            degrees = np.divide(variance**2, spread, out=np.full_like(variance, most), where=variance > 0)
+            counted = [own.variance + (self.scale * own.everything / own.weight) ** 2 for own in drawn]
+            spread = np.asarray(sum(v**2 / own.degrees for v, own in zip(counted, drawn, strict=True)))
+            most = np.full_like(spread, math.fsum(own.degrees for own in drawn))
+            degrees = np.divide(np.asarray(sum(counted)) ** 2, spread, out=most, where=spread > 0)
         quantile = -scipy.special.stdtrit(degrees, self.alpha)
-        shift = LossBound(0, 0, 0, 0, self.alpha, 0).shift
+        shift = LossBound(0, 0, 0, 0, 0, self.alpha, 0).shift
         bound = loss + shift * unit + quantile * np.sqrt(variance + unit**2)
         largest = np.max(np.broadcast_arrays(*(own.largest for own in drawn)), axis=0)
         exact = -self.most * np.expm1(largest * math.log(self.alpha))
