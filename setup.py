@@ -1,4 +1,7 @@
-"""What pyproject.toml cannot say: the repository's address, which only its checkout knows, in the metadata.
+"""What pyproject.toml cannot say: where the package's folders are, and the repository's address.
+
+`evalengine/{conf,kernels,tasks}` are symlinks, which mypy needs. The build takes the top-level folders themselves: a
+ZIP archive or a checkout on Windows turns the links into small text files, and an sdist has none.
 
 README's links lead to files of the repository, which a package page does not have: there they are absolute. The address
 is `EVALENGINE_REPOSITORY`, or that of the remote `origin`; without one, a link is its words alone. An sdist has no
@@ -14,8 +17,9 @@ from collections.abc import Mapping
 from email import message_from_string
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_namespace_packages, setup
 
+PLACES = {"evalengine.conf": "conf", "evalengine.kernels": "kernels", "evalengine.tasks": "tasks"}
 HERE = Path(__file__).resolve().parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 SSH = re.compile(r"(?:ssh://)?(?:[^@/]+@)([^:/]+)(?::\d+)?[:/](.+)")
@@ -74,9 +78,22 @@ def metadata(folder: Path) -> tuple[str, dict[str, str]]:
     return page((folder / "README.md").read_text(encoding="utf-8"), address), urls(address)
 
 
+def packages(folder: Path) -> list[str]:
+    """Return the names of all packages. Raises SystemExit if a top-level folder is missing."""
+    links = [pattern for package in PLACES for pattern in (package, f"{package}.*")]
+    found = find_namespace_packages(str(folder), links, ["evalengine", "evalengine.*"])
+    for package, name in PLACES.items():
+        if not (folder / name).is_dir():
+            raise SystemExit(f"{folder}: the package's folder {name}/ is missing; build from a complete checkout")
+        found += [package, *(f"{package}.{inside}" for inside in find_namespace_packages(str(folder / name)))]
+    return found
+
+
 if __name__ == "__main__":
     long_description, project_urls = metadata(HERE)
     setup(
+        packages=packages(HERE),
+        package_dir=PLACES,
         long_description=long_description,
         long_description_content_type="text/markdown",
         project_urls=project_urls,

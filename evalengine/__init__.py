@@ -30,6 +30,10 @@ __all__ = [
     "set_batch_invariant_mode",
 ]
 
+# In a checkout without symlinks (a ZIP archive, Windows, an sdist) these folders are only next to the package.
+if not os.path.isdir(os.path.join(__path__[0], "kernels")):
+    __path__.append(os.path.dirname(__path__[0]))
+
 # Waiting OpenMP threads sleep soon: threads that spin starve each other on a busy machine. 20 rows of the default run
 # on two cores that other programs use take 73 s with libgomp's own spinning and 6.6 s with this; 200 rows on idle cores
 # take 12 and 16 s. It stands here as libgomp reads it when torch is imported, which any name below may do.

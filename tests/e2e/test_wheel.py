@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email import message_from_string
@@ -17,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ADDRESS = "https://git.example.org/us/evalengine"
 WEIGHTS = ROOT / "evalengine" / "assets" / "tinymath" / "model.safetensors"
+LINKED = ("conf", "kernels", "tasks")  # top-level folders of the package: symlinks inside `evalengine` in a checkout
 NOT_OURS = ("__pycache__", ".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "build", "dist")
 
 
@@ -67,7 +69,7 @@ def call(site: Path, folder: Path, *command: str) -> subprocess.CompletedProcess
 def package_files() -> set[str]:
     """The paths, inside the wheel, of all files of the checkout that it must hold."""
     required = {"evalengine/py.typed"}
-    for top in ("evalengine", "conf", "kernels", "tasks"):
+    for top in ("evalengine", *LINKED):
         base = Path() if top == "evalengine" else Path("evalengine")
         for file in (ROOT / top).rglob("*"):
             data = (".yaml", ".yml", ".json", ".jsonl", ".safetensors", ".jinja", ".css", ".js")
@@ -94,7 +96,9 @@ def test_sdist_holds_every_file(built: Path) -> None:
     for top in ("docs", "tests", "examples", "benchmarks", "results/reference", "conf", "tasks", "kernels", ".github"):
         beside |= {file for file in (ROOT / top).rglob("*") if file.is_file() and "__pycache__" not in file.parts}
     assert ROOT / "CHANGELOG.md" in beside and len(beside) > 700
-    assert sorted((package_files() | {file.relative_to(ROOT).as_posix() for file in beside}) - held) == []
+    package = {name for name in package_files() if name.split("/")[1] not in LINKED}
+    assert sorted((package | {file.relative_to(ROOT).as_posix() for file in beside}) - held) == []
+    assert not {f"evalengine/{name}" for name in LINKED} & held  # each file once
 
 
 def test_links_hold_on_a_package_page(wheel: Path) -> None:
@@ -110,8 +114,10 @@ def test_links_hold_on_a_package_page(wheel: Path) -> None:
     assert [link for link in ours if not link.startswith("http") and not (ROOT / link.partition("#")[0]).exists()] == []
 
 
-def test_the_image_is_made_of_the_same_package(wheel: Path, tmp_path: Path) -> None:
-    """What .dockerignore lets in is all that the package is built of."""
+@pytest.mark.parametrize("links", ["symlinks", "text files"])
+def test_the_image_is_made_of_the_same_package(wheel: Path, tmp_path: Path, links: str) -> None:
+    """What .dockerignore lets in is all that the package is built of, also where a ZIP archive or git on Windows wrote
+    the symlinks as text files."""
     context = tmp_path / "context"
     context.mkdir()
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -120,8 +126,36 @@ def test_the_image_is_made_of_the_same_package(wheel: Path, tmp_path: Path) -> N
             shutil.copytree(ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, context / name)
+    for name in LINKED if links == "text files" else ():
+        (context / "evalengine" / name).unlink()
+        (context / "evalengine" / name).write_text(f"../{name}", encoding="utf-8")
     (image,) = built_from(context, tmp_path / "out", "--wheel").glob("*.whl")
     assert zipfile.ZipFile(image).namelist() == zipfile.ZipFile(wheel).namelist()
+
+
+def test_editable_install_of_a_checkout_without_links(built: Path, tmp_path: Path) -> None:
+    """An unpacked sdist has no symlinks; installed editably, it runs from any folder."""
+    (sdist,) = built.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, tmp_path)
+    (checkout,) = tmp_path.glob("evalengine-*")
+    build = "import setuptools.build_meta, sys; setuptools.build_meta.build_editable(sys.argv[1])"
+    made = call(checkout, checkout, sys.executable, "-c", build, str(tmp_path))
+    (editable,) = tmp_path.glob("*.whl")
+    assert made.returncode == 0, made.stderr
+    shutil.unpack_archive(editable, tmp_path / "site", "zip")
+    # Without what is installed editably in this environment: -S, and the new one's finder first.
+    places = Path(f"{tmp_path / 'site'}{os.pathsep}{sysconfig.get_path('purelib')}")
+    program = (
+        f"import site; site.addsitedir({str(tmp_path / 'site')!r}); "
+        "import evalengine.kernels.limits, evalengine.tasks; from evalengine.__main__ import main; "
+        "from evalengine.report.gate.policy_reader import available; print(evalengine.kernels.limits.__file__); "
+        "print(*available()); main(['--help'])"
+    )
+    for folder in (tmp_path, checkout):
+        usage = call(places, folder, sys.executable, "-S", "-c", program)
+        lines = usage.stdout.splitlines()
+        assert lines[:2] == [f"{checkout}/kernels/limits.py", "accuracy bitwise tokens"], usage.stderr
+        assert "gsm8k" in usage.stdout
 
 
 def test_module_and_console_script_from_another_folder(site: Path, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.unit.arrows import ARROWS, WINGS
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +31,7 @@ def sources() -> Iterator[Path]:
 
 
 def module_of(file: Path) -> str:
-    """The file's module, as `evalengine.report.read.run`; `kernels/` and `tasks/` are links inside the package."""
+    """The file's module, as `evalengine.report.read.run`; `kernels/` and `tasks/` are part of the package."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     parts = ("evalengine", *parts) if parts[0] in ("kernels", "tasks") else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -204,12 +202,6 @@ def test_kernels_import_torch_and_triton_only() -> None:
 
 def test_kernels_is_a_namespace_package() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()  # a package would shadow the Hub's `kernels` in transformers
-
-
-@pytest.mark.parametrize("folder", ["kernels", "tasks", "conf"])
-def test_folders_are_links_inside_the_package(folder: str) -> None:
-    link = ROOT / "evalengine" / folder
-    assert link.is_symlink() and str(link.readlink()) == f"../{folder}"
 
 
 LIGHT = [

@@ -1,4 +1,4 @@
-"""setup.py: README's links on a package page, and where the repository lies."""
+"""setup.py: the package's folders, README's links on a package page, and the repository's address."""
 
 from __future__ import annotations
 
@@ -54,3 +54,9 @@ def test_an_sdist_keeps_what_it_says(tmp_path: Path) -> None:
     told = "Metadata-Version: 2.4\nName: e\nProject-URL: Repository, https://h/o/r\n\n# Title\n\n[a](https://h/b)\n"
     (tmp_path / "PKG-INFO").write_text(told)
     assert setup["metadata"](tmp_path) == ("# Title\n\n[a](https://h/b)\n", {"Repository": "https://h/o/r"})
+
+
+def test_a_missing_folder_stops_the_build(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    with pytest.raises(SystemExit, match="the package's folder kernels/ is missing; build from a complete checkout"):
+        setup["packages"](tmp_path)

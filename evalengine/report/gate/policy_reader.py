@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -218,7 +219,7 @@ def near(word: Any, choices: Iterable[str]) -> str:
     return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(choices)}"
 
 
-POLICIES = Path(__file__).parents[2] / "conf" / "gate"
+POLICIES = Path(str(files("evalengine.conf"))) / "gate"
 
 
 def available() -> list[str]:
