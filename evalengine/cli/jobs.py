@@ -54,10 +54,6 @@ def main(arguments: Namespace) -> int:
         from evalengine.cli.experiment import run_experiment
 
         return run_experiment(name, jobs, partial(_run, command=arguments.argv))
-    if jobs[0].launcher is not None:
-        from evalengine.cli.launch import submit
-
-        return submit(jobs, arguments.argv)
     return _run_all(jobs, arguments.argv)
 
 

@@ -31,7 +31,7 @@ from evalengine.config.shipped import GROUPS, available
 from evalengine.config.sources import Source, register, searched
 from evalengine.config.task_files import namesakes
 from evalengine.config.texts import read_texts
-from evalengine.config.words import LAUNCHER, first_line, names_set, parse, quoted, unknown, with_folders
+from evalengine.config.words import first_line, names_set, parse, quoted, unknown, with_folders
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
@@ -50,7 +50,6 @@ class Job:
 
     overrides: tuple[str, ...]
     config: Config
-    launcher: dict[str, Any] | None = None  # settings of `hydra/launcher=`; None: this process makes the run
 
 
 def compose_jobs(
@@ -65,17 +64,14 @@ def compose_jobs(
     sweeps = multirun or experiment_name(overrides) is not None
     parsed = parse(with_folders(parse(overrides, sweeps)), sweeps)
     if experiment_name(overrides):
-        if LAUNCHER in {override.key_or_group for override in parsed}:
-            raise ConfigError(f"{LAUNCHER}: an experiment compares its runs and starts them itself; leave it out")
         parsed = [*_experiment_sweep(parsed), *parsed]
     if (count := math.prod(map(_count, parsed))) > MAX_RUNS:
         raise ConfigError(f"{count:,} runs: a sweep has at most {MAX_RUNS:,}; sweep fewer values, or in several parts")
     choices = [_choices(override) for override in parsed]
     jobs = []
     for chosen in product(*choices):
-        config, launcher = _composed(list(chosen), settings or {})
         varied = tuple(text for text, options in zip(chosen, choices, strict=True) if len(options) > 1)
-        jobs.append(Job(varied, config, launcher))
+        jobs.append(Job(varied, _composed(list(chosen), settings or {})))
     return jobs
 
 
@@ -170,10 +166,9 @@ def _texts(override: Override) -> Iterator[str]:
         raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
 
 
-def _composed(overrides: list[str], settings: Mapping[str, Any]) -> tuple[Config, dict[str, Any] | None]:
-    """The run, and the launcher's settings if one is named."""
+def _composed(overrides: list[str], settings: Mapping[str, Any]) -> Config:
     parsed = OverridesParser.create().parse_overrides(overrides)
-    data, hydra = _merged(parsed)
+    data, _ = _merged(parsed)
     named = {name for override in parsed for name in names_set(override.key_or_group, override.value())}
     for name, value in settings.items():
         _set(data, name, value)
@@ -184,12 +179,7 @@ def _composed(overrides: list[str], settings: Mapping[str, Any]) -> tuple[Config
     config, wrong = config_problems(data, partial(completed, keys=keys))
     if problems := [*problems, *map(_suggested, wrong)]:
         raise ConfigError(problems)
-    if LAUNCHER not in keys:
-        return config, None
-    hydra.sweep.dir = config.output_dir  # the launcher writes its logs there
-    launcher = OmegaConf.to_container(hydra.launcher, resolve=True)
-    assert isinstance(launcher, dict)
-    return config, {str(name): value for name, value in launcher.items()}
+    return config
 
 
 def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], Any]:

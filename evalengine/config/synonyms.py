@@ -35,6 +35,7 @@ SYNONYMS = {  # a setting's last name, elsewhere -> ours
 }
 REMOVED = {  # a setting that there was -> why it is gone
     "sequential.seed": "the order of asking follows from the gate's baseline and cannot be chosen; leave it out",
+    "hydra/launcher": "a sweep's runs start one after another; submit one run per job (docs/clusters.md, Slurm)",
 }
 DTYPES = {  # other names of engine.dtype's values
     **dict.fromkeys(("float", "fp32"), "float32"),

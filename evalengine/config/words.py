@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import glob
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,6 @@ from evalengine.config.texts import is_text
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import is_later_part
 
-LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
-LAUNCHERS = ("submitit_slurm", "submitit_local")
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
 BARE_VALUE = re.compile(r"[A-Za-z0-9./_-]+")  # a value that a message may repeat: no shell reads anything into it
 LISTS = ("task", "hydra.searchpath")  # what takes several names in one run, besides settings whose type is a list
@@ -102,12 +99,9 @@ def _how_to_quote(text: str) -> str:
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
     key, value = override.key_or_group, value_text(override)
-    if key == LAUNCHER:
-        yield from _launcher_problems(override, multirun)
-        return
     if key.startswith("hydra."):
-        if key != "hydra.searchpath" and not key.startswith("hydra.launcher."):
-            yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath and hydra.launcher"
+        if key != "hydra.searchpath":
+            yield f"{key}: Hydra's settings have no effect here, except hydra.searchpath"
         return
     if not any(re.fullmatch(pattern, key) for pattern in known_keys().values()):
         yield unknown(key, value) if key else f"{override.input_line}: names no setting; write NAME=VALUE"
@@ -208,16 +202,6 @@ def names_set(name: str, value: Any) -> Iterator[str]:
             yield from names_set(f"{name}.{key}", inner)
     else:
         yield name
-
-
-def _launcher_problems(override: Override, multirun: bool) -> Iterator[str]:
-    name = override.value()
-    if name not in LAUNCHERS:
-        yield f"{LAUNCHER}={name}: must be one of {', '.join(LAUNCHERS)}"
-    elif importlib.util.find_spec("submitit") is None or importlib.util.find_spec("hydra_plugins") is None:
-        yield f"{LAUNCHER}={name}: its plugin is not installed; pip install 'evalengine[slurm]'"
-    elif not multirun:
-        yield f"{LAUNCHER}={name}: launches the runs of a sweep; add -m"
 
 
 def first_line(error: BaseException) -> str:

@@ -39,7 +39,6 @@ EPILOG = """\
   system_instruction=TEXT       seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
   cache=FOLDER                  answers kept between runs: what was computed once is read; cache.audit=0.01
 
-  -m hydra/launcher=submitit_slurm  the runs as jobs of SLURM: hydra.launcher.partition=gpu, ...
   experiment=noise_floor        a sweep, compared: who equals whom, and what fast arithmetic moves
   experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
   --install-completion [SHELL]  completes commands, tasks and models in your shell; --show-completion prints how
