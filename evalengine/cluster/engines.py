@@ -12,14 +12,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalengine.cluster.audit import sample
 from evalengine.cluster.dispatch import POLL_SECONDS, Dispatch
 from evalengine.cluster.pool import Pool
 from evalengine.cluster.replica import ReplicaFacts, ReplicaSpec
 from evalengine.cluster.roster import Roster
 from evalengine.cluster.session import ray_session
 from evalengine.cluster.settings import Share, cluster_share, local_replicas, local_share
-from evalengine.cluster.work import Work
+from evalengine.cluster.work import Work, sample
 from evalengine.config.schema import Config, ModelConfig
 from evalengine.engine.answering import EngineFacts, OnStep
 from evalengine.engine.interrupts import Interrupts

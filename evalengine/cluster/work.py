@@ -1,17 +1,18 @@
 """Which replica is asked what: every request of a run, until its answer stands. Pure: no Ray, no clock.
 
 An answer stands at once, unless the request is audited or the answer is an error: then a second replica answers the
-request, too, and a third where the two answers differ. Requests of a lost replica are asked again; those of a slow one
-are asked of an idle one as well, and the first answer counts.
+request, too. Requests of a lost replica are asked again; those of a slow one are asked of an idle one as well, and the
+first answer counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from evalengine.cluster.audit import is_same, verdict
 from evalengine.cluster.leases import Unleased, in_lease_order
+from evalengine.engine.difference import difference
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import EvalEngineError, ReplicaMismatchError
 
@@ -19,6 +20,20 @@ MAX_LOSSES = 3  # replicas that may be lost with a request in hand before the ru
 # A request is late, and an idle replica is asked, too, after PATIENCE times the longest that another replica took for
 # one, and LEAST_PATIENCE seconds more; after BLIND_PATIENCE seconds while no other replica has answered anything.
 PATIENCE, LEAST_PATIENCE, BLIND_PATIENCE = 1.5, 1.0, 60.0
+
+
+def sample(request_ids: Iterable[int], share: float, seed: int) -> set[int]:
+    """The requests that are audited: each with probability `share`, by a hash of seed and number; at least one."""
+    if share <= 0:
+        return set()
+    draws = {number: _draw(number, seed) for number in request_ids}
+    chosen = {number for number, draw in draws.items() if draw < share}
+    return chosen or set(sorted(draws, key=draws.__getitem__)[:1])
+
+
+def _draw(number: int, seed: int) -> float:
+    """Uniform in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(f"audit {seed} {number}".encode()).digest()[:7], "big") / 2**56
 
 
 @dataclass
@@ -38,7 +53,7 @@ class Holder:
 @dataclass
 class _Item:
     request: Request
-    wanted: int = 1  # how many answers this request needs
+    audited: bool = False
     answers: list[tuple[str, RequestOutput]] = field(default_factory=list)  # (where, output)
     losses: int = 0
     settled: bool = False
@@ -51,7 +66,7 @@ class Work:
         """page: tokens of a page of the prefix cache. audited: the numbers of requests that two must answer."""
         self._items = {request.request_id: _Item(request) for request in requests}
         for number in audited:
-            self._items[number].wanted = 2
+            self._items[number].audited = True
         self._pending = Unleased(in_lease_order(requests, page))
         self._again: dict[int, None] = {}  # requests that need one more replica, in order
         self._left = len(self._items)
@@ -116,8 +131,7 @@ class Work:
     def answered(self, name: str, output: RequestOutput, now: float) -> RequestOutput | None:
         """Takes a replica's answer; returns the answer that stands, once one does.
 
-        Raises ReplicaMismatchError if two answers differ that must be equal, and no third is left to say which is
-        right.
+        Raises ReplicaMismatchError if two answers differ that must be equal.
         """
         holder, number = self.holders[name], output.request_id
         if (since := holder.held.pop(number, None)) is None:
@@ -153,14 +167,12 @@ class Work:
         return len(lost)
 
     def give_up(self) -> list[RequestOutput]:
-        """Settles requests that wait for a replica that will not come; answers that differ are an error, as ever."""
+        """Settles requests that wait for a replica that will not come."""
         standing = []
         for number in [*self._again]:
             item = self._items[number]
             if item.answers and not self._eligible(item):
                 del self._again[number]
-                if len(item.answers) > 1:
-                    raise self._doubt(item)
                 self.unaudited += not item.answers[0][1].error
                 standing.append(self._settle(number, item, *item.answers[0]))
         return standing
@@ -176,31 +188,29 @@ class Work:
         """Returns the answer that stands; if none does, has another replica asked."""
         item = self._items[number]
         where, output = item.answers[0]
-        if len(item.answers) == 1:
-            if item.wanted == 1 and not (output.error and self._eligible(item)):
-                return self._settle(number, item, where, output)
-        elif len(item.answers) == 2:
-            other_where, other = item.answers[1]
-            failed = [(place, out) for place, out in item.answers if out.error]
-            if len(failed) == 2:
-                return self._settle(number, item, where, output)
-            if failed:
-                good = item.answers[1] if output.error else item.answers[0]
-                self._suspect(failed[0], good[0])
-                return self._settle(number, item, *good)
-            if is_same(output, other):
-                self.audited += 1
-                for holder in self.holders.values():
-                    holder.audited += holder.where in (where, other_where)
-                return self._settle(number, item, where, output)
-            if not self._eligible(item):
-                raise self._doubt(item)
-        else:
-            raise self._doubt(item)
-        item.wanted = len(item.answers) + 1
+        if len(item.answers) == 2:
+            return self._compared(number, item)
+        if not item.audited and not (output.error and self._eligible(item)):
+            return self._settle(number, item, where, output)
         if not any(number in holder.held for holder in self._others(item)):
             self._again[number] = None
         return None
+
+    def _compared(self, number: int, item: _Item) -> RequestOutput:
+        """Returns which of two answers stands. Raises ReplicaMismatchError if they differ."""
+        (where, output), (other_where, other) = item.answers
+        if not output.error and not other.error:
+            if found := difference(output, other, f"on {where}", f"on {other_where}"):
+                raise self._doubt(item, found)
+            self.audited += 1
+            for holder in self.holders.values():
+                holder.audited += holder.where in (where, other_where)
+        elif output.error and not other.error:
+            self._suspect(item.answers[0], other_where)
+            where, output = other_where, other
+        elif other.error and not output.error:
+            self._suspect(item.answers[1], where)
+        return self._settle(number, item, where, output)
 
     def _settle(self, number: int, item: _Item, where: str, output: RequestOutput) -> RequestOutput:
         item.settled = True
@@ -227,12 +237,16 @@ class Work:
                 holder.held.clear()
                 holder.lease_of.clear()
 
-    def _doubt(self, item: _Item) -> ReplicaMismatchError:
-        """The error for two answers that differ, and perhaps a third."""
-        words, doubted = verdict(item.answers)
-        numbers = [number for number, places in self._answered_by.items() if doubted & {*places}]
-        words += f"; {len(numbers)} answers from there are taken back, and the same command resumes"
-        return ReplicaMismatchError(words, item.request.request_id, numbers)
+    def _doubt(self, item: _Item, found: str) -> ReplicaMismatchError:
+        """The error for two answers that differ. found: the first difference."""
+        places = [where for where, _ in item.answers]
+        numbers = [number for number, answered in self._answered_by.items() if {*places} & {*answered}]
+        return ReplicaMismatchError(
+            f"{' and '.join(places)} computed different bits: {found}; at least one of them is wrong, so check both; "
+            f"{len(numbers)} answers from there are taken back, and the same command resumes",
+            item.request.request_id,
+            numbers,
+        )
 
     def _eligible(self, item: _Item) -> set[str]:
         """Replicas that may be asked: those that have not answered the item, do not hold it, and are not suspect."""
