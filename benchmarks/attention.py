@@ -23,12 +23,12 @@ from benchmarks.report import Line, Timing
 from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.throughput import reason
 from evalengine.bench.timing import free_memory
-from evalengine.kernels import reference
 from evalengine.kernels.attention import paged_attention
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import flash_attention
 from evalengine.layers.attention_backends import AttentionFunction
 from evalengine.layers.metadata import AttentionMetadata
+from tests.references import reference
 
 SHAPES = shapes_of("Qwen3-8B")  # Llama-3.1-8B has the same heads: GQA 4
 Q_HEADS, KV_HEADS, HEAD_DIM = SHAPES.num_heads, SHAPES.num_kv_heads, SHAPES.head_dim

@@ -19,8 +19,9 @@ from benchmarks.measure import Timer, check_close, guarded, run_poisoned, seeded
 from benchmarks.report import Line, Timing
 from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
-from evalengine.kernels import causal_conv, gated_delta, mamba2, reference
+from evalengine.kernels import causal_conv, gated_delta, mamba2
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from tests.references import reference
 
 DELTA = GatedDelta(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)
 MAMBA = Mamba2(48, 64, 1, 128, 4, conv_bias=True, bias=False, dt_limits=(0.0, float("inf")))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import check_close, check_equal, nbytes, seeded
-from evalengine.kernels import reference
 from evalengine.kernels.activation import silu_and_mul
 from evalengine.kernels.gumbel import gumbel_noise
 from evalengine.kernels.kv_cache import store_kv
@@ -24,6 +23,7 @@ from evalengine.kernels.qkv import qk_norm_rope_store
 from evalengine.kernels.rms_norm import add_rms_norm, rms_norm
 from evalengine.kernels.rope import rope
 from evalengine.kernels.sampling import sample
+from tests.references import reference
 
 EPS = 1e-6
 PAGE = 64

@@ -17,10 +17,10 @@ from torch import Tensor
 from evalengine.engine.load.hf_folder import folder_spec
 from evalengine.engine.load.packed import RULE
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import reference
 from evalengine.models.packing import packing_problems
 from tests.bitwise import assert_bitwise_equal
 from tests.engine.test_packed import GROUP, METHODS, Parts, check_refused, logits_of, packed_folder, word
+from tests.references import reference
 
 Packed = tuple[Parts, Tensor]
 

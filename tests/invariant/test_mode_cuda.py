@@ -11,9 +11,9 @@ from torch import Tensor
 
 from evalengine.errors import ConfigError
 from evalengine.invariant import CoverageAudit, UncoveredOpError, set_batch_invariant_mode
-from evalengine.kernels import reference
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.invariant.cuda_operands import DEVICE, ROUNDING, randn
+from tests.references import reference
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: F.linear(x, weight_like(x)),

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from evalengine.invariant import COVERED_OPS
 from evalengine.invariant.cuda import CUDAOverrides
-from evalengine.kernels import reference
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.invariant.cuda_operands import DEVICE, ROUNDING, randn
+from tests.references import reference
 
 KERNELS = CUDAOverrides().kernels()
 

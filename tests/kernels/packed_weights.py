@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evalengine.kernels import reference
 from evalengine.kernels.packed_rows import PackedForm, PackedRows
+from tests.references import reference
 
 FORMS = [
     PackedForm("e2m1", 32, torch.uint8),

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.kernels import attention, reference
+from evalengine.kernels import attention
 from evalengine.kernels.attention_batch import AttentionSchedule
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalengine.kernels import activation, reference
+from evalengine.kernels import activation
 from evalengine.kernels.row_variants import Xielu
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

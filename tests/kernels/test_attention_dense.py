@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import attention_dense, reference
+from evalengine.kernels import attention_dense
 from evalengine.kernels.attention import CHUNK
 from evalengine.kernels.attention_dense import dense_attention
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import DEVICE, PagedBatch
+from tests.references import reference
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative to the largest output
 SMALL = [  # (dtype, batch, heads, kv_heads, rows, keys, head_dim)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
+from tests.references import reference
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_math, exact_product, reference
+from evalengine.kernels import exact, exact_math, exact_product
 from evalengine.kernels import exact_math as em
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels import exact_contract
 from tests.random_tensors import randn
+from tests.references import reference
 
 SHAPES = [(1, 1, 1), (1, 7, 5), (3, 17, 31), (5, 70, 576), (129, 33, 100), (2, 5, 8192), (3, 4, 8193), (2, 3, 17000)]
 

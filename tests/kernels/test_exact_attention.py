@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact_attention, reference
+from evalengine.kernels import exact_attention
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import exact_contract
+from tests.references import reference
 
 KV_LENS = [1, 70, 64, 65, 33, 1300, 1025, 2051]
 QUERY_LENS = [1, 1, 64, 3, 0, 1, 40, 1]

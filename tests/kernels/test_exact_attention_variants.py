@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact_attention, reference
+from evalengine.kernels import exact_attention
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import exact_contract
 from tests.kernels.test_exact_attention import KV_LENS, QUERY_LENS, attend, dense_batch, paged
+from tests.references import reference
 
 VARIANTS: list[dict[str, Any]] = [
     *({"window": window} for window in (1, 7, 61, 64, 1023, 1024, 1025, 5000)),

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_math, exact_rows, reference
+from evalengine.kernels import exact, exact_math, exact_rows
 from evalengine.kernels.row_variants import Xielu
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.random_tensors import randn
+from tests.references import reference
 
 mpmath.mp.dps = 40
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_attention, exact_math, exact_product, exact_wide, reference
+from evalengine.kernels import exact, exact_attention, exact_math, exact_product, exact_wide
 from evalengine.kernels import exact_math as em
 from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import exact_contract
 from tests.random_tensors import randn
+from tests.references import reference
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SPREADS = [0, 8, 10, 16, 24]

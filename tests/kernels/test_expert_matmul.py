@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import expert_groups, expert_matmul, matmul, reference
+from evalengine.kernels import expert_groups, expert_matmul, matmul
 from evalengine.kernels.expert_groups import are_alone, group
 from evalengine.kernels.matmul_schedules import MatmulSchedule
 from evalengine.layers import fast_mixture
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter computes bf16 wrongly

@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from evalengine.kernels import exact_mixture, expert_rows, reference
+from evalengine.kernels import exact_mixture, expert_rows
 from evalengine.layers.fast_mixture import clamped_swiglu as fast_swiglu
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]

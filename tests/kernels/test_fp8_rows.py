@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact_rows, fp8_rows, reference
+from evalengine.kernels import exact_rows, fp8_rows
 from evalengine.layers import create_ops
 from evalengine.layers.variants import Fp8Rows
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter computes bf16 wrongly

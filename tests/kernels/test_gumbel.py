@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import gumbel, reference, sampling
+from evalengine.kernels import gumbel, sampling
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import kv_cache, reference, rope
+from evalengine.kernels import kv_cache, rope
 from evalengine.layers import attention as plain
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalengine.kernels import reference
 from evalengine.kernels.log_softmax import log_softmax, read_out
 from evalengine.kernels.softmax import SoftmaxSchedule
 from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
 from tests.kernels.softmax_contract import DEVICE, DTYPES, SCHEDULES, UNIT, randn
+from tests.references import reference
 
 VOCABULARIES = [1, 7, 65, 577, 4095, 4096, 4097, 9001]
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy warns on rows of NaN

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.matmul_candidates import candidates
-from evalengine.kernels import reference
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, bmm, linear, matmul
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter computes bf16 wrongly

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from evalengine.kernels import reference
 from evalengine.kernels.mean import mean
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -15,19 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import (
-    causal_conv,
-    exact_recurrent,
-    gated_delta,
-    gated_norm,
-    mamba2,
-    reference,
-    reference_chunks,
-)
+from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers import plain_recurrent
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference, reference_chunks
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels import reference, row_sum
+from evalengine.kernels import row_sum
 from evalengine.kernels.rms_norm import add_rms_norm, normalize, rms_norm
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from evalengine.kernels import reference, rope
+from evalengine.kernels import rope
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evalengine.kernels import exact_mixture, reference
+from evalengine.kernels import exact_mixture
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.routing import route
 from evalengine.layers.fast_mixture import route as fast_route
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels.routers import ROUTERS, operands
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning")

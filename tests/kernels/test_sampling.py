@@ -11,8 +11,9 @@ import math
 import pytest
 import torch
 
-from evalengine.kernels import reference, sampling
+from evalengine.kernels import sampling
 from tests.bitwise import assert_bitwise_equal
+from tests.references import reference
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import reference, softcap
+from evalengine.kernels import softcap
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalengine.kernels import reference
 from evalengine.kernels.softmax import softmax
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
 from tests.kernels.softmax_contract import DEVICE, DTYPES, SCHEDULES, UNIT, randn
+from tests.references import reference
 
 COLUMNS = [1, 7, 65, 577, 4096, 4097, 9001]
 SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # the smallest subnormal

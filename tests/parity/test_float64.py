@@ -12,7 +12,6 @@ from torch import Tensor
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
-from evalengine.kernels import reference
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
@@ -20,6 +19,7 @@ from evalengine.layers.ops import Ops
 from evalengine.layers.variants import Activation, Norm
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import VOCAB, outlier_qwen2, trained_like_llama, without_tokenizer
+from tests.references import reference
 
 CPU = torch.device("cpu")
 TEXT = (

@@ -1,6 +1,6 @@
 """Which package may import which, and which wing of the report: the table that `test_architecture` holds.
 
-`benchmarks`, outside the wheel, may import the package; nothing in the package imports it or the tests."""
+`benchmarks`, outside the wheel, may import the package and `tests.references`; the package imports neither."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
+from tests.references import reference
 
 
 def requires(condition: bool, words: str) -> None:

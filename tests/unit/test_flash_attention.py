@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from evalengine.errors import ConfigError
-from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import attention_backends, flash_attention
 from evalengine.layers.attention import PagedAttention
 from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.references import reference
 from tests.unit.flash_attn_double import FlashAttnDouble
 
 CPU = torch.device("cpu")

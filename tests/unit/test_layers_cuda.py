@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import create_ops
 from evalengine.layers.fast import FastOps
@@ -15,6 +14,7 @@ from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.variants import Norm
 from tests.bitwise import assert_bitwise_equal
+from tests.references import reference
 
 pytest.importorskip("triton")
 from evalengine.layers.fast_cuda import CudaFastOps

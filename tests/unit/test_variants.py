@@ -17,12 +17,12 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2Config, Olmo2RMSNorm, 
 from transformers.models.olmo2.modeling_olmo2 import apply_rotary_pos_emb as rotate_halves
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2DecoderLayer
 
-from evalengine.kernels import reference
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
 from evalengine.layers.variants import Activation, Norm
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.random_tensors import randn
+from tests.references import reference
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

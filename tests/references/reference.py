@@ -1,4 +1,4 @@
-"""A plain float64 reference for each op. The kernels are tested against it; the engine never runs it.
+"""A plain float64 reference for each op. Kernels are tested and benchmarked against it.
 
     T tokens, K input features, N output features, I intermediate size, Hq/Hkv heads, D head_dim, n rows, V vocabulary.
 
