@@ -14,7 +14,6 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, one_line
@@ -277,9 +276,12 @@ def _theirs(metric: str, function: Callable[[list[Any]], Any]) -> Aggregation:
         from lm_eval.api import metrics
 
         count = min(iterations, 100) if metric in FEW else iterations
-        with quiet(), patch.object(metrics, "bootstrap_stderr", bootstrap_stderr):
+        with quiet():
             error = metrics.stderr_for_metric(metric=function, bootstrap_iters=count)
-            return None if error is None else float(error(items))
+            if error is None:
+                return None
+            closed = getattr(metrics, error.__name__, None) is error  # else its lambda, which bootstraps by processes
+            return float(error(items)) if closed else bootstrap_stderr(function, items, count)
 
     return Aggregation(value, stderr)
 

@@ -390,6 +390,7 @@ class Engine(LoadedModel):
             logger.warning(
                 "out of memory in a step of %d tokens: the run goes on with steps of %d at most; lower "
                 "engine.max_num_batched_tokens, or what the KV pool takes, to have it so from the start",
-                *(schedule.num_tokens, most),
+                schedule.num_tokens,
+                most,
             )
         self.stats.num_shrunk_steps += 1

@@ -36,6 +36,7 @@ from evalengine.util.phases import phase
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
+MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own
 COPIED = 0.5  # of the time in which prompts are written, another process takes as much again to hand them over
 
 
@@ -168,7 +169,7 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
         written = []
         for number, part in enumerate(parts):
             forks = may_share and (loads or number > 0)  # this process loads, or writes the first part
-            work = partial(_write_prompts, config, llm, part)
+            work = partial(_write_prompts, config, llm, part, number * MOST_REQUESTS)
             written.append(started.enter_context(ForkedTask(work, forks)))
         if loads:
             llm.load()
@@ -182,11 +183,6 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
 @phase("plan")
 def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
     requests = [*chain.from_iterable(part.requests for part in written)]
-    if len(written) > 1:
-        for number, item in enumerate(requests):
-            # Nobody has seen these requests yet, most of which other processes made. A copy by `replace` would check
-            # all of their token ids again, which takes 0.7 s for MMLU.
-            object.__setattr__(item.request, "request_id", number)
     pairs = ((item.key, item.request) for item in requests)
     with ForkedTask(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
         check_requests([item.request for item in requests], llm.limits, request_names(requests))
@@ -203,7 +199,7 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
 
 
 @phase("prompts")
-def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
+def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task], first_id: int = 0) -> Prompts:
     written, special, warnings = [], 0, list[str]()
     for task in tasks:
         documents: set[int] = set()
@@ -224,7 +220,7 @@ def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Pro
         config.logprobs or 0,
     )
     own = sum(task.own_exemplars for task in tasks)
-    return Prompts(written, builder.build(asked), special, own, tuple(warnings))
+    return Prompts(written, builder.build(asked, first_id), special, own, tuple(warnings))
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:

@@ -61,7 +61,10 @@ class DecoderAttention(nn.Module):
         self.table = spec.ropes.index(spec.rope_of(block))
         self.qkv_proj = QKVLinear(
             ops,
-            *(spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim),
+            in_features=spec.hidden_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
             bias=spec.attention_bias,
             gate=block.output_gate,
         )

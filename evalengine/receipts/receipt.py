@@ -129,7 +129,12 @@ def _receipt(content: Mapping[str, Any]) -> Receipt:
     )
     leaf = content["leaf"]
     return Receipt(
-        *(record, content.get("asked"), content["digest"], leaf["index"], leaf["count"], tuple(leaf["path"])),
+        record=record,
+        asked=content.get("asked"),
+        digest=content["digest"],
+        index=leaf["index"],
+        count=leaf["count"],
+        path=tuple(leaf["path"]),
         computed_by=content["computed_by"],
     )
 
