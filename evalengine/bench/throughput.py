@@ -19,7 +19,7 @@ preset: how the modes shared the GPU), `failures` (what could not be measured) a
     requests_per_s, output_tokens_per_s
     time_to_first_result_s  until the first request is finished (not its first token)
     peak_memory_bytes     of torch's allocator in the run, less what the other mode's engine holds; null without CUDA
-    gpu_busy_share        kernels' time over the clock's in steady decode (`busy`), measured apart; null elsewhere
+    gpu_busy_share        kernels' time over the clock's in steady decode, measured apart; null elsewhere
     steps, graph_steps    of the run; those replayed as CUDA graphs
     startup_s             from the call that makes the engine to its first token; imports and CUDA's context apart
     floor_s               the least time possible (`floor`), of the run's requests, shared evenly by the ranks; `work`
@@ -35,21 +35,29 @@ wall_s (`throughput_compare`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from evalengine.bench.busy import gpu_busy_share
 from evalengine.bench.floor import Ceilings, LeastWork, floor_seconds, measure_ceilings, work_of
 from evalengine.bench.timed_engine import Preset, Row, ThroughputPlan, TimedEngine, preset_settings
 from evalengine.bench.timing import free_memory
 from evalengine.bench.workloads import Workload
+from evalengine.engine.llm import LLM
+from evalengine.engine.request import Request
+from evalengine.engine.stats import EngineStats
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.decoder import num_parameters
+
+STEADY_STEPS = 10  # consecutive steps of decodes alone before the profile begins
+PROFILED_STEPS = 60
+HEAD = 0.1  # first part of the profile's time, left out because the profiler's own start holds the host up
 
 BY_TURNS, ONE_BY_ONE = "by turns, both engines in memory", "one mode after the other"
 # Runs shorter than SHORT_RUN_S have at least SHORT_ROUNDS rounds, because a part of their time is the host's.
@@ -231,3 +239,63 @@ def reason(error: Exception) -> str:
     """The error in one line, for a cell of a table."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}"[:300]
+
+
+class _Enough(Exception):
+    """The profile is complete; the rest of the run is not wanted."""
+
+
+class _Window:
+    """A callback for every step, which profiles `PROFILED_STEPS` of steady decode and then ends the run."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.profiler = profile(activities=[ProfilerActivity.CUDA])
+        self.computed = llm.stats.num_computed_tokens
+        self.steady = 0
+        self.profiled: int | None = None  # steps profiled so far; None before the profile begins
+
+    def __call__(self, stats: EngineStats) -> None:
+        tokens, self.computed = stats.num_computed_tokens - self.computed, stats.num_computed_tokens
+        if self.profiled is None:
+            decodes = not self.llm.scheduler.waiting and tokens <= len(self.llm.scheduler.running)
+            self.steady = self.steady + 1 if decodes else 0
+            if self.steady == STEADY_STEPS:
+                self.profiler.start()
+                self.profiled = 0
+            return
+        self.profiled += 1
+        if self.profiled == PROFILED_STEPS:
+            raise _Enough
+
+
+def gpu_busy_share(llm: LLM, requests: Sequence[Request]) -> float | None:
+    """The busy share of `PROFILED_STEPS` decode steps amid a run of the requests; None without CUDA or enough steps."""
+    if llm.settings.device.type != "cuda":
+        return None
+    window = _Window(llm)
+    with suppress(_Enough):
+        for _ in llm.run(requests, window):
+            pass
+    if window.profiled is None:
+        return None
+    torch.cuda.synchronize()
+    window.profiler.stop()
+    events = [event for event in window.profiler.events() or [] if event.device_type == DeviceType.CUDA]
+    kernels = [e for e in events if not e.name.startswith(("Memcpy", "Memset"))]
+    return busy_share((e.time_range.start, e.time_range.end) for e in kernels)
+
+
+def busy_share(intervals: Iterable[tuple[float, float]]) -> float | None:
+    """The length of the intervals' union over the time from the first start to the last end, without the first
+    `HEAD` of that time; None without intervals."""
+    ordered = sorted(intervals)
+    if not ordered:
+        return None
+    first, last = ordered[0][0], max(end for _, end in ordered)
+    start = first + HEAD * (last - first)
+    busy, reached = 0.0, start
+    for begin, end in ordered:
+        busy += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return busy / (last - start) if last > start else None

@@ -4,7 +4,7 @@ While the mode is on, every op of `COVERED_OPS` that gets float32, bf16 or fp16 
 on the CPU the `exact` one, its float32 result rounded to the input's dtype, on CUDA the `native` one. A row's bits then
 no longer depend on how many rows there are; on the CPU neither on the thread count nor on the instruction set. float64,
 integer and complex operands keep torch's own kernels. On CUDA each schedule of a product's kernel is compared with the
-reference schedule before it is first used, and dropped if a byte differs (`first_use`).
+reference schedule before it is first used, and dropped if a byte differs (`cuda`).
 
     with set_batch_invariant_mode():
         logits = model(input_ids)

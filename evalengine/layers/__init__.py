@@ -48,7 +48,7 @@ def _ops(level: str, dtype: torch.dtype, device: torch.device, attention_backend
 
         return ExactOps(dtype, device)
     if level == "native":
-        from evalengine.layers.native import NativeOps
+        from evalengine.layers.cuda import NativeOps
 
         return NativeOps(dtype, device)
     raise ConfigError(f"numerics={level}: must be native, exact or fast")
@@ -64,6 +64,6 @@ def _fast_ops(dtype: torch.dtype, device: torch.device, attention_backend: str) 
         from evalengine.layers.fast import FastOps
 
         return FastOps(dtype, device, attention_backend)
-    from evalengine.layers.fast_cuda import CudaFastOps
+    from evalengine.layers.cuda import CudaFastOps
 
     return CudaFastOps(dtype, device, attention_backend)

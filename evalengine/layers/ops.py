@@ -6,6 +6,10 @@
 Layers hold an `Ops` and call nothing else, so `fast`, `exact` and (on CUDA) `native` share every model, loader and
 scheduler. At each level the rounding points are those of the numerics contract, which its implementation quotes. The
 fused forms at the end are defined by the ops that they combine, and give the same bytes.
+
+What a level computes of recurrences without a form for them is plain torch. Shapes and states are those of
+`kernels.causal_conv`, `gated_delta`, `mamba2` and `gated_norm`. Products and rounding are those of transformers' eager
+code where it computes token by token, in float32 or the activations' wider dtype.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from torch import Tensor
 from evalengine.kernels import sampling
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
+from evalengine.kernels.exact_recurrent import initial_states, steps
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.kernels.row_variants import Xielu
 from evalengine.kernels.shapes import Shapes
-from evalengine.layers import plain_recurrent
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
 from evalengine.layers.variants import Activation, Fp8Rows, Norm
@@ -206,15 +210,15 @@ class Ops(ABC):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
         """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
-        return plain_recurrent.causal_conv(x, weight, bias, state, metadata, silu=silu)
+        return causal_conv(x, weight, bias, state, metadata, silu=silu)
 
     def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
         """The gated delta rule over each sequence's tokens, from its state on -> [T, Hv, V]."""
-        return plain_recurrent.gated_delta(x, state, metadata, variant)
+        return gated_delta(x, state, metadata, variant)
 
     def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
         """Mamba 2's scan over each sequence's tokens, from its state on -> [T, H, P]."""
-        return plain_recurrent.mamba2(x, state, metadata, variant)
+        return mamba2(x, state, metadata, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
@@ -222,7 +226,7 @@ class Ops(ABC):
         """[T, W] twice, weight [W] or [group] -> [T, W]: RMS norms of groups, gated by SiLU before or after.
 
         rounded_once: at its end, not before the weight, too (exact always is)."""
-        return plain_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
+        return gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Any shape twice: x * sigmoid(gate), each rounded."""
@@ -327,3 +331,74 @@ class Ops(ABC):
         Every rank calls it with the same rows and columns and gets the same result.
         """
         return self.read_out(self.tp.gather(logits, [len(ids) for ids in ranges]), rows, columns)
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, step: AttentionMetadata, *, silu: bool
+) -> Tensor:
+    taps, outputs, start = weight.shape[1], [x[:0]], 0
+    for n, total, slot in zip(step.query_lens, step.kv_lens, step.slots, strict=True):
+        before = torch.zeros_like(state[slot]) if n == total else state[slot]
+        whole = torch.cat([before.to(x.dtype), x[start : start + n]])
+        out = F.conv1d(whole.t()[None], weight[:, None].to(x.dtype), bias, groups=len(weight))[0].t()
+        outputs.append(F.silu(out) if silu else out)
+        state[slot] = whole[len(whole) - (taps - 1) :].to(state.dtype)
+        start += n
+    return torch.cat(outputs)
+
+
+def gated_delta(inputs: DeltaInputs, state: Tensor, step: AttentionMetadata, variant: GatedDelta) -> Tensor:
+    mixed, a, b, a_log, dt_bias = inputs
+    heads, values, keys = variant.state_shape
+    wide = torch.promote_types(mixed.dtype, torch.float32)
+    size = variant.num_key_heads * keys
+    q, k, v = mixed.to(wide).split([size, size, heads * values], -1)
+    q, k = (x.unflatten(-1, (-1, keys)) for x in (q, k))
+    q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (x.repeat_interleave(heads // variant.num_key_heads, 1) for x in (q, k))
+    v, q = v.unflatten(-1, (-1, values)), q / keys**0.5
+    decay = (-a_log.exp() * F.softplus(a.to(wide) + dt_bias)).exp()
+    beta, out = b.sigmoid().to(wide) * variant.beta_scale, torch.empty_like(v)
+    states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
+    states = states.to(wide)
+    for active, rows in steps(step.query_lens, mixed.device):
+        own, key = states[active] * decay[rows][..., None, None], k[rows][:, :, None]
+        delta = (v[rows] - (own * key).sum(-1)) * beta[rows][..., None]
+        own = own + delta[..., None] * key
+        states[active] = own
+        out[rows] = (own * q[rows][:, :, None]).sum(-1)
+    state[at] = states.to(state.dtype)
+    return out.to(mixed.dtype)
+
+
+def mamba2(inputs: Mamba2Inputs, state: Tensor, step: AttentionMetadata, variant: Mamba2) -> Tensor:
+    mixed, dt, a_log, dt_bias, d = inputs
+    heads, width, columns = variant.state_shape
+    wide = torch.promote_types(mixed.dtype, torch.float32)
+    size = variant.num_groups * columns
+    x, b, c = mixed.to(wide).split([heads * width, size, size], -1)
+    x = x.unflatten(-1, (-1, width))
+    b, c = (y.unflatten(-1, (-1, columns)).repeat_interleave(heads // variant.num_groups, 1) for y in (b, c))
+    time = F.softplus(dt.to(wide) + dt_bias).clamp(*variant.dt_limits)
+    decay, out = (time * -a_log.exp()).exp(), torch.empty_like(x)
+    states, at = initial_states(state, step.query_lens, step.kv_lens, step.slots)
+    states = states.to(wide)
+    for active, rows in steps(step.query_lens, mixed.device):
+        own = states[active] * decay[rows][..., None, None]
+        own = own + (time[rows][..., None] * x[rows])[..., None] * b[rows][:, :, None]
+        states[active] = own
+        out[rows] = (own * c[rows][:, :, None]).sum(-1) + d[:, None] * x[rows]
+    state[at] = states.to(state.dtype)
+    return out.to(mixed.dtype)
+
+
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
+) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    own, factor = x.to(wide), F.silu(gate.to(wide))
+    own = own * factor if gate_first else own
+    groups = own.unflatten(-1, (-1, group))
+    normed = (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
+    out = weight.repeat(x.shape[1] // len(weight)) * (normed if rounded_once else normed.to(x.dtype))
+    return (out if gate_first else out * factor).to(x.dtype)

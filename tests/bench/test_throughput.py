@@ -12,7 +12,7 @@ import torch
 
 from evalengine.__main__ import main
 from evalengine.bench import throughput, timed_engine
-from evalengine.bench.busy import PROFILED_STEPS, STEADY_STEPS, _Enough, _Window
+from evalengine.bench.throughput import PROFILED_STEPS, STEADY_STEPS, _Enough, _Window
 from evalengine.bench.throughput_cli import THROUGHPUT_MODELS, _without_folders, record_name
 from evalengine.bench.workload_files import generation
 from evalengine.bench.workloads import Workload

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalengine.bench.busy import HEAD, busy_share
 from evalengine.bench.floor import (
     Ceilings,
     LeastWork,
@@ -17,7 +16,7 @@ from evalengine.bench.floor import (
     measure_ceilings,
     work_of,
 )
-from evalengine.bench.throughput import Measured
+from evalengine.bench.throughput import HEAD, Measured, busy_share
 from evalengine.bench.throughput_compare import read_others
 from evalengine.bench.throughput_report import differing_digests, notes, sheet
 from evalengine.bench.workload_files import generation

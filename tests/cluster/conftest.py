@@ -24,7 +24,7 @@ SETTINGS = (
 def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray for this process, with room for more replicas than the machine has processors."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'evalengine[ray]'")
-    from evalengine.cluster.session import ray_session
+    from evalengine.cluster.engines import ray_session
 
     with ray_session(None, cpus=16):
         yield

@@ -97,7 +97,7 @@ def test_outputs_without_room_are_run_for_once_more(cells: dict[str, Run], monke
     """Values that find no room are computed in one more run, and the output is the same."""
     words = (cells["fast 1"].folder, cells["fast 8"].folder, "--json", "-")
     roomy = explained(*words)
-    monkeypatch.setattr("evalengine.explain.record.VALUES_BYTES", 0)
+    monkeypatch.setattr("evalengine.explain.rerun.VALUES_BYTES", 0)
     assert explained(*words) == roomy
     assert json.loads(roomy.out)["first"]["size"] is not None
 

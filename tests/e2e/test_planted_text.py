@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.explain.digest_file import FORMAT as DIGESTS
+from evalengine.explain.cli import FORMAT as DIGESTS
 from evalengine.receipts.receipt import FORMAT as RECEIPT
 from evalengine.receipts.receipt import read_receipt
 from evalengine.records.digest import leaf_hash

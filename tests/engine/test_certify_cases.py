@@ -10,8 +10,8 @@ import torch
 
 from evalengine.certify import certificate, schedules
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
-from evalengine.certify.compare import Tally
 from evalengine.certify.model import open_checkpoint, shapes
+from evalengine.certify.proof import Tally
 from evalengine.certify.subject import Subject, open_subject, read_settings
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
-from evalengine.explain import record
+from evalengine.explain import rerun
 from evalengine.explain.align import explain
-from evalengine.explain.record import ComputationRecorder, in_order
+from evalengine.explain.rerun import ComputationRecorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Trace
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.records.schema import ids_sha256
@@ -250,7 +250,7 @@ def test_what_lies_in_the_pool_is_heard_not_what_was_meant_to(make_llm: MakeLLM,
 def test_values_are_kept_while_there_is_room_and_where_they_are_asked_for(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "VALUES_BYTES", 20_000)
+    monkeypatch.setattr(rerun, "VALUES_BYTES", 20_000)
     trace, _ = heard(make_llm(), keep=[50])
     kept_bytes = sum(
         values.nbytes
@@ -262,7 +262,7 @@ def test_values_are_kept_while_there_is_room_and_where_they_are_asked_for(
         computation.position for computation in trace.computations if {*computation.values} == {*computation.digests}
     ]
     assert 50 in kept_positions and kept_bytes < 100_000 and len(kept_positions) < len(trace.fed_ids)
-    monkeypatch.setattr(record, "VALUES_BYTES", 1 << 30)
+    monkeypatch.setattr(rerun, "VALUES_BYTES", 1 << 30)
     trace, _ = heard(make_llm())
     assert all({*computation.values} == {*computation.digests} for computation in trace.computations)
     assert all(

@@ -20,7 +20,7 @@ from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.settings import possible_ranks
-from evalengine.explain.record import _named
+from evalengine.explain.rerun import _named
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.parallel import TensorParallel
 from tests.engine.test_schedule_invariance import Schedule, differing, one_by_one, run

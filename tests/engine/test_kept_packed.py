@@ -21,7 +21,7 @@ from evalengine.errors import ConfigError
 from evalengine.kernels import packed_matmul
 from evalengine.kernels.packed_rows import PackedRows
 from evalengine.layers.base import checkpoint_tensors
-from evalengine.layers.native import NativeOps
+from evalengine.layers.cuda import NativeOps
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.decoder import without_storage
 from evalengine.models.registry import get_family

@@ -20,7 +20,7 @@ from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkp
 from evalengine.engine.request import ScoreRequest
 from evalengine.engine.settings import resolve_settings
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.explain.record import ComputationRecorder
+from evalengine.explain.rerun import ComputationRecorder
 from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import num_parameters

@@ -26,7 +26,7 @@ from evalengine.engine.load.loader import Checkpoint, load_model
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.engine.schedule.sequence import Generating
-from evalengine.layers.native import NativeOps
+from evalengine.layers.cuda import NativeOps
 from evalengine.layers.recurrent import HybridCache
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.engine.test_schedule_invariance import differing, one_by_one

@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evalengine.invariant import CoverageAudit, attention
-from evalengine.invariant.attention import attend, attend_with_gradients
+from evalengine.invariant import CoverageAudit, cuda
+from evalengine.invariant.cuda import attend, attend_with_gradients
 from evalengine.kernels.attention_dense import dense_attention
 from tests.bitwise import assert_bitwise_equal
 from tests.invariant.cuda_operands import DEVICE, randn
@@ -177,7 +177,7 @@ def test_what_the_kernel_does_not_cover_is_torch_s(
 ) -> None:
     """Its results, and its errors."""
     make, options = NOT_COVERED[case]
-    monkeypatch.setattr(attention, "dense_attention", lambda *args, **options: pytest.fail("the kernel was called"))
+    monkeypatch.setattr(cuda, "dense_attention", lambda *args, **options: pytest.fail("the kernel was called"))
 
     def outcome() -> Tensor | str:
         try:

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalengine.invariant import first_use, set_batch_invariant_mode
+from evalengine.invariant import cuda, set_batch_invariant_mode
 from evalengine.kernels import matmul, matmul_schedules
 from tests.bitwise import assert_bitwise_equal
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 N, K = 48, 40
-RANDOM_LIKE = first_use._random_like
+RANDOM_LIKE = cuda._random_like
 
 
 def integers(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -31,9 +31,9 @@ def integers(x: Tensor, generator: torch.Generator) -> Tensor:
 def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(matmul_schedules, "excluded", set())
     for memory in ("_compared", "_unproved", "_known"):
-        monkeypatch.setattr(first_use, memory, set())
+        monkeypatch.setattr(cuda, memory, set())
     if not GPU:
-        monkeypatch.setattr(first_use, "_random_like", integers)
+        monkeypatch.setattr(cuda, "_random_like", integers)
     matmul._launches.clear()
     yield
     matmul._launches.clear()
@@ -65,7 +65,7 @@ def run(rows: int, bias: bool = False, zeros: bool = False, dtype: torch.dtype =
     a, b = torch.ones(rows, K, dtype=dtype, device=DEVICE), torch.ones(K, N, dtype=dtype, device=DEVICE)
     product = partial(matmul.matmul, out_dtype=None, round_product=False)
     operands = (a * 0 if zeros else a, b, *([b[0]] if bias else []))
-    return first_use.checked(product, *operands)
+    return cuda.checked(product, *operands)
 
 
 def test_each_way_is_compared_once(small: matmul.MatmulSchedule, products: list[tuple[int, Any]]) -> None:
@@ -103,7 +103,7 @@ def test_a_wrong_schedule_is_dropped_before_its_first_use(
 @pytest.mark.usefixtures("small")
 def test_without_the_comparison_a_wrong_schedule_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: its fault shows where nothing is compared."""
-    monkeypatch.setattr(first_use.KernelsVerdict, "compare", lambda *args: None)
+    monkeypatch.setattr(cuda.KernelsVerdict, "compare", lambda *args: None)
     real = matmul.matmul
     wrong = {None: 1.5, small: 1.5}
     monkeypatch.setattr(
@@ -121,12 +121,12 @@ def test_a_schedule_that_cannot_be_compared_now_is_not_used(
     def compare(*args: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(first_use, "_compare", compare)
+    monkeypatch.setattr(cuda, "_compare", compare)
     with caplog.at_level(logging.WARNING):
         run(8)
-        monkeypatch.setattr(first_use, "_compare", lambda *args: pytest.fail("asked once"))
+        monkeypatch.setattr(cuda, "_compare", lambda *args: pytest.fail("asked once"))
         run(8)
-    assert products == [(8, matmul.REFERENCE)] * 2 and not first_use._compared and not first_use._known
+    assert products == [(8, matmul.REFERENCE)] * 2 and not cuda._compared and not cuda._known
     assert caplog.text.count("no memory to compare") == 1
 
 
@@ -135,8 +135,8 @@ def test_empty(shape: tuple[int, int, int]) -> None:
     """An empty product compares nothing and gives zeros of the right shape."""
     m, k, n = shape
     product = partial(matmul.matmul, out_dtype=None, round_product=False)
-    out = first_use.checked(product, torch.ones(m, k, device=DEVICE), torch.ones(k, n, device=DEVICE))
-    assert out.shape == (m, n) and not out.any() and not first_use._compared
+    out = cuda.checked(product, torch.ones(m, k, device=DEVICE), torch.ones(k, n, device=DEVICE))
+    assert out.shape == (m, n) and not out.any() and not cuda._compared
 
 
 @pytest.mark.parametrize("across", [False, True])
@@ -160,8 +160,8 @@ def test_in_the_mode() -> None:
         matmul.matmul(x, weight.t(), schedule=matmul.REFERENCE)
         with torch.cuda.graph(graph):
             captured = F.linear(x, weight)
-        compared = len(first_use._compared)
+        compared = len(cuda._compared)
         graph.replay()
         assert_bitwise_equal(F.linear(x, weight), captured)
-        assert len(first_use._compared) == compared + 1
+        assert len(cuda._compared) == compared + 1
     assert not matmul_schedules.excluded

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
-from evalengine.layers import plain_recurrent
+from evalengine.layers import ops
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.references import reference, reference_chunks
@@ -246,7 +246,7 @@ def test_where_gated_norms_round(gate_first: bool, rounded_once: bool) -> None:
     x, gate, weight = (randn(*shape, seed=s, dtype=torch.float16) for s, shape in enumerate(((5, 96), (5, 96), (96,))))
     out = gated_norm.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded_once)
     same, other = (
-        plain_recurrent.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded)
+        ops.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded)
         for rounded in (rounded_once, not rounded_once)
     )
     assert count_differing(out, same) <= 3 < 30 < count_differing(out, other)

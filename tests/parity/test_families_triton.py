@@ -15,7 +15,7 @@ from tests.parity.random_models import without_tokenizer
 from tests.parity.test_families import logprobs, rms, tokens
 
 pytest.importorskip("triton")
-from evalengine.layers.fast_cuda import CudaFastOps
+from evalengine.layers.cuda import CudaFastOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

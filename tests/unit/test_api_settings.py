@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalengine import LLM
-from evalengine.api.evaluate import evaluate
-from evalengine.api.settings import flat, task_word
+from evalengine.api.evaluate import evaluate, flat, task_word
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, ModelConfig
 from evalengine.config.shipped import available, shipped_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.cluster.session import ray_session
+from evalengine.cluster.engines import ray_session
 from evalengine.errors import ConfigError, EvalEngineError
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evalengine[ray]'")

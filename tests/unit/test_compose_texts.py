@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.api.settings import flat
+from evalengine.api.evaluate import flat
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.config.texts import escape_problems

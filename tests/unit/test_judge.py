@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from evalengine.api.settings import flat
+from evalengine.api.evaluate import flat
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig
 from evalengine.errors import ConfigError

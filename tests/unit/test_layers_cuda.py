@@ -17,7 +17,7 @@ from tests.bitwise import assert_bitwise_equal
 from tests.references import reference
 
 pytest.importorskip("triton")
-from evalengine.layers.fast_cuda import CudaFastOps
+from evalengine.layers.cuda import CudaFastOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # Triton's interpreter is wrong for bfloat16

@@ -16,10 +16,10 @@ import triton
 from torch import Tensor
 
 from evalengine.kernels.launching.launch import INTERPRETED, launch, observed_launches
-from evalengine.verification import compile_ahead as module
 from evalengine.verification import verify
-from evalengine.verification.compile_ahead import compile_ahead, dry_run, in_processes
+from evalengine.verification import verify as module
 from evalengine.verification.verdict import KernelsVerdict
+from evalengine.verification.verify import compile_ahead, dry_run, in_processes
 from tests.verification.tiny_shapes import verified
 from tests.verification.verify_double import DEVICE, alone
 

@@ -21,8 +21,8 @@ from triton.runtime.errors import OutOfResources
 from evalengine.kernels import log_softmax, matmul, matmul_schedules, softmax
 from evalengine.kernels.matmul_device import Gpu
 from evalengine.kernels.shapes import LinearShape, Shapes
+from evalengine.layers.cuda import NativeOps
 from evalengine.layers.embedding import rows_per_slice
-from evalengine.layers.native import NativeOps
 from evalengine.layers.parallel import TensorParallel
 from evalengine.verification import operands, products, verify
 from evalengine.verification.rows import verify_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 from evalengine.config.check import model_problems
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
-from evalengine.engine.load.activations import set_input_rules
 from evalengine.engine.load.adapter import Adapter, resolve_adapter
 from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.gguf import GGUFFile
@@ -39,7 +38,10 @@ from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.kernels.packed_rows import PackedForm
 from evalengine.layers.base import CheckpointTensor, Layer, checkpoint_tensors
+from evalengine.layers.experts import ExpertDown, ExpertGateUp
+from evalengine.layers.linear import MergedLinear, OutputLinear
 from evalengine.layers.ops import Ops
+from evalengine.layers.variants import Fp8Rows
 from evalengine.models.causal_lm import CausalLM
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.file_values import plain
@@ -344,3 +346,46 @@ def _tensors(
         names = dataclasses.replace(names, qkv_by_head=False, experts_transposed=False)
         return (piece for name, tensor in checkpoint.gguf.tensors() for piece in names.pieces(spec, name, tensor))
     return dummy_tensors({name: target.shape for name, target in targets.items()}, device)
+
+
+def set_input_rules(tensors: Iterable[CheckpointTensor], packed: Mapping[str, StoredTensor]) -> None:
+    """Sets `Layer.input_rule` for every layer that has a weight whose input is quantised.
+
+    packed: by the decoder's names, what the files hold of those weights. Of several constants for one input the largest
+    counts. Raises EvalEngineError for constants that are no positive numbers, and for a layer that cannot do so.
+    """
+    shards: dict[Layer, dict[str, StoredTensor | None]] = {}
+    for tensor in tensors:
+        if tensor.name.endswith(".weight"):
+            shards.setdefault(tensor.layer, {})[tensor.shard] = packed.get(tensor.name)
+    for layer, own in shards.items():
+        found = [stored for stored in own.values() if stored is not None]
+        if not found:
+            continue
+        rules = {stored.activations for stored in found if stored.activations is not None}
+        assert len(rules) == 1, "a checkpoint has one rule"
+        rule = rules.pop()
+        layer.input_rule = Fp8Rows(rule.group, max(map(_constant, found)) if rule.static else None, rule.power)
+        if rest := [shard for shard, stored in own.items() if stored is None]:
+            if not isinstance(layer, MergedLinear):
+                raise _unsupported(found[0], "some of its neighbours' inputs are not")
+            layer.leave_unquantized(rest)
+        elif not isinstance(layer, MergedLinear | OutputLinear | ExpertGateUp | ExpertDown):
+            raise _unsupported(found[0], "no layer of this kind does so")
+
+
+def _constant(stored: StoredTensor) -> float:
+    scale = stored.input_scale
+    assert scale is not None, "a constant scale is a partner of the weight"
+    ((_, value),) = read_tensors({scale.name: scale})
+    number = float(value.float().item())
+    if not 2.0**-126 <= number < 2.0**127:
+        raise EvalEngineError(f"{scale.file}: {plain(scale.name)} is {number}, no scale; download or copy it again")
+    return number
+
+
+def _unsupported(stored: StoredTensor, why: str) -> EvalEngineError:
+    return EvalEngineError(
+        f"{stored.file}: the input of {plain(stored.name)} is to be quantised, and {why}; "
+        "use the unquantised checkpoint"
+    )
