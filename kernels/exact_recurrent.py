@@ -155,7 +155,7 @@ def mamba2(
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
-    """As `kernels.gated_norm`: -> float32 [R, W], rounded once."""
+    """As `kernels.rms_norm.gated_norm`: -> float32 [R, W], rounded once."""
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     wide_weight = em.widen(weight).repeat(x.shape[1] // len(weight))
     for tile in em.tiles(*x.shape):

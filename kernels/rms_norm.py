@@ -6,6 +6,11 @@ Rounding points (NUMERICS.md, `native`): the residual stream is the model dtype,
 value is normed; x * rsqrt(mean(x^2) + eps) in float32, rounded to the model dtype, then times the weight, rounded.
 Not `cast_first` (Gemma, OLMo 2): times the weight, plus the offset, in float32, and one rounding.
 The mean is `row_sum.mean_square`, so any tile, any number of warps and any fusion give the same bits.
+
+`gated_norm` is that of a recurrent layer's output (R rows, W columns, normed in groups), gated by SiLU before it
+(Mamba-2) or after (gated delta rule). Gate first: x silu(gate) and the norm in float32, rounded to the model's dtype,
+times the weight, rounded. Norm first: the norm, rounded, times the weight, rounded, times silu(gate) in float32,
+rounded. Falcon-H1's, of either order, is rounded once, at its end.
 """
 
 from __future__ import annotations
@@ -204,3 +209,52 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x, residual [..., H] -> (rms_norm of their sum, the sum), the sum rounded to the dtype and normed as rounded."""
     return _launch(x, residual, weight, eps, offset, cast_first, _schedule)
+
+
+@triton.jit
+def _gated_norm_kernel(
+    x_ptr, gate_ptr, weight_ptr, out_ptr, eps, stride_x, stride_gate, groups,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, REPEATED: tl.constexpr,
+    ONCE: tl.constexpr,
+):  # fmt: skip
+    """Program: one group of one row. REPEATED: every group has the same weights [GROUP]."""
+    device_math.after_previous_kernel()
+    row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    i = tl.arange(0, BLOCK)
+    keep, column = i < GROUP, group * GROUP + i
+    dtype = out_ptr.dtype.element_ty
+    x = tl.load(x_ptr + row * stride_x + column, mask=keep, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * stride_gate + column, mask=keep, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + (i if REPEATED else column), mask=keep, other=0.0).to(tl.float32)
+    factor = tl.div_rn(gate, 1.0 + device_math.exp(-gate))
+    if GATE_FIRST:
+        x = x * factor
+    normed = x * device_math.rsqrt(tl.sum(x * x, 0) / GROUP + eps)
+    if not ONCE:
+        normed = normed.to(dtype).to(tl.float32)
+    out = weight * normed
+    if not ONCE:
+        out = out.to(dtype).to(tl.float32)
+    if not GATE_FIRST:
+        out = out * factor
+    tl.store(out_ptr + row * groups * GROUP + column, out.to(dtype), mask=keep)
+
+
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool = False
+) -> Tensor:
+    """[R, W] twice, of any row stride; weight [W], or [group] of which every group has the same -> [R, W].
+
+    Each `group` of numbers is normed by itself. gate_first: x is multiplied with silu(gate) before; else the norm is.
+    rounded_once: at its end only.
+    """
+    rows, width = x.shape
+    assert width % group == 0 and len(weight) in (group, width) and x.stride(1) == gate.stride(1) == 1
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(group)
+    launch(
+        _gated_norm_kernel, (rows * (width // group), 1, 1),
+        (x, gate, weight, out, eps, x.stride(0), gate.stride(0), width // group),
+        (group, block, gate_first, len(weight) < width, rounded_once), 4 if block <= 2048 else 8, 1,
+    )  # fmt: skip
+    return out

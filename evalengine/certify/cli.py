@@ -26,8 +26,7 @@ def main(arguments: Namespace) -> int:
 def _engine(arguments: Namespace) -> int:
     """Certifies requests under many schedules and, unless only `engine` is named, the kernels."""
     started = time.perf_counter()
-    from evalengine.certify.certificate import certificate, default_path, write_certificate
-    from evalengine.certify.certificate_text import axes_table, summary
+    from evalengine.certify.certificate import axes_table, certificate, default_path, summary, write_certificate
     from evalengine.certify.kernels import kernels_verdict
     from evalengine.certify.proof import Prover
     from evalengine.certify.subject import Subject, open_subject, read_settings

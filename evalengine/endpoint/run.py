@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.config.schema import Config, leaves, selection, to_yaml
-from evalengine.endpoint.answers import Answer, AnswersFile, Document, Place, answer_of, entries
-from evalengine.endpoint.facts import endpoint_facts, lines, thoughts_of, unanswered_of
+from evalengine.endpoint.answers import Answer, AnswersFile, Document, Place, answer_of, entries, why_unanswered
 from evalengine.endpoint.http import Client
-from evalengine.endpoint.noise import noise
+from evalengine.endpoint.noise import noise, noise_lines
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
-from evalengine.errors import EvalEngineError, first_of
+from evalengine.endpoint.received import HIDDEN
+from evalengine.errors import EvalEngineError, first_of, listed
 from evalengine.harness.described import invocation
 from evalengine.harness.groups import group_results
+from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan
 from evalengine.harness.runner import run as run_here
-from evalengine.harness.thinking import answers_alone, uncredited
+from evalengine.harness.thinking import Thought, answers_alone, uncredited
 from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
@@ -37,15 +38,23 @@ from evalengine.records.lm_eval import (
     remove_results,
     results_dict,
     results_name,
+    unanswered_words,
     write_samples,
 )
 from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import RunTimings
+from evalengine.records.schema import RecordKey
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
+from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_lines
 from evalengine.report.terminal.run_table import results_table
 from evalengine.report.terminal.tables import print_lines
+
+UNPROVED = ("an endpoint shows neither tokens nor bits: there is no digest, and nobody can check an answer; what it "
+            "said is recorded")  # fmt: skip
+MOST_NAMES = 5  # models, fingerprints or errors that are printed
 
 MOST_REJECTED = 100  # rejected requests without a single answer after which the rest is not sent
 
@@ -202,3 +211,101 @@ def print_run(folder: Path) -> None:
     """Prints a run's table, and what is known of its endpoint, to standard output."""
     results = read_results(results_files(folder)[-1])
     print_lines((results_table(results), *cut_lines(load_run(folder)), *lines(results["endpoint"]), str(folder)))
+
+
+def endpoint_facts(
+    asked: EndpointPlan, model: str, answers: Mapping[Place, Answer], rejected: Mapping[Place, str]
+) -> dict[str, Any]:
+    """What the endpoint sent, as plain JSON values. model: the requested one."""
+    sent = answers.values()
+    return {
+        "url": asked.url,
+        "model": model,
+        "requests": len(sent),
+        "retried": sum(answer.attempts > 1 for answer in sent),
+        "rejected": _rejected(asked.plan, rejected),
+        "with_lone_surrogates": sum(answer.surrogates > 0 for answer in sent),
+        "with_the_key": sum(answer.keys > 0 for answer in sent),
+        "own_exemplar_prompts": asked.plan.own_exemplars,
+        "models": dict(Counter(str(answer.model) for answer in sent)),
+        "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in sent)),
+        "unproved": UNPROVED,
+    }
+
+
+def _rejected(plan: Plan, rejected: Mapping[Place, str]) -> dict[str, Any]:
+    """The rejected requests. documents: task -> [how many are in no score for it, how many the task has]."""
+    errors = [dict(zip(("task", "document", "request", "repeat"), plan.requests[number].key, strict=True))
+              | {"ask": ask, "error": error} for (number, ask), error in sorted(rejected.items())]  # fmt: skip
+    out = Counter(task for task, _ in {(error["task"], error["document"]) for error in errors})
+    documents = {item.task.name: [out[item.task.name], len(item.instances)] for item in plan.tasks}
+    return {"requests": len(errors), "documents": {task: pair for task, pair in documents.items() if pair[0]},
+            "errors": errors}  # fmt: skip
+
+
+def unanswered_of(
+    plan: Plan, answers: Mapping[Place, Answer], scored: Mapping[RecordKey, JournalEntry], ask: int
+) -> dict[RecordKey, str]:
+    """Key -> which of `UNANSWERED` the answer of one ask is; answers with a text are missing."""
+    kinds = {item.key: why_unanswered(answers[number, ask], scored[item.key].text)
+             for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
+    return {key: kind for key, kind in kinds.items() if kind is not None}
+
+
+def thoughts_of(
+    plan: Plan, answers: Mapping[Place, Answer], scored: Mapping[RecordKey, JournalEntry], ask: int, end: str
+) -> dict[RecordKey, Thought]:
+    """Key -> the thinking of one ask's answer, which `end` or the endpoint itself separates from the text."""
+    return {item.key: _thought(answers[number, ask], end, item.instance.context, scored[item.key].finish_reason)
+            for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
+
+
+def _thought(answer: Answer, end: str, prompt: str, finish_reason: str) -> Thought:
+    before, ended, _ = answer.text.rpartition(end)
+    if ended:
+        return Thought(before + ended, 0, False)
+    if answer.reasoning is not None or prompt.rstrip().endswith(end):
+        return Thought(answer.reasoning or "", 0, finish_reason == "length" and not answer.text.strip())
+    if finish_reason == "length":
+        return Thought(answer.text, 0, True)
+    return Thought("", 0, False, unended=bool(answer.text.strip()))  # without a text it is an empty answer
+
+
+def lines(facts: Mapping[str, Any]) -> list[str]:
+    """What the terminal and the page report of a run besides its table. facts: `endpoint` of its results."""
+    said = [f"{facts['requests']:,} answers of {facts['url']}, {facts['retried']} after retries, "
+            f"{facts['length_limited']} cut at the limit"]  # fmt: skip
+    rejected = facts["rejected"]
+    for task, (out, of) in rejected["documents"].items():
+        errors = Counter(error["error"] for error in rejected["errors"] if error["task"] == task)
+        score = "the task has no score" if out == of else "no score includes them"
+        said.append(f"{task}: the endpoint rejected {out} of {of} documents, so {score}: {_counts(errors, '; ')}")
+    if facts["unanswered"]:
+        said.append(f"of all answers, {unanswered_words(facts['unanswered'])}: withheld or without a text, and scored "
+                    "as they are")  # fmt: skip
+    if count := facts.get("unfinished_thinking"):
+        credit = "scored as if they were answers" if facts["scores_unfinished_thinking"] else "no credit"
+        said.append(f"{_counted(count)} ended before the end of their thinking ({credit}); raise "
+                    "task.generation.max_gen_toks, or check model.think_end_token")  # fmt: skip
+    if own := facts.get("own_exemplar_prompts"):
+        said.append(f"{own} prompts contain their own document among the exemplars: their scores say little")
+    if count := facts["with_lone_surrogates"]:
+        said.append(f"{_counted(count)} contained lone surrogates (halves of characters), replaced by U+FFFD")
+    if count := facts["with_the_key"]:
+        said.append(f"{_counted(count)} contained the API key, replaced by {HIDDEN}")
+    for name, counts in (("model", facts["models"]), ("system_fingerprint", facts["system_fingerprints"])):
+        if len(counts) > 1:
+            said.append(f"the endpoint changed during the run: its {name} was {_counts(counts)}")
+    if list(facts["models"]) not in ([facts["model"]], ["None"]) and len(facts["models"]) == 1:
+        said.append(f"the endpoint named its model {next(iter(facts['models']))}; {facts['model']} was requested")
+    said += judge_lines(Manifest({"judge": facts.get("judge")}))
+    return [*said, *(noise_lines(facts["noise"]) if "noise" in facts else []), f"not proved: {facts['unproved']}"]
+
+
+def _counts(counts: Mapping[str, int], between: str = ", ") -> str:
+    """`a (3), b (1) and 2 more`, the most frequent first."""
+    return listed([f"{name} ({count})" for name, count in Counter(counts).most_common()], MOST_NAMES, between)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} answer{'s' * (count != 1)}"

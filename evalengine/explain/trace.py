@@ -67,7 +67,7 @@ def place(op: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", op.removeprefix("model."))
 
 
-def in_words(op: str) -> str:
+def op_name(op: str) -> str:
     """An op's place for a sentence: `layer 3, mlp.down_proj`."""
     layer, name = place(op)
     return f"layer {layer}, {name}" if layer else name

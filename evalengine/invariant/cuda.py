@@ -16,6 +16,8 @@ While the mode is on, CUDA has one (`kernels.attention_dense`), for the operands
 path. Which of the two depends on nothing that a batch changes: dtypes, head_dim, numbers of heads, dropout and scale.
 The kernel gives no gradients. Where they are wanted, the result is still the kernel's, and the backward pass computes
 the math path again, with torch's own gradients. Forward-mode derivatives and torch.func's transforms take that path.
+
+Layer norms and short sums are torch's formulas over means and element-wise ops, of which each row's result is its own.
 """
 
 from __future__ import annotations
@@ -23,22 +25,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evalengine.invariant import cuda_rows
 from evalengine.invariant.overrides import (
     COVERED_DTYPES,
     Kernel,
     Overrides,
+    are_dims,
     aten,
     covered,
+    otherwise,
     plus_product,
     refused,
     stock,
 )
+from evalengine.invariant.table import SHORT_SUM
 from evalengine.kernels import log_softmax, matmul, mean, softmax
 from evalengine.kernels import matmul as products
 from evalengine.kernels.attention_dense import SCALES, dense_attention
@@ -46,7 +51,7 @@ from evalengine.kernels.launching.launch import MAX_CACHED_LAUNCHES, operand_key
 from evalengine.kernels.limits import HEAD_DIMS
 from evalengine.kernels.matmul_device import gpu_of
 from evalengine.kernels.torch_private import below_autograd, by_key, current_device, schema_of, transformed
-from evalengine.verification.products import MAX_ROWS
+from evalengine.verification.comparisons import MAX_ROWS
 from evalengine.verification.verdict import KernelsVerdict
 
 _FUSED_ATTENTION = (
@@ -85,7 +90,7 @@ class CUDAOverrides(Overrides):
 
     def kernels(self) -> dict[str, Kernel]:
         kernels = super().kernels() | {op: refused(op) for op in _FUSED_ATTENTION if hasattr(aten, op)}
-        kernels |= {"scaled_dot_product_attention": attend, **cuda_rows.KERNELS}
+        kernels |= {"scaled_dot_product_attention": attend, **ROWS}
         for op, kernel in (
             ("mm.dtype", self._mm_dtype),
             ("addmm.dtype", self._addmm_dtype),
@@ -353,3 +358,44 @@ class _Attention(torch.autograd.Function):
         leaves = [x for x, of_x in zip(tensors, wanted, strict=True) if x is not None and of_x]
         found = iter(torch.autograd.grad(out, leaves, gradients, create_graph=create_graph))
         return (*(next(found) if of_x else None for of_x in wanted), None, None, None)
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) * rsqrt(mean((x - mean)^2) + eps) * weight + bias in float32, rounded once; the mean, the rsqrt."""
+    shape = tuple(shape)
+    parameters = [p for p in (weight, bias) if p is not None]
+    fits = bool(shape) and x.shape[-len(shape) :] == shape and all(p.shape == shape for p in parameters)
+    alike = all(p.dtype in (x.dtype, torch.float32) and p.device == x.device for p in parameters)
+    if not (fits and alike and covered(x)):
+        return otherwise(aten.native_layer_norm.default, x, shape, weight, bias, eps)
+    wide, dims = x.float(), tuple(range(-len(shape), 0))
+    middle = mean.mean(wide, dims, True)
+    centred = wide - middle
+    scale = torch.rsqrt(mean.mean(centred * centred, dims, True) + eps)
+    out = centred * scale
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    return out.to(x.dtype), middle, scale
+
+
+def _sum(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """A sum of up to `SHORT_SUM` terms, such as a mixture's weights: one float32 chain over the axes, rounded once."""
+    result, dims = dtype or x.dtype, tuple(dim or ())
+    short = bool(dims) and are_dims(dims, x.ndim) and 0 < prod(x.shape[axis] for axis in dims) <= SHORT_SUM
+    if not (short and covered(x) and result in (x.dtype, torch.float32)):
+        return stock(aten.sum.IntList_out, x, result, x, dim, keepdim, dtype=dtype)
+    axes = sorted(axis % x.ndim for axis in dims)
+    first, *others = x.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1).unbind(0)
+    total = first.float()
+    for other in others:
+        total = total + other
+    for axis in axes if keepdim else []:
+        total = total.unsqueeze(axis)
+    return total.to(result)
+
+
+ROWS: dict[str, Callable[..., Any]] = {"native_layer_norm": _layer_norm, "sum.dim_IntList": _sum}

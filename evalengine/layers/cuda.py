@@ -25,7 +25,6 @@ from evalengine.kernels import (
     expert_rows,
     fp8_rows,
     gated_delta,
-    gated_norm,
     kv_cache,
     layer_norm,
     log_softmax,
@@ -146,7 +145,7 @@ class CudaOps(Ops):
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool
     ) -> Tensor:
-        return gated_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
+        return rms_norm.gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return log_softmax.log_softmax(logits)

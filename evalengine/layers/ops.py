@@ -8,8 +8,8 @@ scheduler. At each level the rounding points are those of the numerics contract,
 fused forms at the end are defined by the ops that they combine, and give the same bytes.
 
 What a level computes of recurrences without a form for them is plain torch. Shapes and states are those of
-`kernels.causal_conv`, `gated_delta`, `mamba2` and `gated_norm`. Products and rounding are those of transformers' eager
-code where it computes token by token, in float32 or the activations' wider dtype.
+`kernels.causal_conv`, `gated_delta`, `mamba2` and `rms_norm.gated_norm`. Products and rounding are those of
+transformers' eager code where it computes token by token, in float32 or the activations' wider dtype.
 """
 
 from __future__ import annotations

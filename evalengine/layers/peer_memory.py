@@ -15,8 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.kernels.push_gather import ALIGNMENT, MAX_PROGRAMS, WORD, Peers, as_words, push_gather
-from evalengine.kernels.push_gather_rows import push_add_rms_norm, silu_and_mul_push
+from evalengine.kernels.push_gather import (
+    ALIGNMENT,
+    MAX_PROGRAMS,
+    WORD,
+    Peers,
+    as_words,
+    push_add_rms_norm,
+    push_gather,
+    silu_and_mul_push,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -70,7 +70,7 @@ def _check_receipt(arguments: Namespace) -> int:
     if arguments.digest and arguments.digest != receipt.digest:
         return _differs(f"{name}: of a run with the digest {receipt.digest}, not {arguments.digest}")
     from evalengine.config.schema import ModelConfig
-    from evalengine.receipts.compute import parted
+    from evalengine.receipts.of_run import parted
 
     model = ModelConfig(
         name=arguments.model, path=arguments.model, tokenizer=arguments.tokenizer, adapter=arguments.adapter

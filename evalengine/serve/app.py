@@ -29,9 +29,8 @@ from evalengine.errors import ConfigError
 from evalengine.serve.answering import ClientGone, Mailbox, Submission, as_json, in_pieces, streamed, unless_gone
 from evalengine.serve.answers import CREATED, Writer, usage
 from evalengine.serve.asks import Ask, chat_ask, check_counts, completion_ask
-from evalengine.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
+from evalengine.serve.bodies import SHORT, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body, read_json
 from evalengine.serve.errors import ApiError
-from evalengine.serve.json_body import SHORT, read_json
 from evalengine.serve.model import MOST_TOKENIZED, ServedModel
 from evalengine.serve.recorder import Recorder
 from evalengine.serve.settings import ServeSettings

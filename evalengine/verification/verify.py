@@ -34,9 +34,14 @@ from evalengine.kernels.row_variants import LLAMA
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.util.forked import ForkedTask, cores
 from evalengine.verification import verdict_cache
-from evalengine.verification.attention import verify_attention
-from evalengine.verification.products import verify_experts, verify_matmul
-from evalengine.verification.rows import verify_parted_read_out, verify_row_variants, verify_rows
+from evalengine.verification.comparisons import (
+    verify_attention,
+    verify_experts,
+    verify_matmul,
+    verify_parted_read_out,
+    verify_row_variants,
+    verify_rows,
+)
 from evalengine.verification.verdict import KernelsVerdict, exclude
 
 MOST = 16  # processes, or threads where no process can be forked

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.certify import axes, new_process, proof, schedules
+from evalengine.certify import axes, proof, schedules
 from evalengine.certify.cases import Case
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
@@ -270,7 +270,7 @@ def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], mo
 def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
     prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = new_process.Neighbour
+    real = proof.Neighbour
     monkeypatch.setattr(proof, "Neighbour", lambda device: real("cuda:77"))  # which no machine has
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     (axis,) = prove("busy").axes
@@ -281,7 +281,7 @@ def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
 def test_a_new_process_that_fails_says_why() -> None:
     message = r"the same requests in a new process failed: .*no such shape"
     with (
-        new_process.in_a_new_process(Subject((*CPU, "model.path=shape:none"), "quick")) as answers,
+        proof.in_a_new_process(Subject((*CPU, "model.path=shape:none"), "quick")) as answers,
         pytest.raises(EvalEngineError, match=message),
     ):
         answers()

@@ -154,7 +154,7 @@ def mixtures() -> Iterator[dict[str, Any]]:
 
 
 def recurrences() -> Iterator[dict[str, Any]]:
-    from evalengine.kernels import causal_conv, gated_delta, gated_norm, mamba2
+    from evalengine.kernels import causal_conv, gated_delta, mamba2, rms_norm
 
     for dtype in ("bf16", "fp32"):
         for tokens, bias in ((causal_conv.TOKENS, {}), (1, {"bias_ptr": None})):
@@ -162,7 +162,7 @@ def recurrences() -> Iterator[dict[str, Any]]:
             yield _counted(causal_conv._conv_kernel, dtype, tile)
         for gate_first in (True, False):
             norm = {"GROUP": 96, "BLOCK": 128, "GATE_FIRST": gate_first, "REPEATED": not gate_first, "ONCE": gate_first}
-            yield _counted(gated_norm._gated_norm_kernel, dtype, norm)
+            yield _counted(rms_norm._gated_norm_kernel, dtype, norm)
         KINDS["state_ptr"] = "*fp32"
         delta = {"HK": 16, "HV": 32, "K": 128, "KP": 128, "V": 128, "ROWS": gated_delta.ROWS}
         yield _counted(gated_delta._gated_delta_kernel, dtype, delta)

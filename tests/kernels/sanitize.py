@@ -175,7 +175,7 @@ def packed() -> None:
 
 def recurrences() -> None:
     """Runs convolutions, recurrences and gated norms over five sequences, whose slots are in another order."""
-    from evalengine.kernels import gated_norm
+    from evalengine.kernels import rms_norm
     from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
     from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, conv, randn, recurrence
 
@@ -186,7 +186,7 @@ def recurrences() -> None:
         recurrence("native", variant, heads)(operands, randn(6, *variant.state_shape), *step)
     x, weight, state = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 3, 129)))
     conv("native", weight, None, True)([x], state, *step)
-    gated_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
+    rms_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
 
 
 def cascade() -> None:

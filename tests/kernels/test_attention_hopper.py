@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalengine.certify.new_process import busy_neighbour
+from evalengine.certify.proof import busy_neighbour
 from tests.kernels.compile_gluon import compiled_elsewhere
 from tests.kernels.paged_batch import PagedBatch
 

@@ -14,10 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import push_gather_rows
+from evalengine.kernels import push_gather as module
 from evalengine.kernels.activation import silu_and_mul
-from evalengine.kernels.push_gather import MAX_PROGRAMS, Peers, as_words, push_gather
-from evalengine.kernels.push_gather_rows import push_add_rms_norm, silu_and_mul_push
+from evalengine.kernels.push_gather import (
+    MAX_PROGRAMS,
+    Peers,
+    as_words,
+    push_add_rms_norm,
+    push_gather,
+    silu_and_mul_push,
+)
 from evalengine.kernels.rms_norm import add_rms_norm
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels.softmax_contract import CUDA, DEVICE, randn
@@ -178,7 +184,7 @@ def test_many_rows_are_left_to_the_ops() -> None:
     (part, _), residual, weight = operands(2, 5, 8, torch.float32)
     assert push_add_rms_norm(part, residual, weight, EPS, ranks.peers(0, 0)) is None
     assert not silu_and_mul_push(gate_ups(1, 5, 8, torch.float32)[0], ranks.peers(0, 0))
-    too_wide = randn(1, 2 * 5 * push_gather_rows._MOST)
+    too_wide = randn(1, 2 * 5 * module._MOST)
     assert not silu_and_mul_push(too_wide, ranks.peers(0, 0))
     assert (ranks.memory[:, : 2 * SLOT_BYTES] == 7).all() and not ranks.counts.any() and not ranks.flags.any()
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, gated_norm, mamba2
+from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, mamba2, rms_norm
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from evalengine.layers import ops
 from tests import random_tensors
@@ -228,7 +228,7 @@ def test_a_convolution_finds_its_sequence_among_many(tokens: int) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_gated_norms(level: str, width: int, group: int, repeated: bool, gate_first: bool, rounded_once: bool) -> None:
     x, gate, weight = randn(5, width), randn(5, width, seed=1), randn(group if repeated else width, seed=2)
-    native = partial(gated_norm.gated_norm, rounded_once=rounded_once)
+    native = partial(rms_norm.gated_norm, rounded_once=rounded_once)
     function = native if level == "native" else exact_recurrent.gated_norm
     norm = partial(function, weight=weight, eps=1e-5, group=group, gate_first=gate_first)
     out = norm(x, gate)
@@ -244,7 +244,7 @@ def test_where_gated_norms_round(gate_first: bool, rounded_once: bool) -> None:
     """The kernel in float16 is as near to plain torch with the same rounding points as float32 is, and not to that with
     the other ones."""
     x, gate, weight = (randn(*shape, seed=s, dtype=torch.float16) for s, shape in enumerate(((5, 96), (5, 96), (96,))))
-    out = gated_norm.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded_once)
+    out = rms_norm.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded_once)
     same, other = (
         ops.gated_norm(x, gate, weight, 1e-5, 48, gate_first=gate_first, rounded_once=rounded)
         for rounded in (rounded_once, not rounded_once)

@@ -234,7 +234,7 @@ def test_an_interrupted_write_leaves_nothing(tasks: list[str], tmp_path: Path, m
         raise KeyboardInterrupt
 
     model = our_model(output_dir=str(tmp_path))
-    monkeypatch.setattr("evalengine.lm_eval_model.recorder.write_whole", killed)
+    monkeypatch.setattr("evalengine.lm_eval_model.base.write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, tasks[:1], 1)
     assert [*tmp_path.glob("*/*")] == [*tmp_path.glob("*/.*")] == []
@@ -245,13 +245,13 @@ KILLED = """
 import functools, os, signal, sys
 import lm_eval.tasks
 from evalengine.__main__ import main
-from evalengine.lm_eval_model import recorder
-fill, calls = recorder.EvaluationRecorder._fill, []
+from evalengine.lm_eval_model import base
+fill, calls = base.EvaluationRecorder._fill, []
 def killed(*given):
     calls.append(fill(*given))
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-recorder.EvaluationRecorder._fill = killed
+base.EvaluationRecorder._fill = killed
 lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
 main(["lm_eval", *sys.argv[1:]])
 """

@@ -20,9 +20,8 @@ from evalengine.records.sealed import canonical
 from evalengine.serve import app
 from evalengine.serve.answering import PIECE, as_json, in_pieces
 from evalengine.serve.asks import MOST_STOPS, completion_ask
-from evalengine.serve.bodies import MOST_UNKNOWN, ChatBody, CompletionBody, read_body
+from evalengine.serve.bodies import MOST_UNKNOWN, SHORT, ChatBody, CompletionBody, read_body
 from evalengine.serve.errors import ApiError
-from evalengine.serve.json_body import SHORT
 from evalengine.serve.model import CHARACTERS_FIRST, MOST_DETOKENIZED, MOST_TOKENIZED
 from evalengine.serve.settings import ServeSettings
 from tests.serve.running import QUESTION, Running

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.serve import json_body
-from evalengine.serve.json_body import MOST_VALUES, read_json
+from evalengine.serve import bodies
+from evalengine.serve.bodies import MOST_VALUES, read_json
 
 PAIR = "\U0001f600"
 
@@ -20,7 +20,7 @@ PAIR = "\U0001f600"
 @pytest.fixture(params=["short", "long"])
 def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Any]:
     """Each reader on bodies of any length."""
-    monkeypatch.setattr(json_body, "SHORT", 1 << 40 if request.param == "short" else -1)
+    monkeypatch.setattr(bodies, "SHORT", 1 << 40 if request.param == "short" else -1)
     return read_json
 
 
@@ -138,7 +138,7 @@ def test_numbers_are_not_bounded_and_read_in_pieces(monkeypatch: pytest.MonkeyPa
         longest = max(longest, len(text))
         return loads(text)
 
-    monkeypatch.setattr(json_body.json, "loads", watched)
+    monkeypatch.setattr(bodies.json, "loads", watched)
     numbers = [number * 7 for number in range(500_000)]
     read = read_json(json.dumps({"prompt": numbers}).encode())
     assert read == {"prompt": numbers} and 0 < longest <= 70_000

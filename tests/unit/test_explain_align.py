@@ -7,8 +7,8 @@ import pytest
 
 from evalengine.errors import ConfigError
 from evalengine.explain.align import explain, size_of
-from evalengine.explain.table import verdict
-from evalengine.explain.trace import in_words
+from evalengine.explain.cli import verdict
+from evalengine.explain.trace import op_name
 from tests.unit.traces import FED, OPS, computation, moved, output, trace
 
 PLACES = [(op, position) for op in OPS for position in (0, 2, 4) if position or op not in ("lm_head", "logprob")]
@@ -132,5 +132,5 @@ def test_digests_are_of_the_bits() -> None:
 
 
 def test_places_are_named_as_a_reader_knows_them() -> None:
-    assert in_words(OPS[2]) == "layer 0, self_attn.attention"
-    assert in_words(OPS[6]) == "norm.norm" and in_words("lm_head") == "lm_head"
+    assert op_name(OPS[2]) == "layer 0, self_attn.attention"
+    assert op_name(OPS[6]) == "norm.norm" and op_name("lm_head") == "lm_head"

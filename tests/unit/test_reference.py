@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.certify.certificate_text import markdown
+from evalengine.certify.certificate import markdown
 from evalengine.kernels.matmul_schedules import CUBLASLT_ROWS
 from evalengine.records.sealed import content_sha256
 

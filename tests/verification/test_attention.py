@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources
 
 from evalengine.kernels import attention
 from evalengine.kernels.attention_variant import AttentionVariant
-from evalengine.verification.attention import verify_attention
+from evalengine.verification.comparisons import verify_attention
 from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.verify_double import DEVICE, GPU
 from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from evalengine.kernels import expert_matmul
 from evalengine.kernels.mixture_variant import Mixture, Router
-from evalengine.verification import products
-from evalengine.verification.products import verify_experts
+from evalengine.verification import comparisons
+from evalengine.verification.comparisons import verify_experts
 from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.tiny_shapes import TINY, verified
 from tests.verification.verify_double import DEVICE
@@ -45,7 +45,7 @@ def test_a_tile_that_is_wrong_where_it_is_full_is_dropped(monkeypatch: pytest.Mo
             y.view(-1, y.shape[-1])[groups.order[full], 3] += 1
         return y
 
-    monkeypatch.setattr(products.expert_matmul, "expert_linear", expert_linear)
+    monkeypatch.setattr(comparisons.expert_matmul, "expert_linear", expert_linear)
     verdict = check()
     assert {drop["schedule"]["block_n"] for drop in verdict.dropped} == {bad.block_n} and not verdict.failed
     assert expert_matmul.choose(torch.float32, 16, 48, 32) == expert_matmul.plainest(16)
@@ -54,7 +54,7 @@ def test_a_tile_that_is_wrong_where_it_is_full_is_dropped(monkeypatch: pytest.Mo
 def test_without_a_schedule_in_reserve_the_level_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     real = expert_matmul.expert_linear
     monkeypatch.setattr(
-        products.expert_matmul, "expert_linear", lambda *args: real(*args) + (args[4] == expert_matmul.plainest(16))
+        comparisons.expert_matmul, "expert_linear", lambda *args: real(*args) + (args[4] == expert_matmul.plainest(16))
     )
     (failed,) = check().failed
     assert "tiles of 16 rows" in failed

@@ -15,8 +15,8 @@ from evalengine.kernels.row_variants import LLAMA, NormVariant, RowVariants
 from evalengine.layers.variants import Norm
 from evalengine.models.hf_config import from_hf
 from evalengine.verification import operands, verify
+from evalengine.verification.comparisons import verify_row_variants
 from evalengine.verification.operands import Random
-from evalengine.verification.rows import verify_row_variants
 from evalengine.verification.verdict import KernelsVerdict
 from tests.verification.tiny_shapes import TINY, verified
 from tests.verification.verify_double import DEVICE

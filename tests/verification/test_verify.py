@@ -24,8 +24,8 @@ from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.layers.cuda import NativeOps
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.parallel import TensorParallel
-from evalengine.verification import operands, products, verify
-from evalengine.verification.rows import verify_rows
+from evalengine.verification import comparisons, operands, verify
+from evalengine.verification.comparisons import verify_rows
 from evalengine.verification.verdict import MODULES, KernelsVerdict, count_differing
 from tests.verification.tiny_shapes import SHAPE, TINY, chosen, verified
 from tests.verification.verify_double import DEVICE
@@ -44,7 +44,7 @@ def check_matmul(
 ) -> KernelsVerdict:
     """The verdict on the products of SHAPE."""
     verdict = KernelsVerdict()
-    products.verify_matmul(verdict, [LinearShape(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
+    comparisons.verify_matmul(verdict, [LinearShape(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
     return verdict
 
 
@@ -94,11 +94,11 @@ def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
     persistent = matmul.MatmulSchedule("tma", 128, 128, 64, persistent=True)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: persistent if key[2] > 16 else matmul.REFERENCE)
     gpu = Gpu("GPU X", 4, True, None)
-    rows_compared = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
+    rows_compared = dict(comparisons._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
     looping_rows = {256: 383, 40: 639}[n]  # There are 4 programs, and N makes 2 tiles or 1.
     assert rows_compared[persistent] == (max(rows, looping_rows)) and persistent.loops(looping_rows, n, 4)
     assert not persistent.loops(looping_rows - 128, n, 4)
-    few = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 100, rows))
+    few = dict(comparisons._chosen(gpu, n, 64, torch.float16, torch.float16, False, 100, rows))
     assert few[persistent] == min(rows, 100), "an engine of 100 rows has no second tile"
 
 
@@ -195,7 +195,7 @@ def test_a_second_verdict_drops_what_the_first_one_did(monkeypatch: pytest.Monke
     assert check_matmul().dropped == check_matmul().dropped != []
 
 
-@pytest.mark.parametrize(("vocab_size", "most"), [(1 << 20, 127), (1 << 22, 31), (1000, products.MAX_ROWS)])
+@pytest.mark.parametrize(("vocab_size", "most"), [(1 << 20, 127), (1 << 22, 31), (1000, comparisons.MAX_ROWS)])
 def test_lm_head_is_compared_for_the_slices_it_computes(
     vocab_size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
