@@ -38,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from evalengine.kernels import attention_cascade
+from evalengine.kernels import attention_decode
 from evalengine.kernels.attention_batch import AttentionSchedule, KVCache, RaggedBatch
 from evalengine.kernels.attention_decode import decode_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_parts import merge, merge_sink, normalized, reduce_chunk
@@ -234,7 +234,7 @@ class Call:
         programs = num_seqs * self.kv_heads * self._filled_chunks()
         if shared is not None:
             places = m, l, acc, self._arrivals(self.kv_heads, chunks)
-            for launched in attention_cascade.decode(self, shared, schedule, CHUNK, BLOCK, PRECISION, chunks, places):
+            for launched in attention_decode.decode(self, shared, schedule, CHUNK, BLOCK, PRECISION, chunks, places):
                 self._launched(launched)
             return
         if programs <= schedule.by_block_max:

@@ -27,7 +27,7 @@ class AttentionSchedule:
     # working by blocks took 21 against 29 us for 8 programs, and 87 against 77 us for 512.
     extra_stage_max: int = 256  # decode has one stage more with at most so many programs
     by_block_max: int = 32  # decode works block by block with at most so many programs
-    # Rows of a tile, warps and stages of `attention_cascade`'s shared part; 0: every decode reads all of its tokens.
+    # Rows of a tile, warps and stages of `attention_decode`'s shared part; 0: every decode reads all of its tokens.
     shared_rows: int = 0
     shared_warps: int = 4
     shared_stages: int = 2

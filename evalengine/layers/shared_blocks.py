@@ -1,4 +1,4 @@
-"""Which decodes of a step have the same pages, so that attention may read them once for all (`attention_cascade`).
+"""Which decodes of a step have the same pages, so that attention may read them once for all (`attention_decode`).
 
     S decodes, P pages a sequence at most, C chunks.
 

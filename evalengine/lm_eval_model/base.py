@@ -4,6 +4,9 @@ Its records are left in `records-<time>-<digest>/`, beside lm-eval's own files. 
 that holds its digest, or not at all: it is filled under a hidden name and renamed. Each call of the model publishes the
 records of all calls so far and removes the folder of the call before. A killed evaluation therefore leaves whole
 records of the calls that it finished.
+
+lm-eval tells a model neither its `--output_path` nor when it is done. Its tracker holds the path, and is a local
+variable of `simple_evaluate` while that function makes the model; the tracker is read from there.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import lm_eval
 import torch
+from lm_eval import utils as lm_eval_utils
 from lm_eval.api.model import TemplateLM
 
 from evalengine.cache.engine import Counts
@@ -46,7 +52,6 @@ from evalengine.lm_eval_model.arguments import (
     read_arguments,
     with_device,
 )
-from evalengine.lm_eval_model.place import Place, find_place
 from evalengine.lm_eval_model.requests import EngineRequest
 from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
 from evalengine.models.decoder import num_parameters
@@ -394,3 +399,61 @@ def _free(path: Path) -> Path:
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of results that lm-eval writes, or that its Python caller writes."""
+
+    root: Path  # lm-eval's output path
+    model: str  # the model's name as lm-eval was given it
+    tracker: Any = None
+
+    @property
+    def folder(self) -> Path:
+        """<output path>/<model>, with the characters that lm-eval replaces; beside an output path that is a file."""
+        if self.root.suffix == ".json":
+            return self.root.parent
+        sanitized = getattr(getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None)
+        return self.root / (sanitized or lm_eval_utils.sanitize_model_name(self.model))
+
+
+def find_place(output_dir: str | None, model: str) -> Place | None:
+    """The place by the model argument `output_dir`, else by lm-eval's `--output_path`; None without either.
+
+    Raises: ConfigError if the two name different folders (results and records would not be found together), and for
+    a folder that cannot be written.
+    """
+    tracker = running_tracker()
+    path = getattr(tracker, "output_path", None) or None
+    if output_dir is None:
+        return _writable(Place(Path(path), model, tracker), "--output_path") if path else None
+    if path and os.path.realpath(path) != os.path.realpath(output_dir):
+        raise ConfigError(
+            f"output_dir={output_dir}: lm-eval writes its results to {path}, and records lie beside them; leave "
+            "output_dir out, or name the same folder"
+        )
+    return _writable(Place(Path(output_dir), model, tracker), "output_dir")
+
+
+def _writable(place: Place, setting: str) -> Place:
+    """The place, with its root made now, since failing after hours of answers would lose them. Raises ConfigError."""
+    root = place.root.parent if place.root.suffix == ".json" else place.root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"{setting}={place.root}: cannot be made ({error.strerror})"
+        raise ConfigError(f"{why}; name a folder that can be written") from error
+    if not os.access(root, os.W_OK):
+        raise ConfigError(f"{setting}={place.root}: cannot be written; name another folder, or mend its permissions")
+    return place
+
+
+def running_tracker() -> Any:
+    """The tracker of the `simple_evaluate` that is making a model; None if Python code makes it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "simple_evaluate" and frame.f_globals.get("__name__") == "lm_eval.evaluator":
+            return frame.f_locals.get("evaluation_tracker")
+        frame = frame.f_back
+    return None

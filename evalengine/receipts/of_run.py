@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from evalengine import version
 from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.difference import difference
@@ -22,7 +23,6 @@ from evalengine.harness.plan import Plan
 from evalengine.harness.same_run import answer_of, config_again, plan_again
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import dtype_name
-from evalengine.receipts.needs import check_contract, check_level
 from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params
 from evalengine.records.differences import differences
 from evalengine.records.digest import merkle_path
@@ -30,6 +30,8 @@ from evalengine.records.folder import RECORDS
 from evalengine.records.schema import read_records
 from evalengine.report.read.names import named_item
 from evalengine.report.read.run import Run
+
+LEVELS = ("exact", "native")
 
 BLOCK = 64  # tokens of a KV page
 MAX_LISTED = 3
@@ -192,3 +194,34 @@ def _processors(spec: Mapping[str, Any]) -> LogitsProcessors | None:
         return LogitsProcessors(**spec["processors"])
     except (KeyError, TypeError, ConfigError):
         return None
+
+
+def check_contract(computed_by: Any, whose: str) -> None:
+    """Raises ConfigError if this evalengine computes by another contract."""
+    if computed_by != version.CONTRACT_VERSION:
+        raise ConfigError(
+            f"{whose}: computed by contract {str(computed_by)[:20]}, and this evalengine computes by contract "
+            f"{version.CONTRACT_VERSION}, whose bits are others; check it with an evalengine of that contract"
+        )
+
+
+def check_level(computed_by: Mapping[str, Any], whose: str) -> None:
+    """Raises ConfigError that says what it takes, if this machine cannot compute at that numerics level."""
+    level = computed_by["numerics"]
+    if level not in LEVELS:
+        raise ConfigError(
+            f"{whose}: computed in {str(level)[:20]} numerics, and only exact and native give one item the same bits "
+            "again: it cannot be checked"
+        )
+    if level == "exact":
+        return
+    import torch
+
+    required = computed_by.get("gpu_architecture")
+    here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
+    if here is None or here != required:
+        raise ConfigError(
+            f"{whose}: computed in native on a GPU of architecture {required}, whose bits only such a GPU gives; this "
+            f"machine has {here or 'no usable GPU'}. Check it where there is one, or ask for a run in numerics=exact, "
+            "which any machine can check"
+        )

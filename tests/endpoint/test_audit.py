@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse
 
 from evalengine.config.schema import EndpointConfig
 from evalengine.endpoint.http import LONGEST_ASKED_WAIT, Client, _wanted_wait
-from evalengine.endpoint.noise import between
+from evalengine.endpoint.run import between
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.metric_interval import cut_of
 from tests.e2e.command import call, finish, start

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import attention, attention_cascade
+from evalengine.kernels import attention, attention_decode
 from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE
 from evalengine.kernels.attention_batch import AttentionSchedule, SharedBlocks
 from evalengine.layers import shared_blocks
@@ -30,15 +30,15 @@ ALONE = replace(CASCADE, shared_rows=0)
 
 def round_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants a fault: what the shared part leaves is rounded to half precision."""
-    real = attention_cascade.launch
+    real = attention_decode.launch
 
     def launch(kernel: Any, grid: Any, args: tuple, *rest: Any) -> Any:
         launched = real(kernel, grid, args, *rest)
-        if kernel is attention_cascade.shared_kernel:
+        if kernel is attention_decode.shared_kernel:
             args[5].copy_(args[5].half())
         return launched
 
-    monkeypatch.setattr(attention_cascade, "launch", launch)
+    monkeypatch.setattr(attention_decode, "launch", launch)
 
 
 def batch_of(
@@ -144,7 +144,7 @@ def test_a_graph_reads_its_units_from_the_device(monkeypatch: pytest.MonkeyPatch
     assert found is not None and found.count.item() == 2
     expected = alone(batch)
     for most, programs in ((9, 512), (2, 1)):
-        monkeypatch.setattr(attention_cascade, "PROGRAMS", programs)
+        monkeypatch.setattr(attention_decode, "PROGRAMS", programs)
         wide = torch.full((17, 3), 77, dtype=torch.int32, device=DEVICE)
         wide[:, :1] = found.tokens
         shared = replace(found, most_tiles=most, tokens=wide)
@@ -174,14 +174,14 @@ def test_the_comparison_can_fail(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     elif fault == "a rounded state":
         round_states(monkeypatch)
     else:
-        real_launch = attention_cascade.launch
+        real_launch = attention_decode.launch
 
         def in_halves(kernel: Any, grid: Any, args: tuple, constants: tuple, *rest: Any) -> Any:
-            if kernel is attention_cascade.shared_kernel:
+            if kernel is attention_decode.shared_kernel:
                 constants = (*constants[:5], 32, *constants[6:])
             return real_launch(kernel, grid, args, constants, *rest)
 
-        monkeypatch.setattr(attention_cascade, "launch", in_halves)
+        monkeypatch.setattr(attention_decode, "launch", in_halves)
     assert count_differing(batch.run(CASCADE), expected) > 0
 
 
