@@ -70,8 +70,9 @@ def compose_jobs(
     choices = [_choices(override) for override in parsed]
     jobs = []
     for chosen in product(*choices):
+        config = _composed(list(chosen), settings or {})
         varied = tuple(text for text, options in zip(chosen, choices, strict=True) if len(options) > 1)
-        jobs.append(Job(varied, _composed(list(chosen), settings or {})))
+        jobs.append(Job(varied, config))
     return jobs
 
 

@@ -99,9 +99,9 @@ def _how_to_quote(text: str) -> str:
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
     key, value = override.key_or_group, value_text(override)
-    if key.startswith("hydra."):
+    if re.match("hydra[./]", key):
         if key != "hydra.searchpath":
-            yield f"{key}: Hydra's settings have no effect here, except hydra.searchpath"
+            yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath"
         return
     if not any(re.fullmatch(pattern, key) for pattern in known_keys().values()):
         yield unknown(key, value) if key else f"{override.input_line}: names no setting; write NAME=VALUE"
