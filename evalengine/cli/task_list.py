@@ -14,7 +14,7 @@ from rich.text import Text
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, TaskConfig, leaves
 from evalengine.config.shipped import available, outline
-from evalengine.config.task_files import offered
+from evalengine.config.sources import offered
 from evalengine.errors import ConfigError, listed
 from evalengine.plain_text import printable, warn
 from evalengine.util.command import Namespace

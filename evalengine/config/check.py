@@ -249,8 +249,8 @@ def _selection_problems(config: Config) -> Iterator[str]:
                 where = f"{kind}s.{name}"[:120]
                 yield f"{where!r}: a {kind}'s name is part of file names: up to 100 of A-Z a-z 0-9 _ -, no - first"
     for name, task in config.tasks.items():
-        if task.cls is None:
-            yield f"tasks.{name}.cls: names no task class"
+        if task.cls is None:  # known by nothing but the user's own settings of it
+            yield f"tasks.{name}: this task is not selected; add it with task={name} (a task's own file names its cls)"
     for name, group in config.groups.items():
         where = f"groups.{name}"
         if name in config.tasks:

@@ -10,10 +10,10 @@ import difflib
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,21 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from evalengine.config.check import config_problems, read_settings
 from evalengine.config.implied import complete_model, completed
 from evalengine.config.schema import Config
-from evalengine.config.shipped import GROUPS, available
-from evalengine.config.sources import Source, register, searched
-from evalengine.config.task_files import namesakes
+from evalengine.config.shipped import GROUPS, ONE_OF, available
+from evalengine.config.sources import Source, namesakes, register, searched
+from evalengine.config.synonyms import REMOVED
 from evalengine.config.texts import read_texts
-from evalengine.config.words import first_line, names_set, parse, quoted, unknown, with_folders
+from evalengine.config.words import SEARCHED, names_set, parse, quoted, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
-SEARCHED = "hydra.searchpath"
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
+COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
     *(HydraException, OmegaConfBaseException, UserWarning, ValueError),
@@ -61,40 +61,33 @@ def compose_jobs(
     settings: further ones by their dotted names, with Python's values, which hold over the files'.
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
-    sweeps = multirun or experiment_name(overrides) is not None
-    parsed = parse(with_folders(parse(overrides, sweeps)), sweeps)
-    if experiment_name(overrides):
+    experiment = experiment_name(overrides)
+    parsed = parse(overrides, multirun or experiment is not None)
+    if experiment is not None:
         parsed = [*_experiment_sweep(parsed), *parsed]
-    if (count := math.prod(map(_count, parsed))) > MAX_RUNS:
-        raise ConfigError(f"{count:,} runs: a sweep has at most {MAX_RUNS:,}; sweep fewer values, or in several parts")
     choices = [_choices(override) for override in parsed]
+    if math.prod(map(len, choices)) > MAX_RUNS:
+        raise ConfigError(f"a sweep has at most {MAX_RUNS:,} runs; sweep fewer values, or in several parts")
     jobs = []
     for chosen in product(*choices):
-        config = _composed(list(chosen), settings or {})
         varied = tuple(text for text, options in zip(chosen, choices, strict=True) if len(options) > 1)
-        jobs.append(Job(varied, config))
+        jobs.append(Job(varied, _composed(chosen, settings or {})))
     return jobs
 
 
 def experiment_name(overrides: Sequence[str]) -> str | None:
     """X of `experiment=X`; None without one. Raises `ConfigError` for more than one, and for bad grammar."""
     parsed = parse([text for text in overrides if re.match(r"\+?experiment=", text)], multirun=True)
-    names = {override.get_value_string().strip() for override in parsed} - {"null"}
-    several = any(o.is_sweep_override() or isinstance(o.value(), list | dict) for o in parsed)
-    if len(names) > 1 or several:
-        raise ConfigError(f"experiment={','.join(sorted(names))}: name one experiment; each is a sweep of its own")
-    return next((str(override.value()) for override in parsed if override.value() is not None), None)
+    if swept := [override for override in parsed if override.is_sweep_override()]:
+        raise ConfigError(f"{swept[0].input_line}: name one experiment; each is a sweep of its own")
+    return str(parsed[0].value()) if parsed else None
 
 
 def _experiment_sweep(parsed: list[Override]) -> list[Override]:
     """The sweep of the chosen experiment's file, less the settings that the user's own overrides name."""
     named = {override.key_or_group for override in parsed}
-    _, hydra = _merged(OverridesParser.create().parse_overrides([next(_texts(override)) for override in parsed]))
-    sweep = {str(name): str(values) for name, values in (hydra.sweeper.get("params") or {}).items()}
+    _, sweep = _merged(OverridesParser.create().parse_overrides([_choices(override)[0] for override in parsed]))
     return parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
-
-
-COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
 
 
 def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True) -> Config:
@@ -108,8 +101,8 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
         written = read_yaml(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: missing, damaged or of another version ({error})") from error
-    if isinstance(written, dict) and isinstance(in_steps := written.get("sequential"), dict):
-        in_steps.pop("seed", None)  # all earlier runs have this setting, which is removed
+    for name in REMOVED:  # earlier runs have these settings
+        _remove(written, name)
     for override in parsed if isinstance(written, dict) else []:
         _set(written, override.key_or_group, override.value())
     config, problems = read_settings(Config, written)
@@ -134,57 +127,48 @@ def _set(data: dict[str, Any], name: str, value: Any) -> None:
     data[last] = value
 
 
-def _count(override: Override) -> int:
-    """How many values a sweep has, computed without listing them; 1 if the override is no sweep."""
-    value = override.value()
-    if isinstance(value, ChoiceSweep):
-        return len(value.list)
-    if not isinstance(value, RangeSweep):
-        return 1
-    start, stop, step = (float(part or 0) for part in (value.start, value.stop, value.step))
-    if not all(map(math.isfinite, (start, stop, step))) or step == 0:
-        raise ConfigError(f"{override.input_line}: from {start} by steps of {step} nothing reaches {stop}")
-    return max(0, math.ceil((stop - start) / step))
+def _remove(data: Any, name: str) -> None:
+    """Removes a setting from nested mappings by its dotted name, if it is there."""
+    *above, last = name.split(".")
+    for part in above:
+        data = data.get(part) if isinstance(data, dict) else None
+    if isinstance(data, dict):
+        data.pop(last, None)
 
 
 def _choices(override: Override) -> list[str]:
-    """The override itself, or one override for each value of its sweep."""
-    choices = list(_texts(override))
-    if not choices:
-        raise ConfigError(f"{override.input_line}: sweeps no value at all")
-    return choices
-
-
-def _texts(override: Override) -> Iterator[str]:
+    """The override itself, or one override for each value of its sweep, at most one more than a sweep may have."""
+    value = override.value()
     if not override.is_sweep_override():
-        yield str(override.input_line)
-        return
-    key = override.get_key_element()
+        return [str(override.input_line)]
+    if not isinstance(value, ChoiceSweep | RangeSweep) or (isinstance(value, RangeSweep) and value.shuffle):
+        raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept")
     try:
-        for value in override.sweep_string_iterator():
-            yield f"{key}={value}"
-    except HydraException as error:  # interval() and glob() cannot be swept
-        raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
+        values = [*islice(override.sweep_string_iterator(), MAX_RUNS + 1)]
+    except (ValueError, ArithmeticError) as error:  # a range with a step of 0
+        raise ConfigError(f"{override.input_line}: {error}") from error
+    if not values:
+        raise ConfigError(f"{override.input_line}: sweeps no value at all")
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def _composed(overrides: list[str], settings: Mapping[str, Any]) -> Config:
-    parsed = OverridesParser.create().parse_overrides(overrides)
+def _composed(overrides: Sequence[str], settings: Mapping[str, Any]) -> Config:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
     data, _ = _merged(parsed)
-    named = {name for override in parsed for name in names_set(override.key_or_group, override.value())}
     for name, value in settings.items():
         _set(data, name, value)
-    if problems := list(_not_selected(data, named | {*settings}, overrides)):
-        raise ConfigError(problems)
-    data = read_texts(data, named | {*settings}, problems)
-    keys = named | {override.key_or_group for override in parsed} | {*settings}
+    typed = {*settings} | {name for override in parsed for name in names_set(override.key_or_group, override.value())}
+    problems: list[str] = []
+    data = read_texts(data, typed, problems)
+    keys = typed | {override.key_or_group for override in parsed}
     config, wrong = config_problems(data, partial(completed, keys=keys))
     if problems := [*problems, *map(_suggested, wrong)]:
         raise ConfigError(problems)
     return config
 
 
-def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], Any]:
-    """(the values that Hydra composes of `conf/` and the overrides, Hydra's own node)."""
+def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the values that Hydra composes of `conf/` and the overrides, the sweep of an experiment's file)."""
     register()
     chosen = [name for override in parsed if override.key_or_group == "task" for name in _listed(override)]
     Source.problems, Source.own, Source.chosen = [], {}, chosen
@@ -195,16 +179,19 @@ def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], Any]:
             warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
             texts.append(f"{SEARCHED}=[{','.join(map(quoted, searched(folders)))}]")
             node = compose("config", overrides=texts, return_hydra_config=True)
-        hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
+        sweep = {str(name): str(values) for name, values in (node.hydra.sweeper.get("params") or {}).items()}
+        # Hydra names no choice of a group for a list, whose files it mixes.
+        several = [group for group in ONE_OF if group not in node.hydra.runtime.choices]
         with open_dict(node):
             del node["hydra"]  # only Hydra's own application fills in its values
         data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except NOT_UNDERSTOOD as error:
         raise ConfigError(Source.problems or _explain(error)) from error
-    if problems := [*Source.problems, *namesakes(chosen, Source.own)]:
+    problems = [*Source.problems, *namesakes(chosen, Source.own)]
+    if problems := [*problems, *(f"{group}: a run has one {group}; name one" for group in several)]:
         raise ConfigError(problems)
     assert isinstance(data, dict)
-    return {str(name): value for name, value in data.items()}, hydra
+    return {str(name): value for name, value in data.items()}, sweep
 
 
 def _listed(override: Override) -> list[str]:
@@ -217,21 +204,10 @@ def _forced(override: Override) -> str:
     """The override's text for Hydra. `conf/` holds few of the settings, and Hydra sets others only where `++` says so;
     whether there is such a setting is said by the schema."""
     text, key = str(override.input_line), override.key_or_group
-    is_choice = key in GROUPS and not isinstance(override.value(), dict)
-    if is_choice or key.startswith("hydra") or override.is_delete():
+    if override.is_delete():
         return text
-    return f"++{text.lstrip('+')}"
-
-
-def _not_selected(data: Mapping[str, Any], named: Set[str], overrides: Sequence[str]) -> Iterator[str]:
-    """A sentence for each task of which nothing is known but what the overrides set."""
-    tasks = data.get("tasks")
-    chosen = [name for text in overrides if text.startswith("task=") for name in text[5:].strip("[]").split(",")]
-    for name, task in tasks.items() if isinstance(tasks, dict) else []:
-        own = {key.split(".")[2] for key in named if key.startswith(f"tasks.{name}.")}
-        if own and isinstance(task, dict) and {*task} <= own - {"cls"}:
-            cure = f"'task=[{','.join([*chosen, name])}]'" if chosen else f"task={name}"
-            yield f"tasks.{name}: this task is not selected; add it with {cure}"
+    is_choice = key in GROUPS and not isinstance(override.value(), dict)
+    return text.lstrip("+") if is_choice else f"++{text.lstrip('+')}"
 
 
 def _suggested(problem: str) -> str:
@@ -241,33 +217,22 @@ def _suggested(problem: str) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """Hydra's and OmegaConf's errors in one line that names the setting and, where one is near, the right name."""
+    """Hydra's and OmegaConf's errors in one line; for a missing file also the name that is near."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
-        return _no_such_file(group, name, error.options)
-    if isinstance(error, InterpolationResolutionError) and error.full_key:
-        return f"{error.full_key}: {first_line(error)}"
-    message = first_line(error).removeprefix("Error merging override ")
-    return f"{message}: {first_line(error.__cause__)}" if error.__cause__ else message
+        return _no_such_file(group, name, error.options or available(group))
+    return ": ".join(" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None)
 
 
-def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
-    """options: the names that the group has, if Hydra says them."""
-    if group == "task" and re.search(r"/|\.\w+$", name) and not name.startswith("lm_eval/"):
-        return (
-            f"task={name}: no such task; a task's file is YAML: write task=./my_task.yaml, and name your rows in it, "
-            f"as in dataset_path: {name} (tasks/README.md)"
-        )
-    options, wanted = options or available(group), name.lower()
-    if group == "model":
-        wanted = wanted.rstrip("/").rpartition("/")[2]  # of a Hub id
-    near = [wanted] if wanted in options else difflib.get_close_matches(wanted, options, 2, 0.7)
-    near = near or [o for o in options if wanted and o.startswith(wanted)]
+def _no_such_file(group: str, name: str, options: Sequence[str]) -> str:
+    """options: the names that the group has."""
+    wanted = name.rstrip("/").rpartition("/")[2].lower()
+    near = difflib.get_close_matches(wanted, options, 1, 0.7)
     near = near or [o for o in options if difflib.get_close_matches(wanted, [o[: len(wanted) + 1]], 1, 0.8)]
     near += [f"model.path={name}"] if group == "model" and "/" in name else []
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     own = {
         "model": "; model.path=FOLDER, FILE.gguf or a Hub id takes any other",
-        "task": "; lm_eval/NAME: any of lm-eval's",
+        "task": "; ./my_task.yaml: a file of yours; lm_eval/NAME: any of lm-eval's",
     }
     return f"{group}={name}: no such {group}; {hint}there are: {', '.join(options) or 'none'}{own.get(group, '')}"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from evalengine.config.schema import Config
 
 CONF = "evalengine.conf"
-ONE_OF = ("model", "engine", "cluster")  # groups of which a run has one: Hydra would mix the files of several
-GROUPS = ("task", *ONE_OF, "experiment")
+ONE_OF = ("model", "engine", "cluster", "experiment")  # groups of which a run has one: Hydra would mix several files
+GROUPS = ("task", *ONE_OF)
 PACKAGE = re.compile(r"#+\s*@package\s+(\S+)")
 
 

@@ -1,5 +1,7 @@
-"""The command line's overrides, one by one and beside each other: grammar, names of settings, sweeps, and what is given
-twice. Every command that a message here tells to write is one that works (tests/unit/test_compose_words.py)."""
+"""The command line's overrides: Hydra's grammar, names of settings, and what is given twice or has several values.
+
+Every command that a message here suggests is one that works (tests/unit/test_compose_words.py).
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ from hydra.errors import HydraException
 
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF
-from evalengine.config.synonyms import DTYPES, REMOVED, SYNONYMS
+from evalengine.config.synonyms import REMOVED, SYNONYMS
 from evalengine.config.texts import is_text
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import is_later_part
 
+SEARCHED = "hydra.searchpath"
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
-BARE_VALUE = re.compile(r"[A-Za-z0-9./_-]+")  # a value that a message may repeat: no shell reads anything into it
-LISTS = ("task", "hydra.searchpath")  # what takes several names in one run, besides settings whose type is a list
+LISTS = ("task", SEARCHED)  # what takes several names in one run, besides settings whose type is a list
+GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the models that a pattern matches
+NUMBERS = re.compile(r"(\D*)(\d*)")  # a text and the number after it
 
 
 def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
@@ -35,15 +39,18 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
     parser = OverridesParser.create()
     parsed: list[Override] = []
     problems: list[str] = []
-    for text in overrides:
+    for given in overrides:
+        text = _in_full(given)
         try:
-            override = parser.parse_override(_in_full(text))
-        except ValueError:  # the number has more than Python's limit of 4,300 digits
-            problems.append(f"{text[:60]}...: a number of thousands of digits cannot be meant")
+            override = parser.parse_override(text)
+        except (HydraException, ValueError) as error:  # ValueError: a number with more digits than Python reads
+            name, _, value = text.partition("=")
+            fix = f"quote a value that holds = , or brackets: write {shlex.quote(f'{name}={quoted(_shown(value))}')}"
+            hint = f" ({fix})" if isinstance(error, HydraException) else ""
+            problems.append(f"{_shown(text)}: {_shown(str(error).splitlines()[0])}{hint}")
             continue
-        except HydraException as error:
-            problems.append(f"{_shown(text)}: {_shown(first_line(error))} ({_how_to_quote(text)})")
-            continue
+        if override.key_or_group == GLOBBED and isinstance(override.value(), Glob):
+            override = parser.parse_override(f"{GLOBBED}={','.join(map(written, _matches(override)))}")
         parsed.append(override)
         problems.extend(_problems(override, multirun))
     if problems := [*problems, *_given_twice(parsed)]:
@@ -52,13 +59,13 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
 
 
 def _in_full(text: str) -> str:
-    """The override with `cache=FOLDER` written as `cache.path=FOLDER` and `judge.` as `task.judge.`, and with quotes
-    around a value that holds the end of a line, as a shell's $'...' gives it: the grammar has no other place for one.
-    """
+    r"""The override with `cache=FOLDER` written as `cache.path=FOLDER` and `judge.` as `task.judge.`, and with quotes
+    around a text that the grammar would change: one with the end of a line, or with `\\n`."""
     text = re.sub(r"^(\+*)cache=(?!\{)", r"\1cache.path=", text)
     text = re.sub(r"^(\+*)judge\.", r"\1task.judge.", text)
     name, _, value = text.partition("=")
-    return f"{name}={quoted(value)}" if "\n" in value and value[0] not in "'\"[{" else text
+    changed = "\n" in value or (is_text(name) and re.search(r"\\\\[nrt]", value))
+    return f"{name}={quoted(value)}" if changed and value[0] not in "'\"[{" else text
 
 
 def quoted(value: str) -> str:
@@ -87,31 +94,33 @@ def written(value: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    return text.replace("\n", "\\n")
-
-
-def _how_to_quote(text: str) -> str:
-    name, equals, value = text.partition("=")
-    if not equals or value[:1] in ("'", '"', "[", "{"):
-        return "quote each text that holds = , a quote or brackets, and close each bracket"
-    return f"quote a value that holds = , or brackets: write {shlex.quote(f'{name}={quoted(_shown(value))}')}"
+    return text[:200].replace("\n", "\\n")
 
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
-    key, value = override.key_or_group, value_text(override)
+    key, value, chosen = override.key_or_group, value_text(override), override.value()
     if re.match("hydra[./]", key):
-        if key != "hydra.searchpath":
-            yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath"
+        if key != SEARCHED:
+            yield f"{key}: Hydra's own settings have no effect here, except {SEARCHED}"
         return
-    if not any(re.fullmatch(pattern, key) for pattern in known_keys().values()):
-        yield unknown(key, value) if key else f"{override.input_line}: names no setting; write NAME=VALUE"
-    if key in GROUPS and override.is_add():
-        yield f"{override.input_line}: is set already, and + only adds; write {shlex.quote(f'{key}={value}')}"
-    yield from _choice_problems(override)
-    if is_text(key) and re.search(r"\\\\[nrt]", value) and value[0] not in "'\"" and _has_bare_text(override.value()):
-        yield f"{value}: two backslashes are one outside quotes; {_how_to_quote(f'{key}={value}')}"
+    if _kind(key) is None:
+        yield unknown(key or str(override.input_line))
+    for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if key in GROUPS else ():
+        names = one if isinstance(one, list) else [] if isinstance(one, dict) else [one]
+        if any(name is None or isinstance(name, int | float | list | dict) for name in names):
+            yield f"{override.input_line}: {key} takes names, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
+        elif isinstance(one, list) and key in ONE_OF:
+            way = f"; {_swept(key, re.sub(r'[][]', '', value))}" if one and key != "experiment" else ""
+            yield f"{override.input_line}: a run has one {key}{way}"
     if override.is_sweep_override() and not multirun:
-        yield f"{key}={value}: has several values; {_either_way(key, value, text=True)}"
+        ways = [f"for one text write {shlex.quote(f'{key}={quoted(value)}')}"] if is_text(key) else []
+        if key in LISTS or list in map(get_origin, (_kind(key), *get_args(_kind(key)))):
+            ways.append(f"for all in one run write {shlex.quote(f'{key}=[{value}]')}")
+        yield f"{key}={value}: has several values; {', '.join([*ways, _swept(key, value)])}"
+
+
+def _swept(key: str, values: str) -> str:
+    return f"for a run of each write run -m {shlex.quote(f'{key}={values}')}"
 
 
 def value_text(override: Override) -> str:
@@ -119,80 +128,34 @@ def value_text(override: Override) -> str:
     return str(override.input_line).partition("=")[2]
 
 
-def unknown(key: str, value: str = "") -> str:
-    """Return the message for a setting that does not exist. value: what the command line sets it to."""
+def unknown(key: str) -> str:
+    """Return the message for a setting that does not exist."""
     if key in REMOVED:
         return f"{key}: no longer a setting: {REMOVED[key]}"
     known, last = known_keys(), key.split(".")[-1]
     own = re.match(r"(tasks|groups)\.([^.]+)\.", key)
-    depth = key.count(".") - (key.count(".", 0, own.end()) if own else 0)
-    names: list[str] = []
-    if depth <= 1 and (synonym := SYNONYMS.get(last)):  # before names that only look alike: no block_size for a batch
-        synonym = re.sub(r"^task\.", f"tasks.{own[2]}.", synonym) if own else synonym
-        names = [synonym + (f"={DTYPES.get(value, value)}" if BARE_VALUE.fullmatch(value) else "")]
-    elif own:
-        near = difflib.get_close_matches(key.replace(own[0], f"{own[1]}.<name>.", 1), known, 1, 0.7)
-        names = [name.replace("<name>", own[2], 1) for name in near if name.startswith(own[1])]
-    names = names or [name for name in known if name.split(".")[-1] == last and "<" not in name]
-    names = names or difflib.get_close_matches(key, known, 2, 0.7)
-    return f"{key}: no such setting" + (f"; did you mean {' or '.join(names)}?" if names else "; see --help")
-
-
-def _choice_problems(override: Override) -> Iterator[str]:
-    """No name for a group; or a list where a run has one: settings of several files would be mixed, under one name."""
-    key, chosen = override.key_or_group, override.value()
-    if key in GROUPS and key != "experiment" and chosen is None:
-        yield f"{key}=null: a group needs a name; see --help for those there are"
-    choices = chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]
-    lists = [one for one in choices if isinstance(one, list)]
-    names = [name for one in lists for name in one] + [one for one in choices if isinstance(one, int | float)]
-    if key in GROUPS and key not in ONE_OF and (odd := [n for n in names if not isinstance(n, str | QuotedString)]):
-        named = "'task=[gsm8k,arc_easy]'" if key == "task" else f"{key}=NAME"
-        yield f"{override.input_line}: {str(odd[0]) or 'an empty text'} is no name; write names, as in {named}"
-    if key in ONE_OF and lists:
-        written = value_text(override).replace("[", "").replace("]", "").strip()
-        several = "," in written
-        how = f"for a run of each write {_swept(key, written)}" if several else f"write {key}={written}"
-        yield f"{override.input_line}: a run has one {key}" + (f"; {how}" if written else "; name one")
-
-
-def _swept(key: str, values: str) -> str:
-    """A sweep's words, those of the command `run` wherever they are printed: verify and tasks have no -m."""
-    return f"run -m {shlex.quote(f'{key}={values}')}"
-
-
-def _either_way(key: str, values: str, text: bool) -> str:
-    """What to write for several values: a sweep or, where the setting allows it, a list; text: or one text of them."""
-    sweep, kind = f"for a run of each write {_swept(key, values)}", _kind(key)
-    if key == "experiment":
-        return "name one experiment, each is a sweep of its own"
-    if key in LISTS or _holds(kind, list):
-        return f"for all in one run write {shlex.quote(f'{key}=[{values}]')}, {sweep}"
-    if text and is_text(key):
-        return f"for one text write {shlex.quote(f'{key}={quoted(values)}')}, {sweep}"
-    return sweep
+    near: list[str] = []
+    if last in SYNONYMS and key.count(".") <= (3 if own else 1):  # before names that only look alike
+        near = [SYNONYMS[last]]
+    elif not own:
+        near = [name for name in known if name.split(".")[-1] == last and "<" not in name]
+    if not near:
+        asked = key.replace(own[0], f"{own[1]}.<name>.", 1) if own else key
+        near = difflib.get_close_matches(asked, known, 1 if own else 2, 0.7)
+    if own:
+        near = [re.sub(r"^task\.|^\w+\.<name>\.", f"{own[1]}.{own[2]}.", name) for name in near]
+    return f"{key}: no such setting" + (f"; did you mean {' or '.join(near)}?" if near else "; see --help")
 
 
 def _given_twice(parsed: Sequence[Override]) -> Iterator[str]:
     """Hydra takes the last of them, and the others would be dropped in silence. The same words twice do no harm."""
-    given: dict[str, dict[str, Override]] = {}
+    given: dict[str, dict[str, None]] = {}
     for override in parsed:
         for name in names_set(override.key_or_group, override.value()):
-            given.setdefault(name, {})[_shown(str(override.input_line))] = override
-    for name, overrides in given.items():
-        if len(overrides) > 1:
-            values = [re.sub(r"^\[(.*)\]$", r"\1", value_text(o).strip()) for o in overrides.values()]
-            joined = not any(o.is_delete() or o.key_or_group != name for o in overrides.values())
-            cure = f"; {_either_way(name, ','.join(filter(None, values)), text=False)}" if joined else ""
-            yield f"{name}: is given as {' and as '.join(overrides)}; give it once{cure}"
-
-
-def _has_bare_text(value: Any) -> bool:
-    """Whether a value is a text without quotes, or holds one."""
-    if isinstance(value, ChoiceSweep | list | dict):
-        inner = value.list if isinstance(value, ChoiceSweep) else value.values() if isinstance(value, dict) else value
-        return any(map(_has_bare_text, inner))
-    return isinstance(value, str)
+            given.setdefault(name, {})[_shown(str(override.input_line))] = None
+    for name, texts in given.items():
+        if len(texts) > 1:
+            yield f"{name}: is given as {' and as '.join(texts)}; give it once"
 
 
 def names_set(name: str, value: Any) -> Iterator[str]:
@@ -204,21 +167,9 @@ def names_set(name: str, value: Any) -> Iterator[str]:
         yield name
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of a library's message, with the next one if that says what it is about."""
-    first, *rest = str(error).split("\n")
-    return f"{first} {rest[0]}" if rest and first.endswith(":") else first
-
-
 @lru_cache(None)
-def known_keys() -> dict[str, str]:
-    """Every setting's dotted name -> a pattern that matches it (`tasks.<name>.split` stands for any task)."""
-    return {name: re.escape(name).replace("<name>", r"[^.]+") for name in _kinds()}
-
-
-@lru_cache(None)
-def _kinds() -> dict[str, Any]:
-    """Every setting's dotted name -> its type."""
+def known_keys() -> dict[str, Any]:
+    """Every setting's dotted name -> its type (`tasks.<name>.split` stands for any task)."""
 
     def walk(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         for name, hint in get_type_hints(kind).items():
@@ -236,41 +187,22 @@ def _kinds() -> dict[str, Any]:
 
 def _kind(key: str) -> Any:
     """The setting's type; None for one that is unknown."""
-    return next((_kinds()[name] for name, pattern in known_keys().items() if re.fullmatch(pattern, key)), None)
+    patterns = ((re.escape(name).replace("<name>", r"[^.]+"), kind) for name, kind in known_keys().items())
+    return next((kind for pattern, kind in patterns if re.fullmatch(pattern, key)), None)
 
 
-def _holds(kind: Any, wanted: type) -> bool:
-    """Whether a type, or one of those that it joins by |, is `wanted`."""
-    return wanted in [get_origin(one) or one for one in (kind, *get_args(kind))] and get_origin(kind) is not dict
-
-
-GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the folders that a pattern matches
-
-
-def with_folders(parsed: Sequence[Override]) -> list[str]:
-    """The overrides' texts, with a glob of models replaced by the folders and .gguf files (of a split model: the first
-    part) that it matches, sorted with numbers by value (checkpoint-900 before checkpoint-1000).
-
-    Raises `ConfigError` for a pattern that matches nothing.
-    """
-    return [_listed(override) if _is_glob(override) else str(override.input_line) for override in parsed]
-
-
-def _is_glob(override: Override) -> bool:
-    return override.key_or_group == GLOBBED and isinstance(override.value(), Glob)
-
-
-def _listed(override: Override) -> str:
+def _matches(override: Override) -> list[str]:
+    """The folders and .gguf files (of a split model: the first part) that a pattern matches, sorted with numbers by
+    value: checkpoint-900 before checkpoint-1000. Raises `ConfigError` for a pattern that matches nothing."""
     pattern = override.value()
     assert isinstance(pattern, Glob)
     found = {Path(path): path for include in pattern.include for path in glob.glob(include)}
-    ggufs = {place for place in found if place.suffix == ".gguf" and not is_later_part(place)}
-    matches = [path for place, path in found.items() if place.is_dir() or place in ggufs]
-    models = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
+    models = [
+        path
+        for place, path in found.items()
+        if place.is_dir() or (place.suffix == ".gguf" and not is_later_part(place))
+        if not any(fnmatch(path, out) for out in pattern.exclude)
+    ]
     if not models:
-        raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")
-    return f"{GLOBBED}={','.join(map(written, models))}"
-
-
-def _natural(path: str) -> list[tuple[bool, int, str]]:
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path)]
+        raise ConfigError(f"{override.input_line}: no directory or .gguf file matches (seen from {Path.cwd()})")
+    return sorted(models, key=lambda path: [(text, int(number or 0)) for text, number in NUMBERS.findall(path)])

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from evalengine.config.words import with_folders
+from evalengine.config.words import parse
 from evalengine.engine.load.gguf import GGUFFile
 from evalengine.engine.load.loader import Checkpoint, _weights_of, file_stamp, files_of, load_model, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
@@ -136,8 +135,8 @@ def test_a_split_model_is_read_from_its_first_part(tmp_path: Path) -> None:
     first = unpacked("split", tmp_path)
     parts = [first, *(first.with_name(f"split-0000{i}-of-00003.gguf") for i in (2, 3))]
     assert _weights_of(tmp_path, "auto") == (first, "gguf") and list(_sets(first)) == [parts]
-    globbed = OverridesParser.create().parse_overrides([f"model.path=glob('{tmp_path}/*')"])
-    assert with_folders(globbed) == [f"model.path={first}"]
+    (globbed,) = parse([f"model.path=glob('{tmp_path}/*')"], multirun=False)
+    assert globbed.input_line == f"model.path={first}"
     file = GGUFFile(first)
     checkpoint = Checkpoint(first, "gguf", file.spec(), None, "", None, file, file_stamp(first, "gguf"))
     assert files_of(checkpoint) == parts

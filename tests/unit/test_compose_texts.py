@@ -34,6 +34,7 @@ def described(text: str) -> str | None:
         (r"'a\nthink'", "a\nthink"),
         (r"'Is $a \neq b$, \nabla, \tau, \rho?\nSay so.'", "Is $a \\neq b$, \\nabla, \\tau, \\rho?\nSay so."),
         (r"'Write \\n between lines'", r"Write \n between lines"),
+        (r"a\\nb", r"a\nb"),  # Hydra makes one backslash of two outside quotes
         (r"""'{{rows | join("\n")}}\n'""", '{{rows | join("\\n")}}\n'),
         (r"\d+\.", r"\d+\."),
     ],
@@ -62,13 +63,6 @@ def test_every_text_and_nothing_else() -> None:
     assert config.system_instruction == config.chat_template_args["effort"] == "a\n"
     assert config.model.think_end_token == "</think>\n"
     assert (task.dataset.path, task.fewshot_file) == ("C:\\new", "C:\\rows")
-
-
-@pytest.mark.parametrize("typed", [r"a\\nb", r"[a\\n]"])
-def test_doubled_backslashes_need_quotes(typed: str) -> None:
-    """Hydra makes one backslash of two outside quotes, and the end of a line would be read where none was meant."""
-    with pytest.raises(ConfigError, match="two backslashes are one outside quotes; quote"):
-        composed(f"task.generation.until={typed}")
 
 
 def test_a_long_text_takes_no_time() -> None:

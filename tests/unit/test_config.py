@@ -151,18 +151,9 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("task=gsm9k", "task=gsm9k: no such task; did you mean gsm8k? there are: aime, "),
         ("model=tinymoth", "model=tinymoth: no such model; did you mean tinymath?"),
         ("tasks.gsm8k.split=x", "tasks.gsm8k: this task is not selected; add it with task=gsm8k"),
-        ("task=null", "task=null: a group needs a name"),
         *(
-            (f"task={value}", f"task={value}: {odd} is no name; write names, as in 'task=[gsm8k,arc_easy]'")
-            for value, odd in {
-                "[[]]": "[]",
-                "[gsm8k,3]": "3",
-                "[{a:1}]": "{'a': 1}",
-                "[null]": "None",
-                "3": "3",
-                "true": "True",
-                "[true,gsm8k]": "True",
-            }.items()
+            (f"task={value}", f"task={value}: task takes names, as in task=gsm8k")
+            for value in ("null", "[[]]", "[gsm8k,3]", "[{a:1}]", "[null]", "3", "true", "[true,gsm8k]")
         ),
         ("task=[]", "task: no task is selected"),
         ("limit=abc", "limit=abc: must be a whole number"),
