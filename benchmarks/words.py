@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from benchmarks.kernels_and_steps import BENCHES, MODELS
-from evalengine.cli.commands.bench import Files, Output, Requests
-from evalengine.cli.commands.words import Command, count, names
+from evalengine.cli.bench import Files, Output, Requests
+from evalengine.cli.command import Command, count, names
 from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 

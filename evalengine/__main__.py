@@ -47,18 +47,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(words: list[str]) -> int:
     """Runs a sub-command, shell completion or a run. Hydra never sees a sub-command's words."""
     if words[:1] in ([option] for option in COMPLETION) or "_EVALENGINE_COMPLETE" in os.environ:
-        from evalengine.cli.commands.completion import complete
+        from evalengine.cli.completion import complete
 
         return complete(words)
     if words[:1] in (["help"], ["-h"], ["--help"]):
         words = [*words[1:], "--help"]  # `help compare` and `--help compare` ask for the help of compare
-    from evalengine.cli.commands import MODULES, command_of
+    from evalengine.cli import MODULES, command_of
 
     code: int
     if words and words[0] in MODULES:
         code = command_of(words[0])(words[1:])
     else:
-        code = import_module("evalengine.cli.commands.run").main(words)
+        code = import_module("evalengine.cli.run").main(words)
     return code
 
 

@@ -1,0 +1,30 @@
+"""The sub-commands' arguments and options; the module that does the work is imported after parsing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+MODULES = {  # sub-command -> the module whose `main(argv)` answers it, or another function of it
+    "compare": "evalengine.cli.compare",
+    "baseline": "evalengine.cli.written:baseline",
+    "gate": "evalengine.cli.gate",
+    "report": "evalengine.cli.written:report",
+    "explain": "evalengine.cli.explain",
+    "verify": "evalengine.cli.verify",
+    "bench": "evalengine.cli.bench",
+    "cache": "evalengine.cli.cache",
+    "prove": "evalengine.cli.receipts:prove",
+    "check": "evalengine.cli.receipts:check",
+    "plan": "evalengine.cli.plan",
+    "serve": "evalengine.cli.serve",
+    "warm": "evalengine.cli.warm",
+    "tasks": "evalengine.cli.tasks",
+    "lm_eval": "evalengine.lm_eval_model.cli",
+}
+
+
+def command_of(name: str) -> Any:
+    """What answers a sub-command: a function of the words after it, which returns the exit code."""
+    module, _, function = MODULES[name].partition(":")
+    return getattr(import_module(module), function or "main")

@@ -13,12 +13,11 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from evalengine.cli import checkpoints, prompts
 from evalengine.config.compose import Job
 from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
@@ -30,6 +29,12 @@ from evalengine.records.manifest_file import glance_at_manifest
 from evalengine.util import ahead
 from evalengine.util.command import exit_code
 
+CHECKPOINTS = "checkpoints"  # one model at several steps of its training, each metric against the step
+PROMPTS = "prompts"  # one model and the same documents under several prompts: the variance that they cause
+# What writes a prompt. Anything else that is swept would be mistaken for the prompt's part.
+OF_PROMPTS = ("fewshot_seed", "num_fewshot", "description", "choice_order", "system_instruction", "apply_chat_template",
+              "fewshot_as_multiturn", "gen_prefix", "doc_to_text", "fewshot_file", "fewshot_split",
+              "target_delimiter", "fewshot_delimiter", "enable_thinking", "chat_template_args")  # fmt: skip
 SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they change neither model nor rows
 
 
@@ -104,10 +109,10 @@ def _check(name: str, jobs: Sequence[Job]) -> None:
     """Checks every job as far as possible before a weight is loaded: a long sweep must not end in its middle for a
     misspelt path. Raises ConfigError."""
     problems: list[str] = []
-    if name == checkpoints.NAME:
-        problems += checkpoints.checkpoint_problems(jobs)
-    elif name == prompts.NAME:
-        problems += prompts.prompt_problems(jobs)
+    if name == CHECKPOINTS:
+        problems += checkpoint_problems(jobs)
+    elif name == PROMPTS:
+        problems += prompt_problems(jobs)
     elif len(jobs) < 2:
         problems.append(f"experiment={name}: one run is no sweep; give a setting several values (a=1,2)")
     if jobs[0].config.resume not in ("auto", "never"):
@@ -155,11 +160,11 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     from evalengine.report.sweep.write import write_sweep
 
     runs = [finished_run(place) for place in places]
-    if name == checkpoints.NAME:
-        return checkpoints.report_checkpoints(name, folder, jobs, [run for run in runs if run is not None])
-    if name == prompts.NAME:
+    if name == CHECKPOINTS:
+        return report_checkpoints(name, folder, jobs, [run for run in runs if run is not None])
+    if name == PROMPTS:
         finished = [(_settings(job), run) for job, run in zip(jobs, runs, strict=True) if run is not None]
-        return prompts.report_prompts(name, folder, [own for own, _ in finished], [run for _, run in finished])
+        return report_prompts(name, folder, [own for own, _ in finished], [run for _, run in finished])
     cells = [Cell(_settings(job), load_run(path)) for job, path in zip(jobs, runs, strict=True) if path is not None]
     result = sweep(name, cells)
     files = write_sweep(result, folder)
@@ -175,3 +180,79 @@ def _settings(job: Job) -> dict[str, str]:
     whole = dict(override.split("=", 1) for override in job.overrides)
     ends = Counter(name.rpartition(".")[2] for name in whole)
     return {end if ends[end := name.rpartition(".")[2]] == 1 else name: value for name, value in whole.items()}
+
+
+def checkpoint_problems(jobs: Sequence[Job]) -> Iterator[str]:
+    """Yields what is wrong with a sweep over checkpoints, a sentence each."""
+    swept = {override.partition("=")[0] for job in jobs for override in job.overrides}
+    if len(jobs) < 2:
+        yield (
+            f"experiment={CHECKPOINTS}: one checkpoint is no sweep; name several folders, as in "
+            "model.path=out/checkpoint-1000,out/checkpoint-2000, or a pattern: \"model.path=glob('out/checkpoint-*')\""
+        )
+        return
+    if others := sorted(swept - {"model.path"}):
+        yield f"{', '.join(others)}: experiment={CHECKPOINTS} sweeps model.path alone; give one value"
+    steps, paths = jobs[0].config.steps, [job.config.model.path for job in jobs]
+    if steps is not None and (len(steps) != len(jobs) or len(set(steps)) < len(steps) or min(steps) < 0):
+        yield f"steps={steps}: must be {len(jobs)} different numbers from 0 on, one for each of {', '.join(paths)}"
+    if steps is None and not others and _named_steps(jobs) is None:
+        yield (
+            f"model.path={','.join(paths)}: these names do not say different steps, as checkpoint-1000 or step_2000; "
+            "give them: 'steps=[1000,2000]'"
+        )
+
+
+def _named_steps(jobs: Sequence[Job]) -> list[int] | None:
+    """The steps in the folders' names; None unless every name has one and all differ."""
+    from evalengine.report.leaderboard.models import step_of
+
+    steps = [step_of(Path(job.config.model.path).name) for job in jobs]
+    return [step for step in steps if step is not None] if None not in steps and len({*steps}) == len(steps) else None
+
+
+def report_checkpoints(name: str, folder: Path, jobs: Sequence[Job], runs: Sequence[Path]) -> int:
+    """Writes the curves to the terminal and into the folder; returns the exit code 0."""
+    from evalengine.report.leaderboard.compose import board
+    from evalengine.report.leaderboard.formats import board_lines
+    from evalengine.report.leaderboard.page import write_history
+    from evalengine.report.read.load import load_run
+    from evalengine.report.terminal.tables import print_lines
+
+    steps = jobs[0].config.steps or _named_steps(jobs)
+    assert steps is not None, "checkpoint_problems() refuses what has none"
+    ordered = sorted(zip(steps, runs, strict=True))
+    curves = replace(board([load_run(run) for _, run in ordered]), steps=[step for step, _ in ordered])
+    files = write_history(curves, name, folder)
+    print_lines([*board_lines(curves), *map(str, files)])
+    return 0
+
+
+def prompt_problems(jobs: Sequence[Job]) -> Iterator[str]:
+    """Yields what is wrong with a sweep over prompts, a sentence each."""
+    swept = {override.partition("=")[0] for job in jobs for override in job.overrides}
+    if len(jobs) < 2:
+        yield f'experiment={PROMPTS}: one prompt is no sweep; give fewshot_seed=1,2,3 or \'task.description="a","b"\''
+    if others := sorted(name for name in swept if name.rpartition(".")[2] not in OF_PROMPTS):
+        yield f"{', '.join(others)}: experiment={PROMPTS} sweeps what writes prompts ({', '.join(OF_PROMPTS)}) alone"
+    for task, config in jobs[0].config.tasks.items():
+        shots = jobs[0].config.task.num_fewshot if config.num_fewshot is None else config.num_fewshot
+        if swept == {"fewshot_seed"} and not shots:
+            yield (
+                f"experiment={PROMPTS}: {task} shows no exemplars, so that fewshot_seed changes no prompt; set "
+                'task.num_fewshot=4, or sweep another setting: fewshot_seed=1234 \'task.description="a","b"\''
+            )
+
+
+def report_prompts(name: str, folder: Path, settings: Sequence[dict[str, str]], runs: Sequence[Path]) -> int:
+    """Writes the variance components to the terminal and into the folder; returns the exit code 0."""
+    from evalengine.report.read.load import load_run
+    from evalengine.report.sweep.prompts import prompt_lines, sensitivities, write_prompts
+    from evalengine.report.terminal.tables import print_lines
+
+    loaded = [load_run(run) for run in runs]
+    labels = [", ".join(f"{key} {value}" for key, value in own.items()) for own in settings]
+    found = sensitivities(loaded)
+    files = write_prompts(name, folder, loaded, labels, found)
+    print_lines([*prompt_lines(found, labels), *map(str, files)])
+    return 0

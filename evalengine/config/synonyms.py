@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-LM_EVAL = {  # lm-eval's name, of an option or of an entry of --model_args or --gen_kwargs -> ours
+SYNONYMS = {  # a setting's last name, elsewhere -> ours
+    # lm-eval's options, and entries of --model_args and --gen_kwargs
+    "tasks": "task",
     "num_fewshot": "task.num_fewshot",
     "output_path": "output_dir",
     "use_cache": "cache",
@@ -15,9 +17,7 @@ LM_EVAL = {  # lm-eval's name, of an option or of an entry of --model_args or --
     **{name: name for name in ("limit", "seed", "enable_thinking", "chat_template_args", "system_instruction")},
     **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens"), "task.generation.max_gen_toks"),
     **{name: f"task.generation.{name}" for name in ("temperature", "top_p", "top_k", "until")},
-}
-SYNONYMS = {  # a setting's last name, elsewhere -> ours
-    **LM_EVAL,
+    # others
     **dict.fromkeys(("fewshot", "few_shot", "fewshots", "n_shot", "nshot", "shots"), "task.num_fewshot"),
     **dict.fromkeys(("batch", "bs", "num_seqs", "max_batch"), "engine.max_num_seqs"),
     **dict.fromkeys(("precision", "torch_dtype"), "engine.dtype"),
@@ -36,9 +36,4 @@ SYNONYMS = {  # a setting's last name, elsewhere -> ours
 REMOVED = {  # a setting that there was -> why it is gone
     "sequential.seed": "the order of asking follows from the gate's baseline and cannot be chosen; leave it out",
     "hydra/launcher": "a sweep's runs start one after another; submit one run per job (docs/clusters.md, Slurm)",
-}
-DTYPES = {  # other names of engine.dtype's values
-    **dict.fromkeys(("float", "fp32"), "float32"),
-    **dict.fromkeys(("half", "fp16"), "float16"),
-    "bf16": "bfloat16",
 }

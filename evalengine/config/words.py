@@ -114,7 +114,7 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
             yield f"{override.input_line}: a run has one {key}{way}"
     if override.is_sweep_override() and not multirun:
         ways = [f"for one text write {shlex.quote(f'{key}={quoted(value)}')}"] if is_text(key) else []
-        if key in LISTS or list in map(get_origin, (_kind(key), *get_args(_kind(key)))):
+        if key in LISTS or list in [get_origin(kind) for kind in (_kind(key), *get_args(_kind(key)))]:
             ways.append(f"for all in one run write {shlex.quote(f'{key}=[{value}]')}")
         yield f"{key}={value}: has several values; {', '.join([*ways, _swept(key, value)])}"
 

@@ -21,8 +21,8 @@ from tests.bench.made_up_report import a_report
     [
         (["atention"], "benchmarks atention: there is no such benchmark"),
         (["--models", "Qwen3-9B"], "benchmarks --models Qwen3-9B: there are Qwen3-0.6B, Qwen3-8B"),
-        (["--fast"], "unrecognized arguments: --fast"),
-        (["--output"], "expected one argument"),
+        (["--fast"], "No such option: --fast"),
+        (["--output"], "requires an argument"),
     ],
 )
 def test_bad_arguments_exit_2_with_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from evalengine.bench import start
 from evalengine.bench.start import Started, TimedCommand, phases_of, table
-from evalengine.cli.commands.bench import START, main
+from evalengine.cli.bench import START, main
 from evalengine.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
 from evalengine.certify import axes, certificate, kernels, proof
 from evalengine.certify.cases import EFFORTS
-from evalengine.cli.commands import verify
+from evalengine.cli import verify
 from evalengine.engine import settings
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.layers import kernel_support

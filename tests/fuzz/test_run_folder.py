@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.cli.commands.compare import main as compare
-from evalengine.cli.commands.written import report
+from evalengine.cli.compare import main as compare
+from evalengine.cli.written import report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records

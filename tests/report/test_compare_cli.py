@@ -84,7 +84,7 @@ def test_exit_codes_and_the_last_line_tell_the_verdict(
     [
         (["base", "short"], "they share 1 (limit is none in A and 1 in B)"),
         (["base"], "one run alone cannot be compared"),
-        (["base", "bit", "--level", "bits"], "invalid choice: 'bits'"),
+        (["base", "bit", "--level", "bits"], "'bits' is not one of"),
         (["base", "bit", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no folder /nowhere"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.cli.commands import run as command
+from evalengine.cli import run as command
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.report.html import index_page

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalengine.cli.commands import run as command
+from evalengine.cli import run as command
 from evalengine.harness import runner
 from evalengine.report.html import run_page
 from evalengine.report.html.on_complete import write_page

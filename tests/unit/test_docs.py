@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.cli.commands import MODULES
+from evalengine.cli import MODULES
 from evalengine.config.schema import Config, EngineConfig
 from evalengine.tasks.lm_eval_index import NEEDED
 from tests.parity.lm_eval_runs import TOLERANCE

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.cli.commands import MODULES
-from evalengine.cli.commands.words import Words
+from evalengine.cli import MODULES
+from evalengine.cli.command import Words
 from evalengine.report.gate.sources import made_run
 from evalengine.util.endings import Terminated
 

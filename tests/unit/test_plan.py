@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.cli import paces, plan
+from evalengine.cli import documents_needed as plan
 from evalengine.report.read.index import FINISHED, Entry
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run
@@ -82,16 +82,16 @@ def test_the_time_is_that_of_the_newest_run_here_or_a_reference_record(
     if here:
         (tmp_path / "results").mkdir()
         runs = [Entry(tmp_path / "newest", FINISHED, task="gsm8k", model="m", pace=pace) for pace in (None, 0.5, 9.0)]
-        monkeypatch.setattr(paces, "entries", lambda root: runs)  # the newest first
+        monkeypatch.setattr(plan, "entries", lambda root: runs)  # the newest first
         assert re.search(r"gsm8k: 1,319 documents take about 11 min \(0.5 s each.*newest, m\)", said(capsys, *words)[1])
         return
     text = said(capsys, *words)[1]
     found = re.search(r"([\d.]+) s each, without loading; by results/reference/(\S+\.json), qwen3-0.6b on NVIDIA", text)
     assert found
-    rows = json.loads((paces.REFERENCE / found[2]).read_text())["rows"]
+    rows = json.loads((plan.REFERENCE / found[2]).read_text())["rows"]
     times = [row["wall_s"] / row["requests"] for row in rows if row["workload"] == "gsm8k" and row["mode"] != "fast"]
     assert float(found[1]) in [pytest.approx(time, rel=0.01) for time in times]
-    monkeypatch.setattr(paces, "REFERENCE", tmp_path)
+    monkeypatch.setattr(plan, "REFERENCE", tmp_path)
     assert "take about" not in said(capsys, *words)[1], "no figure where nothing is known"
 
 

@@ -47,7 +47,7 @@ def test_names_are_those_of_all_that_is_chosen() -> None:
 
 def test_the_list_composes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Composing made the list slow; the bound of its time is wide, as machines differ."""
-    monkeypatch.setattr("evalengine.cli.task_list.compose_jobs", lambda *_: pytest.fail("composed by Hydra"))
+    monkeypatch.setattr("evalengine.config.compose.compose_jobs", lambda *_: pytest.fail("composed by Hydra"))
     task_outline._read.cache_clear()
     begun = time.process_time()
     assert main(["tasks"]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalengine.cli.task_list import metric_names, needs
+from evalengine.cli.tasks import metric_names, needs
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
 from evalengine.config.shipped import outline

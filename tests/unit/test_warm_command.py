@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.cli.commands import command_of
+from evalengine.cli import command_of
 from evalengine.engine import llm as llm_module
 from evalengine.engine import settings as settings_module
 from evalengine.engine import warm_up as warm_up_module

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from typer import BadParameter, Exit, Typer, TyperException
 from typer.core import TyperCommand
@@ -19,18 +19,7 @@ from evalengine.errors import ConfigError
 from evalengine.util.command import PROGRAM, Namespace
 
 SEVERAL = " ..."  # an option whose metavar ends with this takes all words up to the next option
-MOST_SUGGESTED = 3  # options: a word in the help of more of them says nothing
 SETTING = re.compile(r"[~+]{0,2}[a-z_][\w.@]*=")
-TEXTS = (  # typer's message -> this package's, which names the word first
-    (r"No such option: (\S+)", r"unrecognized arguments: \1"),
-    (r"Got unexpected extra arguments? \((.*)\)", r"unrecognized arguments: \1"),
-    (r"Missing (?:argument|option) '([^']*)'.*", r"the following arguments are required: \1"),
-    (r"Option '(.*)' requires an argument\.", r"argument \1: expected one argument"),
-    (r"Invalid value for '([^']*)': (?:Value error, )?", r"argument \1: "),
-    (r"Input should be a valid integer.*", "invalid int value: it must be an integer"),
-    (r"Input should be a valid number.*", "invalid float value: it must be a number"),
-    (r"'([^']*)' is not one of (.*)\.", r"invalid choice: '\1' (choose from \2)"),
-)
 
 
 class Words(TyperCommand):
@@ -103,32 +92,13 @@ class Command:
         except Exit:
             return None
         except (TyperException, BadUsage) as error:
-            message = error.format_message() if isinstance(error, TyperException) else str(error)
-            if unknown := re.fullmatch(r"No such option: --([\w-]+)", message):
-                message += self._suggestion(unknown[1])
-            for pattern, text in TEXTS:
-                message = re.sub(pattern, text, message)
-            raise self.bad_usage(message) from error
+            raise self.bad_usage(error.format_message() if isinstance(error, TyperException) else str(error)) from error
         arguments.argv = list(argv)
         return arguments
 
     def bad_usage(self, said: str) -> ConfigError:
         """The error that says what is wrong with the words, and names the help."""
         return ConfigError(f"{self.name}: {said} (see {self.name} --help)")
-
-    def _suggestion(self, unknown: str) -> str:
-        """Names the options whose help or choices mention the word of an unknown one, as --csv of `report`; or ""."""
-        word, hints = re.compile(rf"(?<![\w-]){re.escape(unknown)}(?![\w-])", re.IGNORECASE), get_type_hints(self.words)
-        near = []
-        params: list[Any] = list(self.typer_command.params)
-        for param in params:
-            kinds = (hints[param.name], *get_args(hints[param.name])) if param.name in hints else ()
-            choices = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
-            choice = next(filter(word.fullmatch, choices), None)
-            if param.param_type_name == "option" and (choice or word.search(param.help or "")):
-                value = "" if param.is_flag else f" {choice or param.metavar or 'VALUE'}"
-                near.append(max(param.opts, key=len) + value)
-        return f" (did you mean {' or '.join(near)}?)" if 0 < len(near) <= MOST_SUGGESTED else ""
 
     @cached_property
     def typer_command(self) -> TyperCommand:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
-from evalengine.cli.commands.words import Command
+from evalengine.cli.command import Command
 from evalengine.util.command import Namespace
 
 SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}

@@ -12,9 +12,9 @@ from typer.completion import get_completion_script, install
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evalengine.cli.commands import MODULES, command_of
-from evalengine.cli.commands.run import SETTING_NAME
-from evalengine.cli.commands.words import SETTING, Command
+from evalengine.cli import MODULES, command_of
+from evalengine.cli.command import SETTING, Command
+from evalengine.cli.run import SETTING_NAME
 from evalengine.errors import ConfigError
 from evalengine.plain_text import say
 
@@ -31,7 +31,7 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name == "run":
-            return import_module("evalengine.cli.commands.run").command().typer_command
+            return import_module("evalengine.cli.run").command().typer_command
         if cmd_name not in MODULES:
             return None
         command = command_of(cmd_name)

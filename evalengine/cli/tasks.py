@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.text import Text
+from typer import Argument, Option
 
-from evalengine.config.compose import compose_jobs
-from evalengine.config.schema import Config, TaskConfig, leaves
+from evalengine.cli.command import Command
 from evalengine.config.shipped import available, outline
-from evalengine.config.sources import offered
 from evalengine.errors import ConfigError, listed
 from evalengine.plain_text import printable, warn
 from evalengine.util.command import Namespace
-from evalengine.util.sheet import Sheet
-from evalengine.util.tables import print_sheet
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from evalengine.config.schema import Config, TaskConfig
     from evalengine.tasks.base import Task
     from evalengine.tasks.instance import Instance
     from evalengine.tasks.metric import Metric
+    from evalengine.util.sheet import Sheet
 
 MOST = 1000  # documents shown at most
 LISTED_METRICS = 1  # of a task among others; `tasks NAME` names all of them
@@ -32,8 +30,25 @@ INSTALL = "pip install "
 SHORT = 8  # hex digits of a commit that are shown
 
 
-def main(arguments: Namespace) -> int:
+def _words(
+    words: Annotated[list[str] | None, Argument(metavar="[NAME|FILE] [setting=value ...]", show_default=False,
+                     help="one task (or a group, or a YAML file of your own: ./my_task.yaml), and settings as for a "
+                     "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...",
+                     autocompletion=lambda incomplete: available("task"))] = None,
+    show: Annotated[int | None, Option(metavar="N", help="its first N documents: the rows, the prompts as the model "
+                    "sees them, the targets")] = None,
+) -> Namespace:  # fmt: skip
+    """Lists the tasks that can be run: where their rows come from (Hub id @ pinned commit), how many documents are
+    evaluated, the metrics, and what a task needs beside the rows."""
+    return Namespace(words=words or [], show=show)
+
+
+def work(arguments: Namespace) -> int:
     """Runs `tasks` with its words; returns the exit code. Raises ConfigError for bad usage."""
+    from rich.console import Console
+
+    from evalengine.util.tables import print_sheet
+
     names = [word for word in arguments.words if "=" not in word]
     settings = [word for word in arguments.words if "=" in word]
     if arguments.show is not None and not 1 <= arguments.show <= MOST:
@@ -57,6 +72,12 @@ def main(arguments: Namespace) -> int:
 def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
     """The configuration of the named task, or of every task. Each is composed by itself, since a group may change the
     settings of its tasks."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from evalengine.config.compose import compose_jobs
+    from evalengine.config.sources import offered
+
     shipped = [] if names or settings else available("task")
     chosen = names or sorted({*available("task"), *offered()})
     seen = Console(stderr=True)
@@ -70,6 +91,8 @@ def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
 def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
     """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members,
     and short cells."""
+    from evalengine.util.sheet import Sheet
+
     rows = [
         _cells(config, depth, name, members, folded)
         for config in configs
@@ -107,6 +130,8 @@ def _common(values: Iterable[str]) -> str:
 
 def _in_order(config: Config) -> Iterator[tuple[int, str, list[str]]]:
     """(depth, name, its tasks) of every group, its members following it, and of every task outside all groups."""
+    from evalengine.config.schema import leaves
+
     grouped = {child for group in config.groups.values() for child in group.tasks}
     waiting = [(0, name) for name in reversed([*config.groups, *config.tasks]) if name not in grouped]
     while waiting:
@@ -180,6 +205,8 @@ def shown_documents(config: Config, count: int) -> Iterator[Text]:
 
 
 def _document(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[Text]:
+    from rich.text import Text
+
     doc = task.docs[doc_id]
     yield Text(f"{printable(task.name)}, document {doc_id} of {len(task.docs)}\n", style="bold")
     yield from _part("row", json.dumps(doc, ensure_ascii=False, default=str))
@@ -196,6 +223,8 @@ def _document(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[Te
 
 def _part(name: str, content: str) -> Iterator[Text]:
     """A name, and below it the content line by line, each line behind a bar so that its white space shows."""
+    from rich.text import Text
+
     yield Text(f"  {name}\n", style="dim")
     for line in content.split("\n"):
         yield Text(f"  | {printable(line)}\n")
@@ -203,3 +232,7 @@ def _part(name: str, content: str) -> Iterator[Text]:
 
 def _plain(target: Any) -> str:
     return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)
+
+
+EPILOG = "Exit codes: 0 listed, 2 bad usage, or rows or settings that cannot be used."
+main = Command("tasks", _words, "evalengine.cli.tasks:work", EPILOG)

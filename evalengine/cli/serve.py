@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from evalengine.cli.commands.words import Command
+from evalengine.cli.command import Command
 from evalengine.util.command import Namespace
 
 

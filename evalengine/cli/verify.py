@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
-from evalengine.cli.commands.words import SETTING, BadUsage, Command
+from evalengine.cli.command import SETTING, BadUsage, Command
 from evalengine.util.command import Namespace
 
 AXES = (
@@ -57,9 +57,9 @@ def _words(
     parts = [word for word in words or () if not SETTING.match(word)]
     what = parts[0] if parts else None
     if what not in (None, *PARTS):
-        raise BadUsage(f"argument what: invalid choice: {what!r} (choose from {', '.join(map(repr, PARTS))})")
+        raise BadUsage(f"{what}: there are {' and '.join(PARTS)}")
     if parts[1:]:
-        raise BadUsage(f"unrecognized arguments: {' '.join(parts[1:])}")
+        raise BadUsage(f"{' '.join(parts[1:])}: name one part, or none for both")
     arguments.what = what
     if what == "kernels":
         for name in ("axes", "logprobs", "quick", "out"):

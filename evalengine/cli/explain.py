@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from evalengine.cli.commands.words import BadUsage, Command, setting_of
+from evalengine.cli.command import BadUsage, Command, setting_of
 from evalengine.util.command import Namespace
 
 NUMERIC = ("batch_invariant=", "numerics=", "engine.", "model.")  # settings that change how numbers are computed

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
-from evalengine.cli.commands.words import Command, setting_of
+from evalengine.cli.command import Command, setting_of
 from evalengine.util.command import Namespace
 
 PLACES = ("data_dir=", "model.", "tasks.", "engine.device=")  # settings that say where rows and weights lie

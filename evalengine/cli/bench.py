@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from evalengine.bench.throughput_cli import THROUGHPUT_MODELS
-from evalengine.cli.commands.words import BadUsage, Command, count, counts, names
+from evalengine.cli.command import BadUsage, Command, count, counts, names
 from evalengine.util.command import Namespace
 
 Output = Annotated[Path, Option(metavar="FOLDER", help="where the figures go, as JSON and Markdown")]

@@ -8,22 +8,22 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from evalengine.cli.commands import MODULES
-from evalengine.cli.commands.lm_eval_words import in_our_words
-from evalengine.cli.commands.words import Command
+from evalengine.cli import MODULES
+from evalengine.cli.command import Command
 from evalengine.config.shipped import available
+from evalengine.config.synonyms import SYNONYMS
 from evalengine.errors import ConfigError
-from evalengine.util.command import Namespace
+from evalengine.util.command import PROGRAM, Namespace
 
 NAMED = ("task", "model", "experiment", "cluster")  # the settings whose values are names of files
 # The variable with the setting's name, where a shell sends its value alone.
 SETTING_NAME = "_EVALENGINE_COMPLETED_SETTING"
 COMMANDS = ("run", *MODULES)
+OPTIONS = ("-m", "-c", "-h", "--multirun", "--cfg", "--version", "--help")
 EPILOG = """\
   task=gsm8k                    what to run; several: 'task=[gsm8k,arc_easy]'; a file of yours: ./my_task.yaml
 {tasks}
@@ -103,13 +103,12 @@ class _Run(Command):
     """A word of `run` that is no setting may be the name of a command, misspelt: that is said before all else."""
 
     def parse(self, argv: Sequence[str]) -> Any:
-        if argv and not argv[0].startswith(("-", "~")) and "=" not in argv[0] and argv[0] != "run":
-            raise ConfigError(_unknown_word(list(argv), 0))
-        if hint := in_our_words(argv):
+        for word in _settings([word for word in argv if not word.startswith("-")]):
+            if "=" not in word and not word.startswith("~"):
+                first = word == argv[0]
+                raise ConfigError((None if first else _with_dashes(argv)) or _unknown_word(word, first))
+        if hint := _with_dashes(argv):
             raise ConfigError(hint)
-        words = _settings([word for word in argv if not word.startswith("-")])
-        if wrong := [place for place, word in enumerate(words) if "=" not in word and not word.startswith("~")]:
-            raise ConfigError(_unknown_word(words, wrong[0]))
         return super().parse(argv)
 
 
@@ -117,35 +116,36 @@ def _settings(words: list[str]) -> list[str]:
     return words[1:] if words[:1] == ["run"] else words
 
 
-def _unknown_word(words: list[str], place: int) -> str:
-    """What is said of the word at `place`, which is no setting."""
-    word, before = words[place], words[place - 1] if place else ""
+def _with_dashes(argv: Sequence[str]) -> str | None:
+    """What is said of options that are no options of `run`; None if there are none."""
+    options, settings = [], []
+    for word, after in zip(argv, (*argv[1:], "-"), strict=False):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and word.partition("=")[0] not in OPTIONS:
+            value = value if equals else "VALUE" if after.startswith("-") or "=" in after else after
+            name = name.replace("-", "_")
+            options.append(word.partition("=")[0])
+            settings.append(f"{SYNONYMS.get(name, name)}={value}")
+    if not options:
+        return None
+    return (
+        f"{' '.join(options)}: settings have no dashes; write {PROGRAM} {shlex.join(settings)}; "
+        f"{PROGRAM} lm_eval takes lm-eval's own options"
+    )
+
+
+def _unknown_word(word: str, first: bool) -> str:
+    """What is said of a word that is no setting."""
     if word in MODULES:
-        return f"{word}: a command's name comes first: python -m evalengine {word} ..."
-    if setting := _around_equals(words, place):
-        return f"{word}: a setting has no spaces around its =; write {shlex.quote(setting)}"
-    near = difflib.get_close_matches(word, COMMANDS, 1)
-    if before.count("[") <= before.count("]"):
-        for group in ("task", "model", "experiment"):
-            if word in available(group):
-                return f"{word}: settings are written name=value; did you mean {group}={word}?"
-    if before and not near:  # a shell parted a list or a text at its spaces
-        rest = takewhile(lambda other: "=" not in other, words[place:])
-        return (
-            f"{word}: a shell parts words at spaces; in quotes they are one: {shlex.quote(' '.join([before, *rest]))}"
-        )
-    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
-    return f"{word}: no such command; {hint}"
-
-
-def _around_equals(words: list[str], place: int) -> str | None:
-    """The setting that was written with spaces around its =, as in `limit = 5`; None for any other word."""
-    word, before, after = words[place], words[place - 1] if place else "", words[place + 1 : place + 3]
-    if after[:1] == ["="]:
-        return f"{word}={after[1] if len(after) > 1 else 'VALUE'}"
-    if after and after[0].startswith("=") and "=" not in word:
-        return word + after[0]
-    return before + word if re.fullmatch(r"[\w.]+=", before) else None
+        return f"{word}: a command's name comes first: {PROGRAM} {word} ..."
+    for group in ("task", "model", "experiment"):
+        if word in available(group):
+            return f"{word}: settings are written name=value; did you mean {group}={word}?"
+    if near := difflib.get_close_matches(word, COMMANDS, 1):
+        return f"{word}: no such command; did you mean {near[0]}?"
+    if first:
+        return f"{word}: no such command; there is: {', '.join(COMMANDS)} (see --help)"
+    return f"{word}: a setting is one word, without spaces around its =; quote what holds spaces: 'task=[gsm8k, boolq]'"
 
 
 def _wrapped(names: list[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from evalengine.cli.commands.words import BadUsage, Command
+from evalengine.cli.command import BadUsage, Command
 from evalengine.util.command import Namespace
 
 
