@@ -11,13 +11,13 @@ from typer import Argument, Option
 
 from benchmarks.kernels_and_steps import BENCHES, MODELS
 from evalengine.cli.bench import Files, Output, Requests
-from evalengine.cli.command import Command, count, names
+from evalengine.cli.command import Command, names
 from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 
 MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `benchmarks matmul` is a command of its own
 DRAWS, SEED = 1000, 0
-Rounds = Annotated[int, Option(metavar="N", parser=count, help="how often each is run")]
+Rounds = Annotated[int, Option(metavar="N", min=1, help="how often each is run")]
 REFERENCE = Path("results/reference")
 Benchmark = partial(Command, program="python -m")  # beside the package, and so not `python -m evalengine`
 
@@ -54,7 +54,7 @@ def _matmul(
     tune: Annotated[bool, Option("--tune", help="make the table of schedules")] = False,
     shapes: Annotated[str | None, Option(metavar="SHAPE;...", help="only these, as N,K or a part of a layer's name; "
                       "several with ';'")] = None,
-    ranks: Annotated[int, Option(metavar="N", parser=count, help="the shapes that one of N tensor-parallel ranks "
+    ranks: Annotated[int, Option(metavar="N", min=1, help="the shapes that one of N tensor-parallel ranks "
                      "has")] = 1,
     out: Annotated[Path | None, Option(metavar="FILE", help="the table, which is extended (default: the "
                    "package's)")] = None,
@@ -97,10 +97,10 @@ def _harness(settings: Settings = None, rounds: Rounds = 3, output: Output = REF
 def _served(
     settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="of the "
                         "model and the engine: model=tinymath engine.max_num_seqs=256")] = None,
-    requests: Annotated[int, Option(metavar="N", parser=count, help="how many")] = 512,
-    clients: Annotated[int, Option(metavar="N", parser=count, help="connections, each of which asks one request after "
+    requests: Annotated[int, Option(metavar="N", min=1, help="how many")] = 512,
+    clients: Annotated[int, Option(metavar="N", min=1, help="connections, each of which asks one request after "
                        "another")] = 256,
-    tokens: Annotated[int, Option(metavar="N", parser=count, help="the most that an answer has")] = 64,
+    tokens: Annotated[int, Option(metavar="N", min=1, help="the most that an answer has")] = 64,
     logprobs: Annotated[bool, Option("--logprobs", help="ask for logprobs, and compare them, too")] = False,
     name: Annotated[str | None, Option(metavar="NAME", help="of the files: served-NAME-<cpu>")] = None,
     rounds: Rounds = 3, output: Output = REFERENCE,
@@ -125,7 +125,7 @@ def _statistics(
 
 def _push_gather(
     model: Annotated[str, Option(metavar="NAME", help=f"whose layers: {', '.join(MODELS)}")] = MODELS[-1],
-    ranks: Annotated[int, Option(metavar="N", parser=count, help="GPUs, a process each")] = 2,
+    ranks: Annotated[int, Option(metavar="N", min=1, help="GPUs, a process each")] = 2,
     output: Output = REFERENCE,
 ) -> Namespace:  # fmt: skip
     """Times what the ranks of a tensor-parallel layer exchange: the batch-invariant mode's gathers by pushes into the

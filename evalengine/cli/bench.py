@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from evalengine.bench.throughput_cli import THROUGHPUT_MODELS
-from evalengine.cli.command import BadUsage, Command, count, counts, names
+from evalengine.cli.command import BadUsage, Command, counts, names
 from evalengine.util.command import Namespace
 
 Output = Annotated[Path, Option(metavar="FOLDER", help="where the figures go, as JSON and Markdown")]
 Files = Annotated[Path | None, Option(metavar="FOLDER", help="every FOLDER/<name>.jsonl.gz is a workload of token ids")]
-Requests = Annotated[int | None, Option(metavar="N", parser=count, help="the first N requests of each workload")]
+Requests = Annotated[int | None, Option(metavar="N", min=1, help="the first N requests of each workload")]
 
 
 def _words(
@@ -26,7 +26,7 @@ def _words(
                          "gsm8k_cot, or a file's name (default: all of them)")] = None,
     files: Files = None,
     requests: Requests = None,
-    rounds: Annotated[int, Option(metavar="N", parser=count, help="timed runs of each mode and workload (at least 3 "
+    rounds: Annotated[int, Option(metavar="N", min=1, help="timed runs of each mode and workload (at least 3 "
                       "where one takes under 3 s)")] = 1,
     modes: Annotated[Any, Option(metavar="NAME,...", parser=names, help="invariant, fast (default: "
                      "both)")] = None,
@@ -35,9 +35,9 @@ def _words(
     output: Output = Path("results/reference"),
     tensor_parallel_sizes: Annotated[Any, Option(metavar="N,...", parser=counts, help="every model once "
                                      'for each number of ranks (default: 1); "-tp2" is added to its name')] = None,
-    max_num_seqs: Annotated[int, Option(metavar="N", parser=count, help="of the engines")] = 256,
-    max_num_batched_tokens: Annotated[int, Option(metavar="N", parser=count, help="of the engines")] = 8192,
-    max_model_len: Annotated[int | None, Option(metavar="N", parser=count, help="of the engines (default: what is "
+    max_num_seqs: Annotated[int, Option(metavar="N", min=1, help="of the engines")] = 256,
+    max_num_batched_tokens: Annotated[int, Option(metavar="N", min=1, help="of the engines")] = 8192,
+    max_model_len: Annotated[int | None, Option(metavar="N", min=1, help="of the engines (default: what is "
                              "needed)")] = None,
     one_by_one: Annotated[bool, Option("--one-by-one", help="one mode after the other, even if both engines fit the "
                                        "memory")] = False,
@@ -64,7 +64,7 @@ def _start(
     models: Annotated[Any, Option(metavar="NAME,...", parser=names, help="model.path of each; a shape has dummy "
                       "weights")] = THROUGHPUT_MODELS,
     tokenizer: Annotated[str, Option(metavar="PATH", help="a shape's tokenizer")] = "asset:tinymath",
-    rounds: Annotated[int, Option(metavar="N", parser=count, help="later commands of each model, after the first")] = 3,
+    rounds: Annotated[int, Option(metavar="N", min=1, help="later commands of each model, after the first")] = 3,
     twice: Annotated[str, Option(metavar="SETTINGS", help="the run that is made twice in one process, with spaces "
                      "between its settings; '' for none")] = "task=hellaswag limit=1000",
     output: Output = Path("results/reference"),

@@ -120,16 +120,12 @@ def names(text: str | list[str]) -> list[str]:
     return unique
 
 
-def count(text: str | int) -> int:
-    """A positive integer."""
-    if not str(text).isdecimal() or not 0 < int(text) < 1 << 31:
-        raise BadParameter(f"{text!r}: must be an integer of at least 1")
-    return int(text)
-
-
 def counts(text: str) -> list[int]:
     """Positive integers with commas between them, each once."""
-    return [count(word) for word in names(text)]
+    words = names(text)
+    if not all(word.isdecimal() and 0 < int(word) < 1 << 31 for word in words):
+        raise BadParameter(f"{text!r}: give integers of at least 1 with commas between them")
+    return [int(word) for word in words]
 
 
 def setting_of(*allowed: str) -> Callable[[str], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from evalengine.cli.command import Command, setting_of
 from evalengine.util.command import Namespace
@@ -33,12 +33,6 @@ Exit codes: 0 written, 1 the disk refused, 2 no such item, a run that cannot be 
 prove = Command("prove", _prove, "evalengine.receipts.cli:prove", PROVE)
 
 
-def _sample(text: str | int) -> int:
-    if not str(text).isdecimal() or not 1 <= int(text) < 1 << 31:
-        raise BadParameter(f"{text}: must be a positive number of items")
-    return int(text)
-
-
 def _check(
     source: Annotated[str, Argument(metavar="RECEIPT|RUN", help="a receipt; or a run's folder, or latest")],
     model: Annotated[str | None, Option(metavar="PATH", help="of a receipt: a folder, Hub id or .gguf file")] = None,
@@ -46,7 +40,7 @@ def _check(
     adapter: Annotated[str | None, Option(metavar="PATH", help="of a receipt: the LoRA adapter of its run")] = None,
     digest: Annotated[str | None, Option(metavar="HEX", help="the digest that the receipt's run must have")] = None,
     device: Annotated[str, Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N")] = "auto",
-    sample: Annotated[int, Option(metavar="N", parser=_sample, help="of a run: how many items")] = 20,
+    sample: Annotated[int, Option(metavar="N", min=1, help="of a run: how many items")] = 20,
     seed: Annotated[int, Option(metavar="N", help="of a run: which items")] = 0,
     places: Annotated[list[str] | None, Option("--with", metavar="SETTING=VALUE ...", parser=setting_of(*PLACES),
                       help="of a run: where rows and weights lie here: data_dir, model.path, tasks.*")] = None,

@@ -30,18 +30,12 @@ def _axis(text: str) -> str:
     return text
 
 
-def _logprobs(text: str) -> int:
-    if not text.isdecimal():
-        raise BadParameter(f"{text!r} is no number of logprobs")
-    return int(text)
-
-
 def _words(
     words: Annotated[list[str] | None, Argument(metavar="[engine|kernels] [setting=value ...]", show_default=False,
                      help="what to certify (default: both), and settings as of a run")] = None,
     axes: Annotated[list[str] | None, Option(metavar="AXIS ...", parser=_axis, help="what to vary (default: all of "
                     f"{' '.join(AXES)})")] = None,
-    logprobs: Annotated[int | None, Option(metavar="N", parser=_logprobs, help="compare at least N, by random "
+    logprobs: Annotated[int | None, Option(metavar="N", min=0, help="compare at least N, by random "
                         "schedules at the end (the axis mixed)")] = None,
     quick: Annotated[bool, Option("--quick", help="few and short requests: a minute less")] = False,
     layers: Annotated[int | None, Option(metavar="N", help="cut a shape's depth")] = None,

@@ -172,10 +172,7 @@ def _cache_problems(config: Config) -> Iterator[str]:
             yield f"cache.audit={audit}: there is no cache to audit; set cache=FOLDER"
         return
     if not config.batch_invariant or config.numerics == "fast":
-        yield (
-            f"cache={path}: fast numerics' bits depend on the batch, so that no answer of theirs can be kept for "
-            "another run; leave cache out, or set batch_invariant=true"
-        )
+        yield f"cache={path}: bits of fast numerics depend on the batch; leave cache out, or set batch_invariant=true"
     yield from _file_problems("cache", path)
 
 
@@ -192,22 +189,15 @@ def _drafts_problems(config: Config) -> Iterator[str]:
 
 def _thinking_problems(config: Config) -> Iterator[str]:
     variables = config.chat_template_args or {}
-    if config.enable_thinking is not None and not config.apply_chat_template:
-        yield (
-            f"enable_thinking={str(config.enable_thinking).lower()}: it is told to the chat template, and the prompts "
-            "are written without one; set apply_chat_template=true"
-        )
-    if variables and not config.apply_chat_template:
-        yield "chat_template_args: the prompts are written without a chat template; set apply_chat_template=true"
+    for name, value in (("enable_thinking", config.enable_thinking), ("chat_template_args", variables or None)):
+        if value is not None and not config.apply_chat_template:
+            yield f"{name}: has no effect without a chat template; set apply_chat_template=true"
     if own := sorted(TEMPLATE_OWN & variables.keys()):
-        yield f"chat_template_args: {', '.join(own)}: a run's own, which cannot be told; take them out"
+        yield f"chat_template_args: {', '.join(own)}: reserved variables cannot be overridden; remove them"
     if config.enable_thinking is not None and variables.get("enable_thinking") not in (None, config.enable_thinking):
         yield "chat_template_args.enable_thinking: enable_thinking says otherwise; set one of them"
     if config.score_unfinished_thinking and config.model.think_end_token is None:
-        yield (
-            "score_unfinished_thinking=true: has no effect without an end of thinking; name it, as in "
-            "model.think_end_token='</think>', or leave the setting out"
-        )
+        yield "score_unfinished_thinking=true: needs an end of thinking, as model.think_end_token='</think>'"
     if (config.enable_thinking or variables.get("enable_thinking")) and config.model.think_end_token is None:
         yield (
             "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: write "
@@ -229,10 +219,7 @@ def _cluster_problems(config: Config) -> Iterator[str]:
         if config.engine.device.startswith("cuda:"):
             yield f"engine.device={config.engine.device}: Ray chooses each replica's GPUs; set it to cuda or auto"
     if audit > 0 and not config.batch_invariant:
-        yield (
-            f"cluster.audit={audit}: it compares bits, and with batch_invariant=false these depend on the batch; "
-            "set batch_invariant=true, or cluster.audit=0"
-        )
+        yield f"cluster.audit={audit}: compares bits, which need batch_invariant=true; set that, or cluster.audit=0"
     if audit > 0 and integer(cluster.replicas) == 1:
         yield f"cluster.audit={audit}: it needs a second replica; set cluster=ray cluster.replicas=2 or more"
 

@@ -19,9 +19,11 @@ TEXTS = (  # settings whose values, at any depth, are such texts
 LATEX = (  # its commands that begin with \n; those with \r and \t are too many, and small letters follow these
     "abla|e|eq|eg|u|ot|otin|earrow|warrow|ewline|ewcommand|oindent|onumber|exists|leq|geq|mid|subseteq|supseteq"
 )
-CODE = {"{{": "}}", "{%": "%}"}  # how Jinja's code begins and ends
+# Jinja's code, which holds no other beginning of code, so that no text takes minutes; or an escape.
 TOKEN = re.compile(
-    rf"\{{\{{|\}}\}}|\{{%|%\}}|(?<!\\)(?P<slashes>\\\\?)(?P<letter>n(?!(?:{LATEX})(?![A-Za-z]))|[rt](?![a-z]))"
+    r"\{\{(?:(?!\{\{).)*?\}\}|\{%(?:(?!\{%).)*?%\}"
+    rf"|(?<!\\)(?P<slashes>\\\\?)(?P<letter>n(?!(?:{LATEX})(?![A-Za-z]))|[rt](?![a-z]))",
+    re.DOTALL,
 )
 MEANT = {"n": "\n", "r": "\r", "t": "\t"}
 
@@ -45,37 +47,22 @@ def read_texts(node: Any, typed: Set[str], problems: list[str], where: str = "")
     if not isinstance(node, str) or not is_text(where):
         return node
     if where in typed:
-        return _read(node)
+        return TOKEN.sub(_meant, node)
     problems.extend(escape_problems(node, where, r'YAML reads \n in double quotes, as "\n", and in no others'))
     return node
 
 
 def escape_problems(text: str, where: str, cure: str) -> Iterator[str]:
     r"""Yields a sentence if the text holds a `\n`, `\r` or `\t` of two characters."""
-    for found in _escapes(text):
+    for found in TOKEN.finditer(text):
         if found["slashes"] == "\\":
             near = text[max(0, found.start() - 20) : found.end() + 10].replace("\n", " ")
             yield f"{where}: in {near!s} the {found[0]} is two characters, a backslash and {found['letter']}; {cure}"
             return
 
 
-def _read(text: str) -> str:
-    """The text with its escapes read; a doubled backslash is one."""
-    parts, end = [], 0
-    for found in _escapes(text):
-        parts += [text[end : found.start()], MEANT[found["letter"]] if found["slashes"] == "\\" else found[0][1:]]
-        end = found.end()
-    return "".join([*parts, text[end:]])
-
-
-def _escapes(text: str) -> Iterator[re.Match[str]]:
-    """The escapes outside Jinja's code, in one pass: no text of a file may take minutes."""
-    last = {closing: text.rfind(closing) for closing in CODE.values()}
-    closing = ""
-    for found in TOKEN.finditer(text):
-        if closing:
-            closing = "" if found[0] == closing else closing
-        elif found["letter"]:
-            yield found
-        elif found.end() <= last.get(CODE.get(found[0], ""), -1):
-            closing = CODE[found[0]]
+def _meant(found: re.Match[str]) -> str:
+    """What an escape means: a doubled backslash is one. Jinja's code is its own."""
+    if not found["letter"]:
+        return found[0]
+    return MEANT[found["letter"]] if found["slashes"] == "\\" else found[0][1:]

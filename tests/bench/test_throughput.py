@@ -163,7 +163,7 @@ class Recorder:
         (["--workloads", "random,"], "give names with commas between them"),
         (["--models", "shape:qwen3-9b"], "shape:qwen3-9b: no such shape"),
         (["--modes", "exact"], "--modes exact: there are invariant and fast"),
-        (["--requests", "0"], "must be an integer of at least 1"),
+        (["--requests", "0"], "greater than or equal to 1"),
         (["--files", "nowhere"], "--files nowhere: no *.jsonl.gz there"),
         (["--compare", "nowhere.json"], "--compare nowhere.json: cannot be read"),
         (["--models", "asset:tinymath", "--max-model-len", "4096"], "--max-model-len 4096: must lie in 2 ... 1024"),

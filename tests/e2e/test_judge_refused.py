@@ -61,7 +61,7 @@ def test_a_conversation_that_the_judges_template_refuses_is_told_before_the_firs
     done = call(*words(write_task(tmp_path, {**JUDGE, **args}), tmp_path / "out"))
     assert "chat_template_args.effort" in done.err and "does not read it" in done.err, done.err
     done = call(*words(write_task(tmp_path, {**JUDGE, "chat_template_args": {"effort": 1}}), tmp_path / "out"))
-    assert "judge.chat_template_args: the prompts are written without a chat template" in done.err, done.err
+    assert "judge.chat_template_args: has no effect without a chat template" in done.err, done.err
 
 
 def test_a_task_that_writes_nothing_has_no_judge(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_default_is_one_engine_here_without_ray() -> None:
         (("cluster.audit=0.1",), ["cluster.audit=0.1: it needs a second replica"]),
         (
             ("cluster=ray", "cluster.audit=0.1", "cluster.replicas=1", "batch_invariant=false"),
-            ["cluster.audit=0.1: it compares bits", "cluster.audit=0.1: it needs a second replica"],
+            ["cluster.audit=0.1: compares bits", "cluster.audit=0.1: it needs a second replica"],
         ),
     ],
 )

@@ -181,5 +181,5 @@ def test_a_judge_does_not_read_the_thinking(tmp_path: Path) -> None:
 
 
 def test_the_setting_needs_an_end_of_thinking() -> None:
-    with pytest.raises(ConfigError, match="score_unfinished_thinking=true: has no effect"):
+    with pytest.raises(ConfigError, match="score_unfinished_thinking=true: needs an end of thinking"):
         compose_jobs(["score_unfinished_thinking=true"])
