@@ -29,7 +29,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, EngineConfig
 from evalengine.config.shipped import available
-from evalengine.config.words import quoted
+from evalengine.config.words import word
 from evalengine.engine.llm import LLM
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
@@ -215,29 +215,20 @@ def read_settings(model: str, given: Mapping[str, Any]) -> tuple[Config, str | N
 
     Raises: ConfigError with all that is wrong.
     """
-    words = [f"model={model}" if model in available("model") else f"model.path={quoted(model)}"]
+    words = [f"model={model}" if model in available("model") else word("model.path", model)]
     record, problems = None, []
     for name, value in given.items():
         if name == RECORD:
             record = str(value)
         elif name in OF_THE_ENGINE:
-            words.append(f"engine.{name}={_written(value)}")
+            words.append(word(f"engine.{name}", value))
         elif name in OF_THE_MODEL:
-            words.append(f"model.{name}={_written(value)}")
+            words.append(word(f"model.{name}", value))
         elif name in OF_A_RUN:
-            words.append(f"{name}={_written(value)}")
+            words.append(word(name, value))
         else:
             known = ", ".join((RECORD, *OF_A_RUN, *OF_THE_MODEL, *OF_THE_ENGINE))
             problems.append(f"-M {name}: no argument of this model; there are {known}")
     if problems:
         raise ConfigError(problems)
     return compose_jobs(words)[0].config, record
-
-
-def _written(value: Any) -> str:
-    """A value as the grammar of settings has it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{quoted(str(name))}:{_written(item)}" for name, item in value.items()) + "}"
-    return quoted(value) if isinstance(value, str) else str(value)

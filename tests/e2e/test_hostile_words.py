@@ -21,7 +21,7 @@ LONG = "x" * 300
         (f"data_dir=/tmp/{LONG}", "no such folder"),
         (f"resume={LONG}", "must be auto, never, or an existing run folder"),
         (f"task.dataset.path=/tmp/{LONG}", "File name too long"),
-        ("seed=" + "1" * 5_001, "a number of thousands of digits cannot be meant"),
+        ("seed=" + "1" * 5_001, "Exceeds the limit (4300 digits)"),
         ("task.version=nan", "task.version=nan: must be a finite number"),
         ("task=a\x1b[31mb", "\\x1b[31mb"),
     ],

@@ -178,7 +178,7 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("engine.block_size=0", "engine.block_size=0"),
         ("engine.block_size=true", "engine.block_size=True"),
         ("engine.block_size=small", "engine.block_size=small"),
-        ("engine.max_num_seqs=65536", "engine.max_num_seqs=65536: must be at most 65535 (a decode kernel's grid"),
+        ("engine.max_num_seqs=65536", "engine.max_num_seqs=65536: must be at most 65535"),
         ("engine.max_num_batched_tokens=0", "engine.max_num_batched_tokens=0: must be at least 1"),
         ("engine.kv_cache_memory_fraction=1.5", "must lie in (0, 1]"),
         ("engine.kv_cache_memory_fraction=nan", "must lie in (0, 1]"),
