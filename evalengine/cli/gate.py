@@ -64,12 +64,9 @@ class _Gate(Command):
         """Raises `ConfigError` unless there is one run to judge: RUN, or the settings of one to make."""
         if (arguments.run is None) == (arguments.settings is None):
             raise self.bad_usage("give RUN, or -- and the settings of a run to make; not both")
-        if arguments.keep is not None and arguments.settings is None:
-            raise self.bad_usage("--keep is for a run that the gate makes: gate BASELINE --keep FOLDER -- SETTINGS")
-        if arguments.step is not None and arguments.settings is None:
-            raise self.bad_usage("--step is for a run that the gate makes: gate BASELINE --step 100 -- SETTINGS")
-        if arguments.bootstrap is not None and arguments.settings is None:
-            raise self.bad_usage("--bootstrap is for a run that the gate makes; of RUN: baseline RUN -o FILE")
+        for name in ("keep", "step", "bootstrap"):
+            if getattr(arguments, name) is not None and arguments.settings is None:
+                raise self.bad_usage(f"--{name} is for a run that the gate makes: gate BASELINE -- SETTINGS")
 
 
 EPILOG = """\

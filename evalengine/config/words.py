@@ -31,6 +31,7 @@ SEARCHED = "hydra.searchpath"
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
 LISTS = ("task", SEARCHED)  # what takes several names in one run, besides settings whose type is a list
 GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the models that a pattern matches
+MOST_SHOWN = 200  # characters of an override that cannot be read, and of what the library says of it
 NUMBERS = re.compile(r"(\D*)(\d*)")  # a text and the number after it
 
 
@@ -47,7 +48,7 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
             name, _, value = text.partition("=")
             fix = f"quote a value that holds = , or brackets: write {shlex.quote(f'{name}={quoted(_shown(value))}')}"
             hint = f" ({fix})" if isinstance(error, HydraException) else ""
-            problems.append(f"{_shown(text)}: {_shown(str(error).splitlines()[0])}{hint}")
+            problems.append(f"{_shown(text)[:MOST_SHOWN]}: {_shown(str(error).splitlines()[0])[:MOST_SHOWN]}{hint}")
             continue
         if override.key_or_group == GLOBBED and isinstance(override.value(), Glob):
             override = parser.parse_override(f"{GLOBBED}={','.join(map(written, _matches(override)))}")
@@ -94,7 +95,7 @@ def written(value: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    return text[:200].replace("\n", "\\n")
+    return text.replace("\n", "\\n")
 
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:

@@ -97,6 +97,7 @@ def test_no_group_of_one_takes_a_list(group: str, names: str, tmp_path: Path) ->
     [
         (["seed=1", "+seed=2"], "seed"),
         (["task=gsm8k", "task=arc_easy"], "task"),
+        (["task.description=" + "x" * 300 + end for end in "ab"], "task.description"),
         (["cache.path=a", "cache=b"], "cache.path"),
         (["engine={max_num_seqs: 4}", "engine.max_num_seqs=8"], "engine.max_num_seqs"),
         (["experiment=noise_floor", "experiment=checkpoints"], "experiment"),
