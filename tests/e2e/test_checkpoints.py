@@ -54,7 +54,7 @@ def test_a_pattern_of_folders_becomes_a_curve(folder: Path) -> None:
     ("words", "message"),
     [
         ([], "one checkpoint is no sweep"),
-        (["model.path=glob('out/step-*')"], "no folder and no .gguf file is called so"),
+        (["model.path=glob('out/step-*')"], "no directory or .gguf file matches"),
         (["model.path=out/checkpoint-200,out/checkpoint-1000", "seed=1,2"], "seed: experiment=checkpoints sweeps"),
         (["model.path=out/a,out/b"], "do not say different steps"),
         (["model.path=out/checkpoint-200,out/b/checkpoint-200"], "do not say different steps"),
