@@ -44,7 +44,7 @@ def test_a_template_is_told_more(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         (["chat_template_args={a: 1}"], "chat_template_args: has no effect without a chat template"),
-        (["apply_chat_template=true", "chat_template_args={tools: 1}"], "chat_template_args: tools: a run's own"),
+        (["apply_chat_template=true", "chat_template_args={tools: 1}"], "chat_template_args: tools: reserved"),
         (
             ["apply_chat_template=true", "enable_thinking=false", "chat_template_args={enable_thinking: true}"],
             "chat_template_args.enable_thinking: enable_thinking says otherwise",
