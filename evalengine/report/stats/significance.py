@@ -16,7 +16,7 @@ from evalengine.report.stats.intervals import Floats
 RESAMPLES = 9999  # most flips that are drawn or counted: a drawn p has a resolution of 1e-4
 EXACT = 12  # differing clusters whose flips are all counted: with the 0 that is added, 2^13 <= RESAMPLES
 FLIPS = 20_000_000  # most signs that a test draws: 100,000 items take seconds, with fewer resamples (at least 999)
-TAIL_FACTOR = 1 / (4 * float(scipy.stats.norm.sf(math.sqrt(2))))  # 3.178, the least that holds for all numbers
+TAIL_FACTOR = 1 / (4 * float(scipy.special.ndtr(-math.sqrt(2))))  # 3.178, the least that holds for all numbers
 BATCH = 1_000_000  # scores held at once
 Name = TypeVar("Name")
 
@@ -71,7 +71,7 @@ def tail_p(sums: Floats) -> float | None:
 def tail_bound(z: float) -> float:
     """Upper bound of the probability that a sum of fairly signed numbers is at least z times the root of the sum of
     their squares: `TAIL_FACTOR` times the normal tail (Bentkus & Dzindzalieta 2015, Bernoulli 21(2)). > 0."""
-    return max(TAIL_FACTOR * float(scipy.stats.norm.sf(z)), sys.float_info.min)
+    return max(TAIL_FACTOR * float(scipy.special.ndtr(-z)), sys.float_info.min)
 
 
 def least_p(count: int) -> float:
