@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalengine.config.schema import Config
-from evalengine.util import ahead
-from evalengine.util.early_imports import begin_triton_key
+from evalengine.util.early_gpu import begin_triton_key
 from evalengine.util.phases import phase
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
-
-
-def preload() -> None:
-    """Imports what `perform` imports otherwise, torch and transformers among it: two seconds and more."""
-    if "evalengine.harness.runner" in sys.modules:  # what was begun since need not be waited for
-        return
-    with phase("imports"):
-        ahead.wait()  # an import of what another thread is in the middle of could meet modules that are half there
-        import evalengine.harness.runner
-        import evalengine.report.html.on_complete  # noqa: F401
-    begin_triton_key()
 
 
 def perform(
@@ -41,11 +28,12 @@ def perform(
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
-    preload()
     if config.model.api is not None:
         return _through_an_endpoint(config)
-    from evalengine.harness.runner import run
-    from evalengine.report.html.on_complete import write_list, write_page
+    with phase("imports"):
+        from evalengine.harness.runner import run
+        from evalengine.report.html.on_complete import write_list, write_page
+    begin_triton_key()
 
     def on_complete(folder: Path) -> None:
         with phase("page"):

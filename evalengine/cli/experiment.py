@@ -26,7 +26,6 @@ from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_file import glance_at_manifest
-from evalengine.util import ahead
 from evalengine.util.command import exit_code
 
 CHECKPOINTS = "checkpoints"  # one model at several steps of its training, each metric against the step
@@ -119,7 +118,6 @@ def _check(name: str, jobs: Sequence[Job]) -> None:
         problems.append(f"resume={jobs[0].config.resume}: names one run; an experiment takes auto or never")
     if problems:
         raise ConfigError(problems)
-    ahead.wait()  # an import of what another thread is in the middle of could meet modules that are half there
     from evalengine.harness.answering import answering_problems
     from evalengine.harness.plan import prepare
 

@@ -1,7 +1,6 @@
 """What `python -m evalengine [run]` does with its settings: makes a run, a sweep or an experiment.
 
-Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once. The settings of
-many tasks take as long as importing torch, and are composed beside it.
+Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once.
 """
 
 from __future__ import annotations
@@ -15,16 +14,12 @@ from evalengine.errors import listed
 from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace, exit_code
 from evalengine.util.early_gpu import wake_gpu
-from evalengine.util.early_imports import begin_imports
-from evalengine.util.forked import ForkedTask, cores
 from evalengine.util.phases import phase
 from evalengine.version import CONTRACT_VERSION, __version__
 
 if TYPE_CHECKING:
     from evalengine.config.compose import Job
     from evalengine.config.schema import Config
-
-MANY_TASKS = 20  # tasks and groups that take half a second to compose; importing a run's modules takes two
 
 
 def main(arguments: Namespace) -> int:
@@ -35,17 +30,9 @@ def main(arguments: Namespace) -> int:
     from evalengine.config.compose import experiment_name
     from evalengine.config.schema import to_yaml
 
-    runs_here = not arguments.cfg and not arguments.multirun
-    beside = runs_here and "torch" not in sys.modules and cores() > 1 and _chosen(arguments.settings) >= MANY_TASKS
-    with ForkedTask(lambda: _composed(arguments), worthwhile=beside) as composed:
-        if runs_here:
-            begin_imports()
-            wake_gpu(arguments.settings)
-        if beside:
-            from evalengine.api.perform import preload
-
-            preload()
-        jobs = composed.result()
+    if not arguments.cfg and not arguments.multirun:
+        wake_gpu(arguments.settings)
+    jobs = _composed(arguments)
     if arguments.cfg:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
@@ -69,13 +56,6 @@ def _composed(arguments: Namespace) -> list[Job]:
     from evalengine.config.compose import compose_jobs
 
     return compose_jobs(arguments.settings, arguments.multirun)
-
-
-def _chosen(settings: Sequence[str]) -> int:
-    """How many tasks and groups the settings choose by the name of a shipped file."""
-    from evalengine.config.shipped import names_in
-
-    return sum(len(names_in(word.removeprefix("task="))) for word in settings if word.startswith("task="))
 
 
 def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
@@ -104,7 +84,6 @@ def _run(config: Config, command: Sequence[str] | None = None, digests: list[str
     shown: list[str] = [] if digests is None else digests
     if config.model.api is not None:
         folder = perform(config, command)
-        # Not earlier: this imports transformers, and `perform` waits until no background thread is importing it.
         from evalengine.endpoint.run import print_run
 
         print_run(folder)

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, NoReturn, TypeVar
 
 from evalengine.errors import EvalEngineError
-from evalengine.util import ahead
+from evalengine.util import early_gpu
 from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ class ForkedTask(Generic[Result]):
         with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
-            ahead.wait()
+            early_gpu.wait()
             try:
                 self._process = os.fork()
             except OSError as error:

@@ -9,9 +9,10 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
-from evalengine.util import ahead
-from evalengine.util.early_gpu import device_of, wake_gpu
+from evalengine.util import early_gpu
+from evalengine.util.early_gpu import begin_triton_key, device_of, wake_gpu
 from evalengine.util.forked import ForkedTask
 
 
@@ -66,4 +67,16 @@ def test_a_machine_without_a_driver_has_nothing_to_wake(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     wake_gpu([])
-    assert not ahead._threads
+    assert not early_gpu._threads
+
+
+def test_tritons_hash_of_itself_is_there_before_the_first_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = pytest.importorskip("triton.runtime.cache")
+    cache.triton_key.cache_clear()
+    begin_triton_key()  # without a GPU no kernel will need it
+    early_gpu.wait()
+    assert cache.triton_key.cache_info().currsize == torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    begin_triton_key()
+    early_gpu.wait()
+    assert cache.triton_key.cache_info().currsize == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,6 @@ from evalengine.cli import experiment
 from evalengine.config.compose import Job, compose_jobs, experiment_name
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness import plan
-from evalengine.util import ahead
 
 NAME = "noise_floor"
 TWO_RUNS = (f"experiment={NAME}", "engine.max_num_seqs=4")  # Invariant and not.
@@ -188,21 +185,3 @@ def test_an_experiment_in_a_folder_of_its_group_ends_like_any(tmp_path: Path, re
 def test_settings_whose_names_end_alike_stay_apart() -> None:
     overrides = ("tasks.a.num_fewshot=0", "tasks.b.num_fewshot=5", "engine.max_num_seqs=8")
     assert experiment.label(Job(overrides, Config())) == ",".join(overrides[:2]) + ",max_num_seqs=8"
-
-
-def test_nothing_is_prepared_while_other_threads_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers was half imported when the jobs' checks asked for it: the command ended with an ImportError."""
-    imported: list[bool] = []
-
-    def slow_import() -> None:
-        time.sleep(0.5)
-        imported.append(True)
-
-    def prepare(config: Config) -> None:
-        raise EvalEngineError(f"prepared after the imports: {bool(imported)}")
-
-    monkeypatch.setattr(plan, "prepare", prepare)
-    made = jobs(tmp_path)
-    ahead.begin("imports", slow_import)
-    with pytest.raises(EvalEngineError, match="after the imports: True"):
-        experiment.run_experiment(NAME, made, runner([]))
