@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import metadata
 from typing import Any
-
-import transformers
 
 from evalengine.config.schema import Config
 from evalengine.engine.answering import Answering
@@ -105,7 +104,7 @@ def invocation(config: Config, started: float, timings: RunTimings) -> Invocatio
         started=started,
         total_seconds=timings.total_seconds,
         evalengine_version=__version__,
-        transformers_version=transformers.__version__,
+        transformers_version=metadata.version("transformers"),
         git_hash=code_version().commit,
         system_instruction=config.system_instruction,
         fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,

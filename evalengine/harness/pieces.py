@@ -14,10 +14,8 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's byte fallback
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[int, bytes]:
     """token id -> bytes; ids outside the vocabulary (a model may have more rows than its tokenizer) are left out."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     added = {token: item.content for token, item in tokenizer.added_tokens_decoder.items()}
-    table = {char: byte for byte, char in bytes_to_unicode().items()} if _byte_level(tokenizer) else None
+    table = _byte_characters() if _byte_level(tokenizer) else None
     pieces = {}
     for token, name in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
         if token in added:
@@ -34,6 +32,13 @@ def _piece(name: str, table: dict[str, int] | None) -> bytes:
     if match := BYTE.fullmatch(name):
         return bytes.fromhex(match[1])
     return name.replace("\u2581", " ").encode("utf-8", "replace")
+
+
+def _byte_characters() -> dict[str, int]:
+    """Character -> the byte that byte-level BPE writes so: printable bytes as themselves, the others from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _byte_level(tokenizer: Any) -> bool:

@@ -66,47 +66,48 @@ READ = frozenset(HONOURED | CHECKED_BY_CLASS | {"is_causal"})
 # what another one switches on, or say where the file comes from.
 WITHOUT_EFFECT = _names(
     """
-    activation_dropout apply_spec_augment attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha
-    aux_loss_coef axial_norm_std block_mlp_init_scale block_out_init_scale block_use_xavier_init classifier_dropout
-    classifier_dropout_prob conv_use_xavier_init decoder_layerdrop disable_ngram_loss dropout dropout_p dropout_rate
-    emb_pdrop embd_pdrop embed_dropout embed_init_std embedding_dropout embedding_initializer_range encoder_layerdrop
-    final_w_init_variance_scale gradient_checkpointing hidden_dropout hidden_dropout_prob init_device init_method
-    init_std initializer_cutoff_factor initializer_factor initializer_range input_jitter_noise label_smoothing
-    lambda_std_dev layerdrop learnable_sink_init linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max
-    linear_dt_min local_attention_probs_dropout_prob lsh_attention_probs_dropout_prob mamba_dt_init_floor mamba_dt_max
-    mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob
-    mlp_dropout moe_capacity output_router_logits pretraining_tp rescale_prenorm_residual resid_dropout resid_pdrop
-    residual_dropout router_aux_loss_coef router_jitter_noise seq_aux time_step_floor time_step_init_scheme
-    time_step_max use_mems_train w_init_variance_scale z_loss_coefficient
-
-    bos_index cls_token_id eod_token_id eos_index im_end_id im_newline_id im_start_id mask_index mask_init_id
-    mask_token_id pad_id pad_index prefix sep_token_id task_specific_params text_end_id text_start_id tokenizer_class
-    unk_index unk_token_id
-
-    audio_token_id audio_token_index boa_token_id boi_token_id boi_token_index eoa_token_id eoa_token_index eoi_token_id
-    eoi_token_index image_seq_length image_token_id image_token_index multimodal_projector_bias spatial_merge_size
+    _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _from_model_config
+    _name_or_path _sliding_window_pattern activation_dropout add_classification_head apply_spec_augment
+    assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind attention_dropout
+    attention_probs_dropout_prob attn_implementation attn_pdrop audio_token_id audio_token_index aux_loss_alpha
+    aux_loss_coef axial_norm_std bad_words_ids begin_suppress_tokens block_mlp_init_scale block_out_init_scale
+    block_use_xavier_init boa_token_id boi_token_id boi_token_index bos_index cache_config cache_implementation
+    chunk_size_feed_forward chunk_size_lm_head chunkwise_kernel cla_share_factor class_num classifier_activation
+    classifier_bias classifier_dropout classifier_dropout_prob classifier_proj_size cls_token_id compile_config
+    constraints context_length continuous_batching_config conv_use_xavier_init decoder_layerdrop decoder_start_token_id
+    dense_list disable_compile disable_ngram_loss diversity_penalty do_sample dola_layers dropout dropout_p dropout_rate
+    early_stopping emb_pdrop embd_pdrop embed_dropout embed_init_std embedding_dropout embedding_initializer_range
+    encoder_layerdrop encoder_no_repeat_ngram_size encoder_repetition_penalty end_n_top eoa_token_id eoa_token_index
+    eod_token_id eoi_token_id eoi_token_index eos_index ep_size epsilon_cutoff eta_cutoff
+    exponential_decay_length_penalty final_w_init_variance_scale finetuning_task force_words_ids forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing guidance_scale hidden_dropout hidden_dropout_prob id2label im_end_id
+    im_newline_id im_start_id image_seq_length image_token_id image_token_index init_device init_method init_std
+    initializer_cutoff_factor initializer_factor initializer_range input_jitter_noise is_assistant is_decoder
+    is_llama_config label2id label_smoothing lambda_std_dev layerdrop learnable_sink_init length_penalty
+    linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min
+    local_attention_probs_dropout_prob low_memory lsh_attention_probs_dropout_prob mamba_dt_init_floor mamba_dt_max
+    mask_feature_length mask_feature_min_masks mask_feature_prob mask_index mask_init_id mask_time_length
+    mask_time_min_masks mask_time_prob mask_token_id max_cache_len max_inference_chunksize max_length
+    max_matching_ngram_size max_new_tokens max_seq_len max_sequence_length max_source_positions max_target_positions
+    max_time median_filter_width min_length min_new_tokens min_p mlp_dropout mlp_expansion_factor mode model_max_length
+    moe_capacity moe_shared_expert_overlap mtp_config mtp_hidden_states_first mtp_hybrid_override_pattern
+    mtp_layer_types mtp_layers_block_type mtp_local_layer_ids mtp_loss_scaling_factor mtp_mlp_layer_types
+    mtp_num_hidden_layers mtp_transformer_layers mtp_use_dedicated_embeddings multimodal_projector_bias n_ctx
+    n_positions no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
+    num_labels num_logits_to_keep num_mtp_layers num_mtp_modules num_nextn_predict_layers num_return_sequences
+    output_attentions output_hidden_states output_logits output_router_logits output_scores pad_id pad_index
+    pad_token_id patching_batch_size penalty_alpha pool_type prefill_chunk_size prefix pretraining_tp problem_type
+    prompt_lookup_num_tokens remove_invalid_values renormalize_logits repetition_penalty rescale_prenorm_residual
+    resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate return_last_states
+    router_aux_loss_coef router_jitter_noise sep_token_id seq_aux sequence_bias sequence_kernel slow_but_exact
+    spatial_merge_size speculation_type start_n_top step_kernel stop_strings summary_activation summary_first_dropout
+    summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens target_lookbehind
+    task_specific_params temperature text_end_id text_start_id time_step_floor time_step_init_scheme time_step_max
+    token_healing tokenizer_class top_h top_k top_p torchscript transformers.js_config transformers_version typical_p
+    unk_index unk_token_id unsloth_fixed unsloth_version use_associative_scan use_cache use_falcon_mambapy
+    use_flash_attention use_mamba_kernels use_mambapy use_mem_eff_path use_mems_train use_mtp use_parallel_embedding
     video_token_id video_token_index vision_end_token_id vision_feature_layer vision_start_token_id
-
-    add_classification_head class_num classifier_activation classifier_bias classifier_proj_size dense_list end_n_top
-    finetuning_task id2label label2id num_labels pool_type problem_type start_n_top summary_activation
-    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj
-
-    mtp_config mtp_hidden_states_first mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type
-    mtp_local_layer_ids mtp_loss_scaling_factor mtp_mlp_layer_types mtp_num_hidden_layers mtp_transformer_layers
-    mtp_use_dedicated_embeddings num_mtp_layers num_mtp_modules num_nextn_predict_layers use_mtp
-
-    context_length max_inference_chunksize max_seq_len max_sequence_length max_source_positions max_target_positions
-    model_max_length n_ctx n_positions
-
-    _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation chunk_size_feed_forward
-    chunk_size_lm_head chunkwise_kernel ep_size is_decoder median_filter_width mode moe_shared_expert_overlap
-    num_logits_to_keep patching_batch_size return_dict return_last_states sequence_kernel slow_but_exact step_kernel
-    torchscript use_associative_scan use_falcon_mambapy use_flash_attention use_mamba_kernels use_mambapy
-    use_mem_eff_path use_parallel_embedding weight_mode
-
-    _sliding_window_pattern cla_share_factor mlp_expansion_factor
-
-    _commit_hash _name_or_path is_llama_config transformers.js_config unsloth_fixed unsloth_version
+    w_init_variance_scale watermarking_config weight_mode z_loss_coefficient
     """
 )
 
@@ -306,7 +307,5 @@ def contradicting_fields(raw: Mapping[str, Any], spec: ModelSpec, read: Set[str]
 
 def unknown_fields(raw: Mapping[str, Any], read: Set[str] = READ) -> list[str]:
     """The fields of which nothing is known: no model here reads them, and no text model of transformers has them."""
-    from transformers import GenerationConfig
-
-    known = {*read, *REFUSED, *SAME_AS, *WITHOUT_EFFECT, *GenerationConfig().to_dict()}
+    known = {*read, *REFUSED, *SAME_AS, *WITHOUT_EFFECT}
     return [name for name, value in raw.items() if name not in known and value is not None]

@@ -31,6 +31,7 @@ from evalengine.models.config_fields import (
 from evalengine.models.describe import with_original_length
 from evalengine.models.file_values import decoded, is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
+from evalengine.models.plain_config import plain_config
 from evalengine.models.registry import Family, NotNative, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
@@ -67,7 +68,7 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
         return _of_text_part(raw, family)
     problems = list(_unsupported_json(raw, family)) if family else []  # others' would only hide that it is another
     try:
-        spec = from_hf(_configuration(raw, family))
+        spec = _plain_spec(raw, family) or from_hf(_configuration(raw, family))
     except NotNative as error:
         # Without a spec to compare with, any field that may contradict it counts. Wrong sizes show in the tensors.
         may = {name for name, own in SAME_AS.items() if own not in LARGEST} | {"query_pre_attn_scalar", "rotary_dim"}
@@ -81,6 +82,17 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     if problems := [*problems, *contradicting_fields(raw, spec, _known(family))]:
         raise ConfigError(_of_family(family, problems))
     return spec
+
+
+def _plain_spec(raw: Mapping[str, Any], family: Family | None) -> ModelSpec | None:
+    """The spec without transformers; None for what it must read, or must report an error of."""
+    config = (
+        None if family is None or any(_json_problems(raw, family)) else plain_config(raw, _read(family) - {"is_causal"})
+    )
+    if config is not None:
+        with suppress(ConfigError, ArithmeticError, AttributeError, TypeError, ValueError):
+            return from_hf(config)
+    return None
 
 
 def unread_fields(raw: Mapping[str, Any]) -> list[str]:

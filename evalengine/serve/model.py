@@ -13,6 +13,7 @@ from evalengine.config.schema import TEMPLATE_DATE, Config, template_variables
 from evalengine.engine.llm import LLM
 from evalengine.engine.text.chat_template import ChatTemplate, Wording
 from evalengine.engine.text.encode import encode, encode_as
+from evalengine.engine.text.tokenizer import class_name
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import engine_identity
 from evalengine.records.sealed import content_sha256
@@ -152,7 +153,7 @@ class ServedModel:
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()
                    if isinstance(token, str)}  # fmt: skip
         return {
-            "tokenizer_class": type(self.tokenizer).__name__,
+            "tokenizer_class": class_name(self.tokenizer),
             "chat_template": self.tokenizer.chat_template,
             "model_max_length": self.limits.max_model_len,
             "vocab_size": self.spec.vocab_size,

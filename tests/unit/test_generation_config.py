@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from evalengine.engine.load import generation_config
 from evalengine.engine.load.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields, read_processors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.processors import LogitsProcessors
@@ -71,12 +70,9 @@ def test_what_is_not_built_is_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_a_field_of_a_newer_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Newer(GenerationConfig):
-        def to_dict(self) -> dict[str, Any]:
-            return {**super().to_dict(), "anti_repetition": None}
-
+    older = GenerationConfig.to_dict
     assert from_fields({"anti_repetition": 3}, VOCAB) == LogitsProcessors(), "a name that nobody reads"
-    monkeypatch.setattr(generation_config, "GenerationConfig", Newer)
+    monkeypatch.setattr(GenerationConfig, "to_dict", lambda config: {**older(config), "anti_repetition": None})
     with pytest.raises(ConfigError, match="anti_repetition=3: a setting of a newer transformers"):
         from_fields({"anti_repetition": 3}, VOCAB)
 

@@ -18,8 +18,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig
-
 from evalengine.config.arguments import shown
 from evalengine.engine.load.hf_folder import generation_config
 from evalengine.errors import ConfigError
@@ -122,11 +120,17 @@ def from_fields(raw: Mapping[str, Any], vocab_size: int) -> LogitsProcessors:
 
 
 def _refused(raw: Mapping[str, Any]) -> Iterator[str]:
-    known = GenerationConfig().to_dict()  # transformers ignores other names, and so do we
     for name, value in raw.items():
         if value is None or name in APPLIED or name in NEUTRAL:
             continue
-        if name in REFUSED and REFUSED[name](value):
-            yield f"{name}={shown(value)} is not supported: it would change what is generated"
-        elif name not in REFUSED and name in known:
+        if name in REFUSED:
+            if REFUSED[name](value):
+                yield f"{name}={shown(value)} is not supported: it would change what is generated"
+        elif _is_transformers(name):  # which ignores other names, and so do we
             yield f"{name}={shown(value)}: a setting of a newer transformers, which may change what is generated"
+
+
+def _is_transformers(name: str) -> bool:
+    from transformers import GenerationConfig  # its import takes seconds
+
+    return name in GenerationConfig().to_dict()

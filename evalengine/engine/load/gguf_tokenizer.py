@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from evalengine.engine.load.gguf_fields import GGUFFields, shown
 from evalengine.engine.load.gguf_names import listing
+from evalengine.engine.text.fast_tokenizer import FastTokenizer
 from evalengine.engine.text.tokenizer import CURE
 from evalengine.errors import ConfigError
 
@@ -53,7 +53,7 @@ PRE_TOKENIZERS = {
 }
 
 
-def gguf_tokenizer(fields: GGUFFields, setting: str) -> PreTrainedTokenizerFast:
+def gguf_tokenizer(fields: GGUFFields, setting: str) -> FastTokenizer:
     """Byte-level BPE from the metadata below `tokenizer`. `setting` names the file's origin in errors.
 
     Raises `ConfigError` for another tokenizer model or an unknown pre-tokenizer (a guess would silently change
@@ -86,11 +86,9 @@ def gguf_tokenizer(fields: GGUFFields, setting: str) -> PreTrainedTokenizerFast:
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
             )
-        result = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
+        return FastTokenizer(tokenizer, names, chat_template=template)
     except Exception as error:  # the tokenizers library raises plain Exception, e.g. for a merge of unknown tokens
         raise ConfigError(f"{setting}: its vocabulary makes no tokenizer ({shown(error)}); {CURE}") from error
-    result.chat_template = template
-    return result
 
 
 def _kind(fields: GGUFFields, setting: str) -> PreTokenizer:

@@ -92,10 +92,8 @@ def folder_spec(
 
 def _spec(raw: dict[str, Any], implementation: str, setting: str) -> ModelSpec:
     """Return the native family's spec if it computes the whole config.json, else that of transformers' module."""
-    from transformers import CONFIG_MAPPING
-
     model_type = raw.get("model_type")
-    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING and find_family_of_type(model_type) is None
+    known = isinstance(model_type, str) and find_family_of_type(model_type) is None and _is_transformers(model_type)
     if implementation == "transformers":
         return _spec_of_module(raw)
     if implementation == "auto" and known:
@@ -119,6 +117,12 @@ def _spec(raw: dict[str, Any], implementation: str, setting: str) -> ModelSpec:
             ) from error
         logger.warning("%s: %s; running transformers' own module instead (model.implementation)", setting, why)
         return spec
+
+
+def _is_transformers(model_type: str) -> bool:
+    from transformers import CONFIG_MAPPING  # its import takes seconds
+
+    return model_type in CONFIG_MAPPING
 
 
 def _spec_of_module(raw: dict[str, Any]) -> ModelSpec:

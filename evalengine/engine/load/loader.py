@@ -8,11 +8,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from evalengine.config.check import model_problems
 from evalengine.config.schema import ModelConfig
@@ -61,7 +60,7 @@ class Checkpoint:
     path: Path  # a folder, or one .gguf or config .json file
     format: Format
     spec: ModelSpec
-    tokenizer: PreTrainedTokenizerBase | None  # None only for dummy weights without a tokenizer
+    tokenizer: Any  # `load_tokenizer`'s; None only for dummy weights without a tokenizer
     source: str  # the path as configured
     revision: str | None  # the Hub commit; None for a local model
     gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open, since parsing takes seconds
@@ -285,7 +284,7 @@ def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
     return path, "pytorch" if weight_files(path, load_format)[0].suffix == ".bin" else "safetensors"
 
 
-def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _named_tokenizer(name: str) -> Any:
     try:
         folder = locate(name, None, CONFIG_FILES).path
     except Absent as error:
@@ -293,7 +292,7 @@ def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return load_tokenizer(folder, f"model.tokenizer={name}")
 
 
-def _with_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase, setting: str) -> ModelSpec:
+def _with_tokenizer(spec: ModelSpec, tokenizer: Any, setting: str) -> ModelSpec:
     """The spec with the tokenizer's beginning-of-sequence id where the config has none.
 
     The tokenizer's end-of-sequence token does not end a generation by itself, as in transformers.

@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 from evalengine.engine.load.hf_folder import refuse_pipes
+from evalengine.engine.text.fast_tokenizer import FastTokenizer, read_tokenizer
 from evalengine.errors import ConfigError
 from evalengine.models.file_values import is_integer, is_number, one_line, shown
 from evalengine.util.plain_files import read_json
@@ -18,8 +17,10 @@ from evalengine.util.plain_files import read_json
 CURE = "set model.tokenizer to a folder or Hub id with the model's tokenizer.json"
 
 
-def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
-    """The fast tokenizer in a folder. `setting` names the folder's origin in errors (e.g. "model.path=...").
+def load_tokenizer(folder: Path, setting: str) -> Any:
+    """Return the fast tokenizer in a folder: a `FastTokenizer`, or transformers' where only it reads the files.
+
+    setting: names the folder's origin in errors (e.g. "model.path=...").
 
     Raises `ConfigError` if there is none, if it cannot be read or cannot be meant, `EvalEngineError` for a file that is
     not a regular one.
@@ -29,7 +30,7 @@ def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
     refuse_pipes(folder)
     try:
         _refuse_endless(folder / "config.json")
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = _read(folder)
         if tokenizer.is_fast:
             _check_special_tokens(tokenizer)
             tokenizer.chat_template = _one_template(tokenizer.chat_template)
@@ -48,6 +49,18 @@ def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def _read(folder: Path) -> Any:
+    try:
+        tokenizer = read_tokenizer(folder)
+    except Exception:  # transformers may read it, or says what is wrong
+        tokenizer = None
+    if tokenizer is not None:
+        return tokenizer
+    from transformers import AutoTokenizer  # its import takes seconds
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
 def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
     """Everything by which a fast tokenizer encodes and decodes. `sha256` is over the vocabulary with all its stages
     (normaliser, pre-tokeniser, post-processor, decoder, added tokens); transformers adds the other fields."""
@@ -55,11 +68,16 @@ def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
         return None
     return {
         "sha256": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
-        "class": type(tokenizer).__name__,
+        "class": class_name(tokenizer),
         "special_tokens": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
         "clean_up_tokenization_spaces": bool(tokenizer.clean_up_tokenization_spaces),
         "split_special_tokens": bool(tokenizer.split_special_tokens),
     }
+
+
+def class_name(tokenizer: Any) -> str:
+    """The name of the tokenizer's class in transformers."""
+    return tokenizer.class_name if isinstance(tokenizer, FastTokenizer) else type(tokenizer).__name__
 
 
 def added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -70,7 +88,7 @@ def added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return whole[:place], whole[place + len(bare) :]
 
 
-def _appended(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _appended(tokenizer: Any) -> list[int]:
     try:
         return added_around(tokenizer)[1]
     except Exception:  # a tokenizer of words that knows no other words cannot encode the probe
@@ -86,7 +104,7 @@ def _refuse_endless(config: Path) -> None:
             raise ValueError(f"config.json: {name}={shown(value)} cannot be meant")
 
 
-def _check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_special_tokens(tokenizer: Any) -> None:
     """Raises ValueError for a role that is given to something else than a token, which would fail in mid-run."""
     for role in ("bos_token", "eos_token", "pad_token"):
         token, token_id = getattr(tokenizer, role), getattr(tokenizer, f"{role}_id")
