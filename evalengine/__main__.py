@@ -8,15 +8,12 @@ and nothing at all before signals are watched.
 
 from __future__ import annotations
 
-import atexit
+import gc
 import io
 import os
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
 
 from evalengine.util.endings import ended, say, watch_signals
 
@@ -73,7 +70,8 @@ def program() -> int:
 
     with relaxed_gc():
         code = main()
-    return leave(ended(code))
+    gc.freeze()  # after `limit=4`, Python's end takes 0.87 s of CPU time, and 0.22 s where its last collection is empty
+    return ended(code)
 
 
 def _open_standard_streams() -> None:
@@ -92,19 +90,6 @@ def _open_standard_streams() -> None:
             2, b"evalengine: standard output is closed, and results are printed there; discard them by >/dev/null\n"
         )
         os._exit(2)
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process with this exit code, once its exit handlers have run. Python's own end would look for cycles (a
-    second, for a run of 14,042 documents), take every module apart, and wait for imports that were begun early."""
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.main_thread():
-            thread.join()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

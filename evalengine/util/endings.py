@@ -23,7 +23,6 @@ stuck = threading.Event()  # a second signal came, which the main thread does no
 _heard = 0  # signals that the main thread has heard
 _taken = 0  # the signal that was taken, until the command has ended
 _forking = threading.local()  # a thread's mask of signals while it forks
-_code: int | None = None  # the exit code of a command that is done
 
 
 class Terminated(KeyboardInterrupt):
@@ -83,9 +82,10 @@ def hear() -> None:
 def ended(code: int) -> int:
     """The exit code of a command that returned `code`. A signal that a library swallowed counts; one that comes from
     now on changes nothing."""
-    global _code
-    _code = 128 + _taken if _taken else code
-    return _code
+    for number in SIGNALS:
+        if signal.getsignal(number) is _take:
+            signal.signal(number, signal.SIG_IGN)  # Python's end leaves this alone, and would restore the default
+    return 128 + _taken if _taken else code
 
 
 def raise_what_was_taken() -> None:
@@ -113,17 +113,16 @@ def _take(number: int, frame: FrameType | None) -> None:
     """The signal handler."""
     global _taken
     hear()
-    if _taken or _code is not None or _importing(frame):
+    if _taken or _importing(frame):
         _end(number)
     _taken = number
     raise_for(number)
 
 
 def _end(number: int) -> NoReturn:
-    """Ends the process at once, as the signal does, or as a command that is done already."""
-    if _code is None:
-        os.write(2, f"{_text(number)}\n".encode())  # the stream's own lock may be held by what was interrupted
-    os._exit(128 + number if _code is None else _code)
+    """Ends the process at once, as the signal does."""
+    os.write(2, f"{_text(number)}\n".encode())  # the stream's own lock may be held by what was interrupted
+    os._exit(128 + number)
 
 
 def _listen(reading: int) -> None:

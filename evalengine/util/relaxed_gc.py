@@ -13,7 +13,8 @@ YOUNG = 3_000_000  # new objects, those that are gone not counted, after which t
 def relaxed_gc() -> Iterator[None]:
     """Lets the collector run seldom. A run's lists of token ids are in no cycles; at its defaults the collector walks
     over all of them again and again, for a sixth of a large run's time on the host. With 200,000 new objects in place
-    of `YOUNG` it took 1.0 s of a run of 14,042 documents out of the cache, and 20 MB less memory of 1,030."""
+    of `YOUNG` it took 1.0 s of a run of 14,042 documents out of the cache, and 20 MB less memory of 1,030. The default
+    run with `limit=4` spent 0.42 s of 5.3 s of CPU time in 569 collections, and with this 0.15 s of 4.7 s in one."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG, *before[1:])
     try:

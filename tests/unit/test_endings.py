@@ -25,9 +25,8 @@ PROGRAM = """
 import os, signal, sys
 import evalengine.__main__ as m
 signal.signal(signal.SIGINT, signal.{before})
-run_exit_handlers = m.atexit._run_exitfuncs
-def press():
-    os.kill(os.getpid(), signal.{name})
+def press(kill=os.kill, process=os.getpid(), number=signal.{name}):
+    kill(process, number)
 def work(words):
 {work}
 m._command = work
@@ -72,10 +71,12 @@ FORKS = """
     return 0
 """
 ENDS = """
-    def last_words(end=run_exit_handlers):
-        end()
-        press()
-    m.atexit._run_exitfuncs = last_words
+    import atexit
+    class Last:
+        def __del__(self, press=press):
+            press()
+    m.last = Last()  # goes as Python takes its modules apart
+    atexit.register(press)
     print("digest")
     return 0
 """
