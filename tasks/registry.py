@@ -9,6 +9,7 @@ from typing import Any
 from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
+from evalengine.tasks.templated import class_of_file
 
 
 def available_tasks() -> list[str]:
@@ -32,11 +33,13 @@ def load_task(name: str, config: TaskConfig, **arguments: Any) -> Task:
 
 
 def task_class(named: str, setting: str) -> type[Task]:
-    """The class that "module:Class" names: a module of evalengine.tasks, or any that can be imported.
+    """The class that "module:Class" names: of a YAML file or module of evalengine.tasks, or any that can be imported.
 
     setting: the setting that named it, for the ConfigError if there is no such class.
     """
     module, _, attribute = named.partition(":")
+    if module.isidentifier() and (described := class_of_file(module, attribute)) is not None:
+        return described
     try:
         own = module.isidentifier() and find_spec(f"evalengine.tasks.{module}") is not None
         cls = getattr(import_module(f"evalengine.tasks.{module}" if own else module), attribute)

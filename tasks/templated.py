@@ -11,12 +11,14 @@ read and exact_match compares, loglikelihood scores the target after the text, l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
-from evalengine.config.schema import TaskConfig, TemplateConfig
+from evalengine.config.schema import FewshotTemplates, TaskConfig, TemplateConfig
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
+from evalengine.tasks.documents import TEXT, Doc
 from evalengine.tasks.fewshot import Turn
 from evalengine.tasks.filters import AS_IT_IS, Pipeline, pipelines
 from evalengine.tasks.generation import generation_problems, generation_settings
@@ -36,8 +38,10 @@ from evalengine.tasks.scores import (
 )
 from evalengine.tasks.templates import Field, index_warning, literal_warnings
 from evalengine.util import limits
+from evalengine.util.plain_files import read_yaml
 
 SAMPLERS = ("default", "first_n")
+TYPES = {"text": TEXT, "string": (str,), "list": (list,), "mapping": (dict,)}  # of columns, in this folder's YAML files
 
 
 class Templated(Task):
@@ -49,16 +53,18 @@ class Templated(Task):
     takes_templates = True
     limited = True
     written: ClassVar[frozenset[str]] = frozenset()  # settings that a subclass needs no template for
+    fixed: ClassVar[TemplateConfig | None] = None  # replaces the configuration's; its description is a text
+    every_sample: ClassVar[bool] = False  # whether a filter without take_first gives an answer per sample
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
         """Raises ConfigError that lists everything which is wrong with the templates, filters and metrics."""
         self._wrong: list[str] = []
         template, description = self._read(lambda: installed(config)) or (config.template, config.description)
+        template = self.fixed or template
         self._template: TemplateConfig = template
         few = template.fewshot_config
         sources = {
-            "description": description or None,
-            "gen_prefix": config.gen_prefix or None,
+            **({} if self.fixed else {"description": description or None, "gen_prefix": config.gen_prefix or None}),
             **{key: getattr(template, key) for key in TEXTS},
             **{f"fewshot_config.{key}": getattr(few, key) for key in TEXTS},
         }
@@ -138,7 +144,7 @@ class Templated(Task):
     def warnings(self, count: int) -> Iterator[str]:
         place, text = f"tasks.{self.name}.template", self._fields.get("doc_to_text")
         template = text is not None and isinstance(text.source, str) and not text.is_column(self._columns)
-        if template and self._several_contexts:
+        if template and self._several_contexts and self.fixed is None:
             yield index_warning(place, str(self.text(self.docs[0])))
         for key in ("doc_to_choice", "fewshot_config.doc_to_choice"):
             if key in self._fields:
@@ -171,10 +177,10 @@ class Templated(Task):
         return None if field is None else field.choices(doc, self._columns)
 
     def description(self, doc: Doc) -> str:
-        return self._written("description", doc)
+        return super().description(doc) if self.fixed else self._written("description", doc)
 
     def gen_prefix(self, doc: Doc) -> str:
-        return self._written("gen_prefix", doc)
+        return super().gen_prefix(doc) if self.fixed else self._written("gen_prefix", doc)
 
     def _written(self, key: str, doc: Doc) -> str:
         """The text of a setting that may be absent, the name of a column, or a template."""
@@ -252,13 +258,19 @@ class Templated(Task):
         ]
 
     @classmethod
+    def metric_names(cls, config: TaskConfig) -> list[str]:
+        template = cls.fixed or config.template
+        return [*read_metrics(template.metric_list, template.output_type or "generate_until", cls.metrics).metrics]
+
+    @classmethod
     def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
-        return tuple(pipeline.name for pipeline in pipelines(config.template.filter_list) or [AS_IT_IS])
+        return tuple(pipeline.name for pipeline in pipelines((cls.fixed or config.template).filter_list))
 
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
         if self.output_type == "generate_until":
             texts = [response.text for response in responses]
-            return {pipeline.name: [pipeline(texts, doc)] for pipeline in self._pipelines}
+            answers = {pipeline.name: pipeline(texts, doc) for pipeline in self._pipelines}
+            return answers if self.every_sample else {name: [answer] for name, answer in answers.items()}
         if self.output_type == "loglikelihood_rolling":
             return {name: [response.loglikelihood for response in responses] for name in self.filters}
         return {name: [(r.loglikelihood, r.is_greedy) for r in responses] for name in self.filters}
@@ -286,7 +298,8 @@ class Templated(Task):
         assert self._scores is not None, "problems() refuses unknown output types"
         names, target = [*self._scores.metrics], self._target(doc)
         if self.output_type == "generate_until":
-            return generated_scores(names, self.judge(doc), len(self._golds(doc, target)) > 1, answers[0])
+            answer = answers if self.every_sample else answers[0]
+            return generated_scores(names, self.judge(doc), len(self._golds(doc, target)) > 1, answer)
         if self.output_type == "loglikelihood_rolling":
             return rolling_scores(names, target, answers[0])
         if self.output_type == "loglikelihood":
@@ -310,6 +323,36 @@ class Templated(Task):
         if choices is not None:
             return [choices[_index(target, choices)]]
         return [str(value) for value in target] if isinstance(target, list) and target else [str(target)]
+
+
+@lru_cache(None)
+def class_of_file(module: str, name: str) -> type[Templated] | None:
+    """The class that `<module>.yaml` of this folder describes under `name`; None if there is none.
+
+    The file has lm-eval's settings of texts, filters and metrics, and settings of ours: the `columns` that rows must
+    have ({name: type}), `fewshot_columns` and `spare_exemplar`. `process_docs` names a function of <module>.py.
+    """
+    file = Path(__file__).with_name(f"{module}.yaml")
+    content = (read_yaml(file) if file.is_file() else {}).get(name)
+    if content is None:
+        return None
+    columns, shown = content.pop("columns"), content.pop("fewshot_columns", None)
+    document = content.pop("process_docs", None)
+    members: dict[str, Any] = {
+        "columns": tuple(columns),
+        "fewshot_columns": shown and tuple(shown),
+        "shapes": {column: TYPES[kind] for column, kind in {**columns, **(shown or {})}.items()},
+        "spare_exemplar": content.pop("spare_exemplar"),
+        "forks": True,
+        "limited": False,  # the templates are this package's
+        "takes_templates": False,
+        "every_sample": True,
+        "fixed": TemplateConfig(**{**content, "fewshot_config": FewshotTemplates(**content.get("fewshot_config", {}))}),
+    }
+    if document is not None:
+        function = getattr(import_module(f"evalengine.tasks.{module}"), document)
+        members["document"] = lambda self, row: function(row)
+    return type(name, (Templated,), members)
 
 
 def _is_index(value: Any) -> bool:

@@ -95,7 +95,8 @@ class Field:
         self.source = source
         self._template: Template | None = None
         self.names: frozenset[str] = frozenset()  # the columns that the template reads
-        self._last: tuple[list[str], str] | None = None  # these columns of the last row, and the text made of them
+        # The last row, these columns of it if all are texts, and the text made of them.
+        self._last: tuple[Row, list[str] | None, str] | None = None
         if isinstance(source, str):
             try:
                 self._template, self.names = _compiled(source)
@@ -112,17 +113,19 @@ class Field:
     def render(self, row: Row) -> str:
         """The template's text for a row. Raises ValueError with the template's own error."""
         assert self._template is not None
+        if self._last is not None and row is self._last[0]:  # a row is scored by several calls
+            return self._last[2]
         # Texts alone are compared: 1 equals 1.0 and true, which are written otherwise.
         read = [value for name in self.names if type(value := row.get(name)) is str]
         comparable = len(read) == len(self.names)
-        if comparable and self._last is not None and read == self._last[0]:  # descriptions mostly are all alike
-            return self._last[1]
+        if comparable and self._last is not None and read == self._last[1]:  # descriptions mostly are all alike
+            return self._last[2]
         try:
             with limits.named(self.setting):
                 written = self._template.render(row)
             if len(written) > limits.CHARACTERS:
                 raise ValueError(f"makes a text of more than {limits.CHARACTERS:,} characters")
-            self._last = (read, written) if comparable else self._last
+            self._last = row, read if comparable else None, written
             return written
         except limits.LimitExceeded:
             raise

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,25 +14,38 @@ from evalengine.errors import ConfigError
 from evalengine.harness.rehearsal import rehearse
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc
-from evalengine.tasks.gsm8k import GSM8K
+from evalengine.tasks.filters import ExactMatch, RegexFilter
+from evalengine.tasks.generation import GenerationTask
 from evalengine.tasks.registry import load_task
 
 
-class Broken(GSM8K):
+class Sums(GenerationTask):
+    columns = ("question", "answer")
+    extract: ClassVar[Mapping[str, RegexFilter]] = {"strict-match": RegexFilter("[0-9]+")}
+    match = ExactMatch()
+
+    def question(self, doc: Doc) -> str:
+        return str(doc["question"])
+
+    def target(self, doc: Doc) -> str:
+        return str(doc["answer"])
+
+
+class Broken(Sums):
     """A task whose score fails for a row that it accepted when the rows were read."""
 
     def score(self, doc: Doc, answers: list[str]) -> dict[str, Any]:
         return {"exact_match": 1 / len(doc["question"])}
 
 
-class Unwritable(GSM8K):
+class Unwritable(Sums):
     """A task with a document that holds half a surrogate pair, which UTF-8 cannot encode."""
 
     def document(self, row: Doc) -> Doc:
         return {**row, "half": "\ud800"} if row["question"] == "b" else row
 
 
-class Needy(GSM8K):
+class Needy(Sums):
     """A task whose scorer looks for its data only where there is a text to score."""
 
     def score(self, doc: Doc, answers: list[str]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 from evalengine.config.schema import DatasetConfig, GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
-from evalengine.tasks.gsm8k import GSM8K
 from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import available_tasks, load_task
+from tests.unit.test_rehearsal import Sums
 
 TEST = [{"question": f"q{i}?", "answer": f"r{i}\n#### {i}"} for i in range(5)]
 TRAIN = [{"question": f"t{i}?", "answer": f"s{i}\n#### {i}"} for i in range(9)]
@@ -203,7 +203,7 @@ def test_one_exemplar_more_is_drawn_where_lm_eval_does(cls: str, split: str, few
 
 @pytest.mark.parametrize(("split", "spare"), [("test", False), ("validation", True), ("dev", True)])
 def test_a_new_task_without_a_test_split_draws_one_more_by_itself(split: str, spare: bool) -> None:
-    class Mine(GSM8K):
+    class Mine(Sums):
         spare_exemplar = None
 
     assert Mine("mine", TaskConfig(split=split, fewshot_split="train", num_fewshot=1)).draws_spare == spare

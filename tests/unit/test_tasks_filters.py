@@ -6,11 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalengine.tasks.filters import INVALID, ExactMatch, RegexFilter
-from evalengine.tasks.gsm8k import FLEXIBLE, GSM8K, GSM8KCoT
+from evalengine.config.schema import TemplateConfig
+from evalengine.tasks.filters import INVALID, ExactMatch, Pipeline, RegexFilter, pipelines
+from evalengine.tasks.scores import read_metrics
+from evalengine.tasks.templated import class_of_file
 
-STRICT = GSM8K.extract["strict-match"]
-COT = GSM8KCoT.extract["strict-match"]
+
+def _template(name: str) -> TemplateConfig:
+    cls = class_of_file("gsm8k", name)
+    assert cls is not None and cls.fixed is not None
+    return cls.fixed
+
+
+class Extract:
+    """A filter for one text."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __call__(self, text: str) -> str:
+        (answer,) = self._pipeline([text], {})
+        return str(answer)
+
+
+STRICT, FLEXIBLE = map(Extract, pipelines(_template("GSM8K").filter_list))
+COT, _ = map(Extract, pipelines(_template("GSM8KCoT").filter_list))
+match = read_metrics(_template("GSM8K").metric_list, "generate_until").match
+
 GOLD = "She pays 3 * 600 = <<3*600=1800>>1800.\n#### 1800"
 
 
@@ -67,7 +89,7 @@ def test_gsm8k_cot_extraction(text: str, answer: str) -> None:
 )
 def test_gsm8k_match(prediction: str, right: float) -> None:
     """Commas, dollar signs and one last dot do not count."""
-    assert GSM8K.match(prediction, GOLD) == right
+    assert match(prediction, GOLD) == right
 
 
 def test_several_groups_give_the_first_non_empty_one() -> None:
@@ -94,4 +116,4 @@ def test_exact_match_options() -> None:
 def test_a_number_behind_the_mark_is_always_found(number: int, prose: str) -> None:
     text = f"{prose}\n#### {number:,}"
     assert STRICT(text) == FLEXIBLE(text) == f"{number:,}"
-    assert GSM8K.match(STRICT(text), f"reasoning\n#### {number}") == 1.0
+    assert match(STRICT(text), f"reasoning\n#### {number}") == 1.0
