@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evalengine.tasks.documents import Doc
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 # LaTeX that only changes how a formula looks -> what replaces it; the replacements are made in this order.

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import WITHOUT_PUNCTUATION
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")

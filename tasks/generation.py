@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import GenerationConfig, TaskConfig
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter
 from evalengine.tasks.instance import Generation, Instance, Response
 from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
+from evalengine.tasks.rows import Doc
 
 
 def generation_settings(config: GenerationConfig, fewshot_delimiter: str) -> Generation:

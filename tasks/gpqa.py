@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from evalengine.config.schema import TaskConfig
-from evalengine.tasks.documents import Doc
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 ANSWERS = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3", "Correct Answer")

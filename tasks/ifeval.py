@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_module, scorer_problems
 from evalengine.tasks.metric import Aggregation, Metric, MetricValue
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 EXTRA = "ifeval"

@@ -19,11 +19,11 @@ from evalengine.config.schema import JudgeConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.plain_text import printable
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc, Shapes
 from evalengine.tasks.filters import INVALID, RegexFilter, pattern_problems
 from evalengine.tasks.generation import generation_problems, generation_settings
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
+from evalengine.tasks.rows import Doc, Shapes
 from evalengine.tasks.templates import Field
 from evalengine.util import limits
 

@@ -1,17 +1,31 @@
-"""Settings of lm-eval's tasks: a run's configuration replaces some of them, and some are refused."""
+"""Settings of lm-eval's tasks: a run's configuration replaces some of them, and some are rejected.
+
+Also what follows from them: the generation settings, and where the rows are if lm-eval does not load them itself
+(`data_dir`, or any file that the user names).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from evalengine.config.schema import TaskConfig, TemplateConfig
+from evalengine.config.schema import (
+    LM_EVAL_LENGTHS,
+    LM_EVAL_NEUTRAL,
+    DatasetConfig,
+    GenerationConfig,
+    TaskConfig,
+    TemplateConfig,
+)
 from evalengine.errors import ConfigError
-from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, generation_of, with_own
+from evalengine.tasks.dataset import load_rows, local_source, read_local, text_lines
+from evalengine.tasks.instance import Generation
 from evalengine.tasks.lm_eval_index import leaf_of
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.repeats import repeat_problems, repeats_of
+from evalengine.tasks.rows import Rows, check_rows
 
 SAYS_LITTLE = {"do_sample": False, "temperature": 0.0}  # lm-eval's settings for a task's file without any
 
@@ -106,3 +120,136 @@ def problems(
             )
     elif config.repeats is not None or any(value is not None for value in vars(config.generation).values()):
         yield "generation, repeats: are for tasks that generate text; this one scores given texts"
+
+
+HONOURED = ("until", "do_sample", "temperature", "top_p", "top_k", *LM_EVAL_LENGTHS)
+
+
+def with_own(settings: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
+    """lm-eval's settings of a task; those that the run's configuration sets replace them."""
+    chosen = {name: value for name, value in asdict(own).items() if value is not None and name != "repeats"}
+    if "max_gen_toks" in chosen:
+        settings = {name: value for name, value in settings.items() if name not in LM_EVAL_LENGTHS}
+    if "temperature" in chosen:
+        chosen["do_sample"] = chosen["temperature"] > 0
+    return {**settings, **chosen}
+
+
+def generation_kwargs_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what cannot be honoured; each problem starts with the setting."""
+    for name, value in settings.items():
+        where = f"generation_kwargs.{name}={str(value)[:80]}"
+        if value is None or (name in LM_EVAL_NEUTRAL and value == LM_EVAL_NEUTRAL[name]):
+            continue
+        if name not in HONOURED:
+            yield f"{where}: lm-eval's task sets it, the engine does not build it, and it changes what is generated"
+        elif name in ("temperature", "top_p", "top_k", *LM_EVAL_LENGTHS) and not _is_number(value):
+            yield f"{where}: must be a number"
+        elif name == "until" and not all(isinstance(stop, str) for stop in _listed(value)):
+            yield f"{where}: must be a text or a list of texts"
+    if settings.get("do_sample") is True and not float(settings.get("temperature") or 0.0):
+        yield "generation_kwargs.do_sample=True at temperature=0 samples nothing: set task.generation.temperature"
+
+
+def generation_of(settings: Mapping[str, Any]) -> Generation:
+    """The settings by lm-eval's rules: greedy without a temperature, 256 tokens without a length."""
+    length = next((settings[name] for name in LM_EVAL_LENGTHS if settings.get(name) is not None), 256)
+    temperature = float(settings.get("temperature") or 0.0)
+    top_p = settings.get("top_p")
+    return Generation(
+        until=tuple(stop for stop in _listed(settings.get("until")) if stop),  # an empty string stops nothing
+        max_gen_toks=int(length),
+        temperature=0.0 if settings.get("do_sample") is False else temperature,
+        top_k=int(settings.get("top_k") or 0),
+        top_p=1.0 if top_p is None else float(top_p),
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)
+
+
+SUBJECT = "subject"  # the column that names a row's configuration
+SOLE = (None, "", "default", "main")  # what a dataset's only configuration is called
+
+
+def evaluated_split(settings: Mapping[str, Any]) -> str | None:
+    """The split that lm-eval scores; None for a class that chooses its split itself."""
+    return settings.get("test_split") or settings.get("validation_split")
+
+
+def exemplar_split(settings: Mapping[str, Any]) -> str | None:
+    """The split that lm-eval draws exemplars from; None if they are written out."""
+    few = settings.get("fewshot_config")
+    few = few if isinstance(few, dict) else {}
+    if named := few.get("split") or settings.get("fewshot_split"):
+        return str(named)
+    if few.get("samples") is not None:
+        return None
+    return settings.get("training_split") or settings.get("validation_split") or settings.get("test_split")
+
+
+def local_rows(
+    settings: Mapping[str, Any], config: DatasetConfig, data_dir: str | None, shots: int
+) -> dict[str, Rows] | None:
+    """The rows of each split that the task names; None if no local place has the evaluated split.
+
+    A missing split of exemplars is an error only if exemplars are shown; else lm-eval is given one evaluated row in its
+    place, which no prompt shows.
+    Raises ConfigError as `load_rows` does.
+    """
+    split = evaluated_split(settings)
+    if split is None:
+        return _whole_folder(config.folder or str(settings["task"]), data_dir)
+    place = _place(settings, config, data_dir, split)
+    if place is None:
+        return None
+    rows_of = {split: load_rows(place, split, data_dir=data_dir, read_text=text_lines)}
+    pool = exemplar_split(settings) if shots else None
+    few = settings.get("fewshot_config")
+    names = [settings.get(f"{name}_split") for name in ("training", "validation", "test", "fewshot")]
+    names.append(few.get("split") if isinstance(few, dict) else None)
+    for name in filter(None, names):
+        if name in rows_of:
+            continue
+        if name == pool or local_source(place, name, data_dir, evaluated=False) is not None:
+            rows_of[name] = load_rows(place, name, data_dir=data_dir, read_text=text_lines, evaluated=False)
+        else:
+            rows_of[name] = replace(rows_of[split], rows=rows_of[split].rows[:1], lines=())
+    return rows_of
+
+
+def _whole_folder(folder: str, data_dir: str | None) -> dict[str, Rows] | None:
+    """Every <split>.jsonl of the folder, for a class that knows its splits itself; None if there are none."""
+    if data_dir is None:
+        return None
+    files = sorted((Path(data_dir).expanduser() / folder).glob("*.jsonl"))
+    return {file.stem: check_rows(read_local(file, file.stem, text_lines)) for file in files} or None
+
+
+def _place(
+    settings: Mapping[str, Any], config: DatasetConfig, data_dir: str | None, split: str
+) -> DatasetConfig | None:
+    """The dataset with the folder that has the split: the folder that the run names, else the task's, else
+    the dataset's with the task's configuration; None if none has it."""
+    last = str(settings.get("dataset_path") or "").rsplit("/", 1)[-1]
+    name = settings.get("dataset_name")
+    places = [replace(config, folder=config.folder or str(settings["task"]))]
+    if not config.folder and last and name in SOLE:
+        places.append(replace(config, folder=last))
+    elif not config.folder and last:
+        # Of a dataset with several configurations the folder does not say whose rows it holds; a column may (mmlu's).
+        places.append(replace(config, folder=f"{last}/{name}"))
+        places.append(replace(config, folder=last, where=config.where or {SUBJECT: str(name)}))
+    for place in places:
+        if local_source(place, split, data_dir, evaluated=True) is not None:
+            return place
+    return None

@@ -20,11 +20,10 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_problems
 from evalengine.tasks.lm_eval_yaml import installed_file
 from evalengine.tasks.metric import Metric, MetricValue
-from evalengine.tasks.rows import Rows
+from evalengine.tasks.rows import Doc, Rows
 from evalengine.tasks.templated import Templated
 from evalengine.util.line_worker import LineWorker
 

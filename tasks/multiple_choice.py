@@ -8,9 +8,9 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.scores import choice_scores
 
 

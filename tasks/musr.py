@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from evalengine.tasks.documents import Doc
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 

@@ -1,12 +1,17 @@
-"""A split's rows, and the check that a run can hash, write and read back every row, so that none fails at its end."""
+"""A split's rows and the documents made of them.
+
+Every row must have the columns of the task, in a shape that it can read, and must be one that a run can hash, write
+and read back, so that none fails at its end.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -14,6 +19,7 @@ from typing import Any
 
 from evalengine.config.schema import ITEM_MARK, TaskConfig
 from evalengine.errors import ConfigError, first_of
+from evalengine.util.limits import LimitExceeded, OutOfTime
 
 Row = dict[str, Any]
 
@@ -157,3 +163,69 @@ def _text_problem(text: str) -> str | None:
     except UnicodeEncodeError as error:
         return f"holds half a character (the lone surrogate U+{ord(text[error.start]):04X}), which no file can hold"
     return None
+
+
+Doc = dict[str, Any]
+Shapes = Mapping[str, tuple[type, ...]]  # column -> the types that its values may have
+TEXT = (str, int, float)  # a number is a text as Python writes it
+
+
+def documents_of(rows: Rows, columns: tuple[str, ...], shapes: Shapes, document: Callable[[Doc], Doc]) -> list[Doc]:
+    """`document` of each row. Columns that `shapes` does not name hold text or numbers.
+
+    Raises ConfigError that names the first row without a column, with a value of another type, or that `document`
+    cannot read.
+    """
+    documents = []
+    for number, row in enumerate(rows.rows):
+        _check_columns(row, columns, shapes, rows.place(number))
+        documents.append(checked(document, row, rows, number))
+    return documents
+
+
+def checked(function: Callable[[Doc], Any], doc: Doc, rows: Rows, number: int) -> Any:
+    """`function(doc)`. What it raises over a row it cannot read becomes a ConfigError that names row `number`."""
+    try:
+        return function(doc)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, MemoryError, OutOfTime) as error:
+        reason = str(error) if type(error) in (ValueError, LimitExceeded) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{rows.place(number)} is not as expected: {reason}") from error
+
+
+def _check_columns(row: Doc, columns: tuple[str, ...], shapes: Shapes, place: str) -> None:
+    missing = [column for column in columns if row.get(column) is None]
+    if missing:
+        others = ", ".join(repr(column) for column, value in row.items() if value is not None)
+        raise ConfigError(
+            f"{place} has no {', '.join(map(repr, missing))} (it is absent or null); it has {others or 'nothing'}"
+        )
+    for column in columns:
+        types = shapes.get(column, TEXT)
+        if not isinstance(row[column], types) or (isinstance(row[column], bool) and bool not in types):
+            raise ConfigError(
+                f"{place} has a {column!r} that is {_named(type(row[column]))}, "
+                f"not {' or '.join(dict.fromkeys(map(_named, types)))}"
+            )
+
+
+def _named(kind: type) -> str:
+    names = {str: "text", int: "a number", float: "a number", dict: "a mapping", bool: "true or false", bytes: "bytes"}
+    return names.get(kind, f"a {kind.__name__}")
+
+
+LETTERS = "ABCDEFGHIJ"
+
+
+def reordered(row: Doc, seed: int) -> Doc:
+    """The row with its options in a random order, and the answer that names the same one. The order depends on seed and
+    row alone. Raises ValueError for a row that lists no options in one of the two forms."""
+    column = next((name for name in ("choices", "options") if isinstance(row.get(name), list)), None)
+    answer = row.get("answer")
+    place: Any = LETTERS.find(answer) if isinstance(answer, str) and len(answer) == 1 else answer
+    if column is None or not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(row[column]):
+        raise ValueError("choice_order is set, and it lists no choices or options with an answer's number or letter")
+    order = [*range(len(row[column]))]
+    random.Random(f"{seed} {content_hash([row])}").shuffle(order)
+    now = order.index(place)
+    changed = {column: [row[column][old] for old in order], "answer": LETTERS[now] if isinstance(answer, str) else now}
+    return {**row, **changed, **({"answer_index": now} if "answer_index" in row else {})}

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import FewshotTemplates, TaskConfig, TemplateConfig
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import TEXT, Doc
 from evalengine.tasks.fewshot import Turn
 from evalengine.tasks.filters import AS_IT_IS, Pipeline, pipelines
 from evalengine.tasks.generation import generation_problems, generation_settings
@@ -27,7 +26,7 @@ from evalengine.tasks.lm_eval_yaml import TEXTS, installed
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.multiple_choice import checked_gold
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
-from evalengine.tasks.rows import Rows, check_rows
+from evalengine.tasks.rows import TEXT, Doc, Rows, check_rows
 from evalengine.tasks.scores import (
     Scores,
     choice_scores,

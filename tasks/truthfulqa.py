@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 

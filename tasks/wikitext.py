@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.rows import Doc
 
 # A heading of level one opens a page: " = Title = ", not " = = Section = = ".
 TITLE = re.compile(r"^ = (?!= )(?:.*(?<! =))? = $")

@@ -24,11 +24,11 @@ from evalengine.programs.limits import ProgramVerdict
 from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.judge import FILTER as JUDGE
 from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
+from evalengine.tasks.rows import Doc
 from evalengine.util.forked import ForkedTask
 from evalengine.util.limits import OutOfTime, limited
 

@@ -12,8 +12,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
 from evalengine.report.stats.measured import two_way
 from evalengine.report.sweep.prompts import prompts_page, sensitivities, sentence
-from evalengine.tasks.choice_order import reordered
-from evalengine.tasks.rows import content_hash
+from evalengine.tasks.rows import content_hash, reordered
 from tests.e2e.command import SHORT, call
 from tests.report.gate_runs import make_run
 

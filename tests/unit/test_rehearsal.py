@@ -13,10 +13,10 @@ from evalengine.config.schema import DatasetConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.rehearsal import rehearse
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter
 from evalengine.tasks.generation import GenerationTask
 from evalengine.tasks.registry import load_task
+from evalengine.tasks.rows import Doc
 
 
 class Sums(GenerationTask):

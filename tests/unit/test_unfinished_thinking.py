@@ -25,11 +25,11 @@ from evalengine.programs.limits import ProgramVerdict
 from evalengine.records.lm_eval import TaskResult, sample_row
 from evalengine.records.schema import ids_sha256
 from evalengine.tasks.base import Task
-from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Response
 from evalengine.tasks.judge import CLS
 from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.registry import load_task
+from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
