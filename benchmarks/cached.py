@@ -46,8 +46,8 @@ def _fill(settings: Sequence[str]) -> int:
 
     from evalengine.cache.answers import entry_of
     from evalengine.engine.request import GenerateRequest, RequestOutput
+    from evalengine.harness.execute import through_cache
     from evalengine.harness.identity import run_facts
-    from evalengine.harness.kept import through_cache
 
     config, plan, llm = planned(settings)
     identity = run_facts(config, plan, llm).identity

@@ -195,7 +195,7 @@ class Task(ABC):
                 self._try_patterns(doc, [Response(text=text) for _ in requests])
 
     def _try_patterns(self, doc: Doc, responses: list[Response]) -> None:
-        """Raises LimitExceeded; `harness.rehearsal` reports other errors."""
+        """Raises LimitExceeded; `harness.plan.rehearse` reports other errors."""
         try:
             self.process_results(doc, responses)
         except LimitExceeded:

@@ -21,7 +21,7 @@ from pathlib import Path
 from evalengine.config.compose import Job
 from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
-from evalengine.harness.time_left import duration
+from evalengine.harness.progress import duration
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 from evalengine.records.manifest import MANIFEST

@@ -12,9 +12,7 @@ from evalengine.config.check import address_problems
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.judge_run import judging_problems
-from evalengine.harness.permission import execution_problems
-from evalengine.harness.plan import Plan, TaskPlan, checking
-from evalengine.harness.rehearsal import rehearse
+from evalengine.harness.plan import Plan, TaskPlan, checking, execution_problems, rehearse
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.sealed import canonical
 from evalengine.tasks.base import Task

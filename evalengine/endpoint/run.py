@@ -22,9 +22,9 @@ from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.endpoint.received import HIDDEN
 from evalengine.errors import EvalEngineError, first_of, listed
 from evalengine.harness.described import invocation
-from evalengine.harness.groups import group_results
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
+from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan
 from evalengine.harness.runner import run as run_here

@@ -1,23 +1,31 @@
-"""Runs a plan's requests: those that the journal holds are skipped, each that finishes is journaled at once."""
+"""Runs a plan's requests, through the cache if the configuration names one.
+
+Requests that the journal holds are skipped; each that finishes is journaled at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from evalengine.cache.engine import CachedEngine
+from evalengine.cache.keys import Computer
+from evalengine.cache.store import CacheUnavailableError, Store
+from evalengine.config.schema import Config
 from evalengine.engine.answering import Answering
 from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.engine.interrupts import Interrupts
-from evalengine.engine.request import GenerateRequest, RequestOutput
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.stats import EngineStats
+from evalengine.engine.submission import check_requests
 from evalengine.errors import EvalEngineError, ReplicaMismatchError, first_of
 from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
-from evalengine.harness.plan import Plan
-from evalengine.harness.progress import RunProgress
+from evalengine.harness.plan import Plan, request_names
+from evalengine.harness.progress import RunProgress, WorkAmount
 from evalengine.harness.requests import HarnessRequest
-from evalengine.harness.time_left import WorkAmount
 from evalengine.plain_text import warn
 from evalengine.records.folder import RunFolder
 from evalengine.records.schema import RecordKey, ids_sha256
@@ -158,3 +166,43 @@ def _table(top: list[dict[int, float]]) -> Top:
     """Alternatives, best first, as ids and logprobs [tokens, n]."""
     ids = np.array([[*by_token] for by_token in top], dtype=np.int32)
     return ids, np.array([[*by_token.values()] for by_token in top], dtype=np.float32)
+
+
+@contextmanager
+def through_cache(
+    config: Config, llm: Answering, identity: Mapping[str, Any], name: Callable[[Request], str]
+) -> Iterator[CachedEngine | None]:
+    """The engine whose answers `cache.path` keeps; None where no cache is set.
+
+    identity: that of the engine (`engine_identity`), or a whole run's. name: gives a request's name in messages.
+    Raises ConfigError for a folder that can be no cache. One that is locked, or whose disk is full, is done without.
+    """
+    if config.cache.path is None:
+        yield None
+        return
+    failed = None
+    try:
+        opened = Store.open(config.cache.path)
+    except CacheUnavailableError as error:  # the cache only saves time: its failure must not end a run
+        opened, failed = Store.empty(config.cache.path), str(error)
+        warn(f"{error}; the run goes on without the cache")
+    with opened as store:
+        computer = Computer.of(config.model.name, identity, llm.facts().libraries)
+        cached = CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
+        cached.counts.failed = failed
+        yield cached
+
+
+@contextmanager
+def open_answer_cache(
+    config: Config, plan: Plan, llm: Answering, identity: Mapping[str, Any]
+) -> Iterator[CachedEngine | None]:
+    """`through_cache` for a run's plan. Kept answers are read at once, and the weights are loaded if one is missing:
+    requests that no pool can hold are refused before anything is written, as in a run without a cache."""
+    name = request_names(plan.requests)
+    with through_cache(config, llm, identity, name) as cached:
+        requests = [item.request for item in plan.requests]
+        if cached is not None and cached.look_up(requests) and not llm.loaded:
+            llm.load()
+            check_requests(requests, llm.limits, name)
+        yield cached

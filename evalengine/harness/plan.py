@@ -1,4 +1,10 @@
-"""A run's plan, fixed before anything runs: the tasks' documents, their prompts, and the engine's requests."""
+"""A run's plan, fixed before anything runs: the tasks' documents, their prompts, and the engine's requests.
+
+The end of the run is rehearsed before its first request: every document is scored and written, with made-up answers. A
+row that a task cannot score, or that no file can hold, would otherwise cost the run, and each resumed one; so would a
+scorer that needs what the machine lacks. Many scorers look no further at an empty text (IFEval's checks), so a
+non-empty answer is tried, too.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +24,18 @@ from evalengine.engine.submission import check_requests
 from evalengine.engine.text.chat_template import ChatTemplate
 from evalengine.engine.text.encode import special_tokens
 from evalengine.engine.text.pieces import PieceTokenizer
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of, listed, one_line
 from evalengine.harness.answering import answering_problems
 from evalengine.harness.judge_run import judging_problems
-from evalengine.harness.permission import execution_problems
-from evalengine.harness.rehearsal import rehearse
+from evalengine.harness.metrics import WEIGHTED, summarize
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
 from evalengine.models.spec import ModelSpec
+from evalengine.programs.run import problem
 from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.generation import generation_settings
-from evalengine.tasks.instance import Instance
+from evalengine.tasks.instance import MADE_UP, Instance, Response
+from evalengine.tasks.metric import MetricKey, MetricValue
 from evalengine.tasks.registry import load_task
 from evalengine.util.forked import ForkedTask, shares
 from evalengine.util.phases import phase
@@ -37,6 +44,7 @@ MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, severa
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
 MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own
+SHOWN = 10  # problems of one task's documents that are listed
 COPIED = 0.5  # of the time in which prompts are written, another process takes as much again to hand them over
 
 
@@ -308,3 +316,71 @@ def _too_long(task: str, max_gen_toks: int, room: int, most: int) -> str:
         cure = "lower it: that is the model's own limit"
     where = f"tasks.{task}.generation.max_gen_toks={max_gen_toks}"
     return f"{where} leaves no room for a prompt in engine.max_model_len={room}; {cure}"
+
+
+def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
+    """Raises ConfigError that names the documents which could not be scored or written.
+
+    instances: the requests of each document.
+    """
+    values, failed = [], dict[str, list[int]]()  # what was raised -> the documents
+    for doc_id, requests in enumerate(instances):
+        try:
+            values.append(_scored(task, doc_id, list(requests)))
+        except Exception as error:  # the task's own code may raise anything
+            failed.setdefault(one_line(error), []).append(doc_id)
+    problems = [
+        f"tasks.{task.name}: document {listed([*map(str, documents)], 1)} cannot be scored or written ({reason})"
+        for reason, documents in failed.items()
+    ]
+    if not problems:
+        problems.extend(f"tasks.{task.name}: {problem}" for problem in _totals(task, values))
+    if problems:
+        raise ConfigError(first_of(problems, SHOWN, "more reasons"))
+    try:
+        summarize(task, values, bootstrap_iterations=1000)
+    except Exception as error:  # the task's own aggregation may raise anything
+        raise ConfigError(f"tasks.{task.name}: its documents' scores cannot be added up ({one_line(error)})") from error
+
+
+def _scored(task: Task, doc_id: int, requests: list[Instance]) -> dict[MetricKey, MetricValue]:
+    """The scores of a made-up answer, after those of an empty one, which must exist as well."""
+    doc, target = task.docs[doc_id], task.target(task.docs[doc_id])
+    values = task.process_results(doc, [Response() for _ in requests])
+    if any(request.kind == "generate_until" for request in requests):
+        values = task.process_results(doc, [Response(text=MADE_UP) for _ in requests])
+    json.dumps([doc, str(target)], ensure_ascii=False, default=str).encode("utf-8")
+    return values
+
+
+def _totals(task: Task, values: Sequence[dict[MetricKey, MetricValue]]) -> Iterator[str]:
+    """Yields a sentence if metrics would divide by zero."""
+    aggregations = task.aggregation()
+    weighted = [key for key in values[0] if aggregations.get(key[0]) in WEIGHTED]
+    weights = {key: [v[key][1] for v in values if key in v] for key in weighted}
+    if empty := sorted({metric for (metric, _), sizes in weights.items() if sizes and sum(sizes) == 0}):
+        yield (
+            f"the {len(values)} evaluated documents are empty, and {', '.join(empty)} would divide by their words or "
+            "bytes: give documents with text, or raise limit"
+        )
+
+
+def isolated(config: Config) -> bool:
+    """Whether programs are kept from network, files and other processes."""
+    return config.allow_code_execution != "without_isolation"
+
+
+def execution_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
+    """Yields a sentence if tasks would run programs that may not be run, or cannot be run here."""
+    names = [task.name for task in tasks if task.runs_programs]
+    if not names:
+        return
+    programs = f"{', '.join(names)} {'run' if len(names) > 1 else 'runs'} programs that the model wrote"
+    if not config.allow_code_execution:
+        yield (
+            f"allow_code_execution=false: {programs}; allow_code_execution=true runs them in processes of their own, "
+            "within limits, without network, your files or your environment (tasks/README.md says what that does not "
+            "protect against)"
+        )
+    elif why := problem(isolated(config)):
+        yield f"allow_code_execution={str(config.allow_code_execution).lower()}: {programs}, and {why}"

@@ -17,17 +17,16 @@ from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection, to_yaml
 from evalengine.engine.answering import Answering
 from evalengine.engine.stats import EngineStats
+from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
 from evalengine.harness.described import engine_facts, invocation, model_info, run_context
-from evalengine.harness.execute import keep
+from evalengine.harness.execute import keep, open_answer_cache
 from evalengine.harness.extended import continued
-from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
-from evalengine.harness.kept import open_answer_cache
+from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import records, score_tasks, scorer
-from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
 from evalengine.harness.steps import Gate, answered
 from evalengine.harness.thinking import answers_alone, thoughts, uncredited

@@ -14,8 +14,7 @@ from typing import Any
 
 from evalengine.config.schema import Config
 from evalengine.harness.journal import JournalEntry
-from evalengine.harness.permission import isolated
-from evalengine.harness.plan import Plan
+from evalengine.harness.plan import Plan, isolated
 from evalengine.harness.progress import ProgramProgress
 from evalengine.programs.limits import OUTCOMES, ProgramLimits, ProgramVerdict
 from evalengine.programs.run import run_programs

@@ -33,7 +33,6 @@ from evalengine.config.words import word
 from evalengine.engine.llm import LLM
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
-from evalengine.harness.served_run import ServedRun
 from evalengine.serve.answering import Submission
 from evalengine.serve.answers import Writer, usage
 from evalengine.serve.asks import Ask, chat_ask
@@ -41,6 +40,7 @@ from evalengine.serve.bodies import ChatBody, read_body
 from evalengine.serve.errors import ApiError
 from evalengine.serve.model import ServedModel
 from evalengine.serve.recorder import Recorder
+from evalengine.serve.served_run import ServedRun
 from evalengine.serve.settings import ServeSettings
 
 OF_THE_MODEL = (

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.submission import check_requests, refused
 from evalengine.errors import ConfigError
+from evalengine.harness.execute import through_cache
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.kept import through_cache
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.base import EngineBackedModel
 from evalengine.lm_eval_model.generation import answer_text, read_generation

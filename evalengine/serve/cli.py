@@ -78,8 +78,8 @@ def _recorder(settings: ServeSettings, config: Any, llm: Any) -> Any:
     """What keeps the answers, if they are to be kept."""
     if not settings.record:
         return None
-    from evalengine.harness.served_run import ServedRun
     from evalengine.serve.recorder import Recorder
+    from evalengine.serve.served_run import ServedRun
 
     return Recorder(ServedRun.open(settings.record, f"serve-{config.model.name}", config, llm))
 

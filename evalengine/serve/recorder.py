@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from evalengine.errors import EvalEngineError
-from evalengine.harness.served_run import SCORES, ServedRun, recorded, served_key
 from evalengine.serve.answering import Submission
 from evalengine.serve.asks import Ask
 from evalengine.serve.errors import ApiError
+from evalengine.serve.served_run import SCORES, ServedRun, recorded, served_key
 
 logger = logging.getLogger(__name__)
 RECEIPT, RUN = "x-evalengine-receipt", "x-evalengine-run"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
-from evalengine.harness.pieces import BYTE, token_bytes
+from evalengine.engine.text.token_bytes import BYTE, token_bytes
 
 CLEANED = 4  # characters at the end of a text that `clean_up_tokenization_spaces` may still change
 NEAR = 32  # bytes within which a token is looked for in a text that the tokenizer reads otherwise than it is

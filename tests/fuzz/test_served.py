@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from evalengine.harness.served_run import ServedRun
 from evalengine.serve.connections import Connections
 from evalengine.serve.recorder import Recorder
+from evalengine.serve.served_run import ServedRun
 from evalengine.serve.settings import ServeSettings
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.test_hf_folder import VALUES, mutated, places_in

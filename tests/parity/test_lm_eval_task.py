@@ -14,8 +14,7 @@ import pytest
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError
-from evalengine.harness.groups import group_results
-from evalengine.harness.metrics import summarize
+from evalengine.harness.metrics import group_results, summarize
 from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.records.lm_eval import TaskResult
 from evalengine.tasks.base import Task

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.harness.served_run import ServedRun
 from evalengine.records.line_file import LineFile
 from evalengine.records.schema import RequestRecord
 from evalengine.serve.recorder import RECEIPT, RUN, Recorder
+from evalengine.serve.served_run import ServedRun
 from tests.e2e.command import Run, call
 from tests.full_disk import Disk
 from tests.serve.running import QUESTION, Running, running, wait_until

@@ -11,7 +11,7 @@ import pytest
 
 from evalengine.config.schema import DatasetConfig, TaskConfig
 from evalengine.errors import ConfigError
-from evalengine.harness.rehearsal import rehearse
+from evalengine.harness.plan import rehearse
 from evalengine.tasks.base import Task
 from evalengine.tasks.filters import ExactMatch, RegexFilter
 from evalengine.tasks.generation import GenerationTask

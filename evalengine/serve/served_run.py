@@ -26,6 +26,7 @@ from evalengine.config.schema import Config, to_yaml
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
+from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
 from evalengine.harness.described import engine_facts, invocation, model_info, run_context
@@ -33,7 +34,6 @@ from evalengine.harness.execute import journal_entry
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
 from evalengine.harness.outcome import SampleHashes, hash_string, records, task_hash
-from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import requests_sha256
 from evalengine.harness.thinking import thoughts
