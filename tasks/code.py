@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
 from evalengine.programs.limits import ProgramLimits
-from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.instance import Response
-from evalengine.tasks.metric import Metric, MetricKey, MetricValue
+from evalengine.tasks.metric import Metric, MetricKey, MetricValue, pass_at_k
 from evalengine.tasks.repeats import Repeated, repeats_of
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated

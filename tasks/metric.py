@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,3 +26,12 @@ class Aggregation:
 
     value: Callable[[list[Any]], Any]
     stderr: Callable[[list[Any], int], float | None]  # (at least two values, resamples); None: there is none
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """The unbiased estimate from n samples of a document, `correct` of them right: 1 - C(n - c, k) / C(n, k).
+
+    Chen et al. 2021, "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1.
+    """
+    assert 0 <= correct <= n and 1 <= k <= n
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module, resources
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from evalengine.config.schema import TaskConfig
+from evalengine.config.shipped import available
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 from evalengine.tasks.templated import class_of_file
-
-
-def available_tasks() -> list[str]:
-    """The names of the shipped tasks."""
-    folder = resources.files("evalengine") / "conf" / "task"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_task(name: str, config: TaskConfig, **arguments: Any) -> Task:
@@ -25,7 +20,7 @@ def load_task(name: str, config: TaskConfig, **arguments: Any) -> Task:
     or settings that the task cannot honour.
     """
     if not config.cls:
-        raise ConfigError(f"task={name}: there is no such task; available are {', '.join(available_tasks())}")
+        raise ConfigError(f"task={name}: there is no such task; available are {', '.join(available('task'))}")
     cls = task_class(config.cls, f"tasks.{name}.cls")
     if missing := sorted(cls.__abstractmethods__):
         raise ConfigError(f"tasks.{name}.cls={config.cls}: the class does not write {', '.join(missing)}")

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from evalengine.config.schema import TaskConfig
-from evalengine.tasks.estimators import pass_at_k
-from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.metric import Metric, MetricValue, pass_at_k
 
 MEAN = "mean"
 

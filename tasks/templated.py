@@ -257,11 +257,6 @@ class Templated(Task):
         ]
 
     @classmethod
-    def metric_names(cls, config: TaskConfig) -> list[str]:
-        template = cls.fixed or config.template
-        return [*read_metrics(template.metric_list, template.output_type or "generate_until", cls.metrics).metrics]
-
-    @classmethod
     def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
         return tuple(pipeline.name for pipeline in pipelines((cls.fixed or config.template).filter_list))
 

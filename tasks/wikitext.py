@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from evalengine.tasks.base import Task
-from evalengine.tasks.instance import Instance, Response
+from evalengine.config.schema import TemplateConfig
 from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.rows import Doc
+from evalengine.tasks.scores import DEFAULTS, rolling_scores
+from evalengine.tasks.templated import Templated
 
 # A heading of level one opens a page: " = Title = ", not " = = Section = = ".
 TITLE = re.compile(r"^ = (?!= )(?:.*(?<! =))? = $")
@@ -76,40 +77,22 @@ def detokenise(page: str) -> str:
     return page
 
 
-class WikiText(Task):
+class WikiText(Templated):
     """One rolling log-likelihood request a page; the weights are the original page's words and UTF-8 bytes."""
 
     forks = True
-    output_type = "loglikelihood_rolling"
+    limited = False
+    takes_templates = False
+    fixed = TemplateConfig(output_type="loglikelihood_rolling", doc_to_target="")
     columns = ("page",)
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"page": (str,)}
-    takes_fewshot = False
-    metrics: ClassVar[dict[str, Metric]] = {
-        "word_perplexity": Metric("weighted_perplexity", higher_is_better=False),
-        "byte_perplexity": Metric("weighted_perplexity", higher_is_better=False),
-        "bits_per_byte": Metric("bits_per_byte", higher_is_better=False),
-    }
+    metrics: ClassVar[dict[str, Metric]] = DEFAULTS["loglikelihood_rolling"]
 
     def read_text(self, text: str) -> list[Doc]:
         return split_pages(text)
 
-    def question(self, doc: Doc) -> str:
-        return ""
-
     def target(self, doc: Doc) -> str:
         return detokenise(doc["page"])
 
-    def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
-        return [Instance(self.name, doc_id, 0, "loglikelihood_rolling", self.target(doc))]
-
-    def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[float]]:
-        return {"none": [response.loglikelihood for response in responses]}
-
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
-        (loglikelihood,) = answers
-        words, size = len(re.split(r"\s+", doc["page"])), len(doc["page"].encode("utf-8"))
-        return {
-            "word_perplexity": (loglikelihood, words),
-            "byte_perplexity": (loglikelihood, size),
-            "bits_per_byte": (loglikelihood, size),
-        }
+        return rolling_scores([*self.metrics], doc["page"], answers[0])

@@ -166,11 +166,11 @@ def task_metrics(task: TaskConfig, name: str) -> dict[str, Metric]:
     from evalengine.tasks.scores import read_metrics
 
     cls = task_class(task.cls or "", f"tasks.{name}.cls")
-    if not cls.takes_templates or cls.runs_programs:
+    template = getattr(cls, "fixed", None) or task.template
+    if template is task.template and (not cls.takes_templates or cls.runs_programs):
         return {metric: cls.metrics.get(metric, Metric()) for metric in cls.metric_names(task)}
     try:
-        kind = task.template.output_type or "generate_until"
-        return read_metrics(task.template.metric_list, kind, cls.metrics).metrics
+        return read_metrics(template.metric_list, template.output_type or "generate_until", cls.metrics).metrics
     except (KeyError, ValueError):  # only a run lists the problems
         return {"?": Metric()}
 

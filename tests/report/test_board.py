@@ -21,7 +21,7 @@ from evalengine.report.stats.metric_interval import wilson
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.significance import holm
-from evalengine.tasks.estimators import pass_at_k
+from evalengine.tasks.metric import pass_at_k
 from tests.report.compared_runs import BASE, run
 from tests.report.model_runs import model, rolling
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from evalengine.config.schema import Config, DatasetConfig, TaskConfig
-from evalengine.config.shipped import outline
+from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import Sample, sample_row
 from evalengine.records.manifest import run_identity
@@ -36,7 +36,7 @@ from evalengine.report.stats.metric_interval import interval_cautions, mean_inte
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.significance import mcnemar, sign_flip
 from evalengine.tasks.base import Task
-from evalengine.tasks.registry import available_tasks, load_task
+from evalengine.tasks.registry import load_task
 from evalengine.tasks.rows import Rows
 from evalengine.tasks.rows import cluster_names as relations
 from tests.parity.shipped_rows import rows_of
@@ -101,7 +101,7 @@ def test_clusters_change_no_identity_and_no_sample_without_them() -> None:
 
 def test_shipped_tasks_name_columns_that_their_rows_have() -> None:
     """The tasks' settings are read from their outlines, which are what Hydra composes (unit/test_task_outline.py)."""
-    outlined = [outline(name).tasks for name in available_tasks()]
+    outlined = [outline(name).tasks for name in available("task")]
     named = {name: task.cluster for tasks in outlined for name, task in tasks.items()}
     assert {name: column for name, column in named.items() if column} == {
         "hellaswag": "source_id", "boolq": "passage", "drop": "passage",

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from evalengine.config.schema import DatasetConfig, GenerationConfig, TaskConfig
+from evalengine.config.shipped import available
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Generation, Response
-from evalengine.tasks.registry import available_tasks, load_task
+from evalengine.tasks.registry import load_task
 from tests.unit.test_rehearsal import Sums
 
 TEST = [{"question": f"q{i}?", "answer": f"r{i}\n#### {i}"} for i in range(5)]
@@ -161,7 +162,7 @@ def test_all_problems_are_listed_at_once(config: TaskConfig) -> None:
 
 
 def test_unknown_task_lists_the_known_ones() -> None:
-    known = available_tasks()
+    known = available("task")
     assert {"gsm8k", "gsm8k_cot", "hellaswag", "arc_easy", "arc_challenge", "wikitext", "arithmetic"} <= set(known)
     with pytest.raises(ConfigError, match=f"task=gsm9k: there is no such task; available are {', '.join(known)}"):
         load_task("gsm9k", TaskConfig())

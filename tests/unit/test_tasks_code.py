@@ -16,9 +16,9 @@ from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.programs.limits import ProgramLimits, ProgramVerdict
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
-from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_yaml import returned
+from evalengine.tasks.metric import pass_at_k
 from evalengine.tasks.registry import load_task
 from evalengine.util.plain_files import Tagged
 

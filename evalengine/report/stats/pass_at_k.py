@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.tasks.estimators import pass_at_k
+from evalengine.tasks.metric import pass_at_k
 
 EPSILON = 1e-9  # how far a mean of 0s and 1s lies from a multiple of 1 / n by rounding
 
