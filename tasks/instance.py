@@ -45,3 +45,9 @@ class Response:
     loglikelihood: float = 0.0  # set for loglikelihood and rolling requests only
     is_greedy: bool = False  # set for loglikelihood requests only
     verdict: ProgramVerdict | None = None  # the verdict on the program in the text; None where none was run
+
+    def plain(self, kind: str) -> str | float | tuple[float, bool]:
+        """The answer to an instance of this kind, in the form that lm-eval's filters and sample files have."""
+        if kind == "generate_until":
+            return self.text
+        return (self.loglikelihood, self.is_greedy) if kind == "loglikelihood" else self.loglikelihood

@@ -206,7 +206,7 @@ class LmEvalTask(Task):
         """lm-eval's Instances of the document, with the responses and what lm-eval's filters made of them."""
         waiting, answered = iter(responses), []
         for asked in self._asked[id(doc)]:
-            resps = [_as_theirs(asked.request_type, next(waiting)) for _ in range(asked.repeats or 1)]
+            resps = [next(waiting).plain(asked.request_type) for _ in range(asked.repeats or 1)]
             answered.append(replace(asked, resps=resps, filtered_resps={}))
         for ensemble in self._theirs._filters:
             ensemble.apply(answered)
@@ -260,13 +260,6 @@ class LmEvalTask(Task):
     @classmethod
     def metric_names(cls, config: TaskConfig) -> list[str]:
         return metric_names(leaf_of(config.lm_eval.name).outline) if config.lm_eval.name else ["?"]
-
-
-def _as_theirs(kind: str, response: Response) -> Any:
-    """The response in the form that lm-eval's filters take."""
-    if kind == "generate_until":
-        return response.text
-    return (response.loglikelihood, response.is_greedy) if kind == "loglikelihood" else response.loglikelihood
 
 
 def aggregations(functions: Mapping[str, Any]) -> dict[str, str | Aggregation]:

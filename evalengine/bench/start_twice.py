@@ -10,10 +10,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from evalengine.config.compose import compose_jobs
-from evalengine.engine.deferred import DeferredLLM
+from evalengine.harness.answering import deferred_llm
 from evalengine.harness.plan import plan_and_load, prepare
 from evalengine.util.relaxed_gc import relaxed_gc
 
@@ -23,8 +22,7 @@ def main(words: Sequence[str]) -> None:
     (job,) = compose_jobs(words)
     config, seconds = job.config, list[float]()
     checkpoint, tasks = prepare(config)
-    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
-    with relaxed_gc(), DeferredLLM(checkpoint, **mode, engine=config.engine) as llm:
+    with relaxed_gc(), deferred_llm(config, checkpoint) as llm:
         plan = plan_and_load(config, tasks, llm)
         requests = [item.request for item in plan.requests]
         for _ in range(2):

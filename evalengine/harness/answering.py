@@ -34,11 +34,16 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
         with RayEngines(config, checkpoint) as engines:
             yield engines
     else:
-        mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
-        with DeferredLLM(checkpoint, **mode, engine=config.engine) as deferred:
+        with deferred_llm(config, checkpoint) as deferred:
             if config.drafts is not None:
                 deferred.learn_answers(_generated(config.drafts))
             yield deferred
+
+
+def deferred_llm(config: Config, checkpoint: Checkpoint) -> DeferredLLM:
+    """The engine of the configuration, which loads its weights when they are first needed."""
+    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    return DeferredLLM(checkpoint, **mode, engine=config.engine)
 
 
 def _generated(folder: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:

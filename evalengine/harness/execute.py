@@ -53,12 +53,7 @@ def execute(
     Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
     request failed. Raises KeyboardInterrupt for a Ctrl-C, once the answers of the running step are journaled.
     """
-    items = {item.key: item for item in plan.requests}
-
-    def asked(key: RecordKey) -> ExpectedEntry | None:
-        return _asked(items[key], llm) if key in items else None
-
-    with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
+    with Journal.open(folder.journal, folder.identity_sha256, _expected(plan, llm)) as journal:
         wanted = (plan if part is None else part).requests
         todo = {item.request.request_id: item for item in wanted if item.key not in journal.finished}
         kept = 0 if ran else len(journal.finished)
@@ -95,8 +90,7 @@ def keep(plan: Plan, llm: Answering, folder: RunFolder, whole: Mapping[RecordKey
     """Journals answers of an earlier run that are this one's, too; `execute` then finds them. Raises as `execute`."""
     if not whole:
         return
-    items = {item.key: item for item in plan.requests}
-    with Journal.open(folder.journal, folder.identity_sha256, lambda key: _asked(items[key], llm)) as journal:
+    with Journal.open(folder.journal, folder.identity_sha256, _expected(plan, llm)) as journal:
         for key, entry in whole.items():
             if key not in journal.finished:
                 journal.append(entry)
@@ -115,9 +109,15 @@ def _undoubted(
         raise EvalEngineError(f"{task}, document {document}, request {request}: {error}") from error
 
 
-def _asked(item: HarnessRequest, llm: Answering) -> ExpectedEntry:
-    answer = ExpectedAnswer.of(item.request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
-    return ExpectedEntry(ids_sha256(item.prompt_ids), answer)
+def _expected(plan: Plan, llm: Answering) -> Callable[[RecordKey], ExpectedEntry | None]:
+    requests = {item.key: item.request for item in plan.requests}
+    return lambda key: expected_entry(requests[key], llm) if key in requests else None
+
+
+def expected_entry(request: Request, llm: Answering) -> ExpectedEntry:
+    """What the journal may hold for the request."""
+    answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
+    return ExpectedEntry(ids_sha256(request.prompt_ids), answer)
 
 
 def _most_tokens(item: HarnessRequest, llm: Answering) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 from evalengine.config.schema import Config, JudgeConfig, to_yaml
 from evalengine.engine.answering import Answering
-from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.load.loader import resolve_checkpoint
+from evalengine.harness.answering import deferred_llm
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
@@ -138,8 +138,7 @@ def find_judge(config: Config, plan: Plan, llm: Answering | None) -> Judge | Non
     shares = llm is not None and own.model == config.model and own.engine == config.engine
     engine = llm if shares else None
     if engine is None and own.model.api is None:
-        mode: Any = {"batch_invariant": own.batch_invariant, "numerics": own.numerics}
-        engine = DeferredLLM(resolve_checkpoint(own.model), **mode, engine=own.engine)
+        engine = deferred_llm(own, resolve_checkpoint(own.model))
     runs = {name: Path(one.against) for name, one in asked.items() if one.against and Path(one.against).is_dir()}
     identity = {
         **({"api": own.model.api, "model": own.model.name} if engine is None else engine_identity(own, engine)),

@@ -241,7 +241,7 @@ def _sample(
 ) -> Sample:
     by_index: dict[int, list[Any]] = defaultdict(list)
     for instance, answer in zip(instances, answers, strict=True):
-        by_index[instance.index].append(_plain(instance, answer))
+        by_index[instance.index].append(answer.plain(instance.kind))
     first = {instance.index: instance for instance in reversed(instances)}
     return Sample(
         doc_id=doc_id,
@@ -262,14 +262,6 @@ def _sample(
         if any(answer.verdict for answer in answers)
         else None,
     )
-
-
-def _plain(instance: Instance, answer: Response) -> Any:
-    if instance.kind == "generate_until":
-        return answer.text
-    if instance.kind == "loglikelihood":
-        return (answer.loglikelihood, answer.is_greedy)
-    return answer.loglikelihood
 
 
 def _arguments(instance: Instance) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import ConfigError
+from evalengine.harness.answering import deferred_llm
 from evalengine.harness.asked import SERVED, in_order, read_asked
 from evalengine.harness.identity import model_identity
 from evalengine.harness.plan import Plan, build_plan, prepare
@@ -53,8 +54,7 @@ def plan_again(
     checkpoint, tasks = (resolve_checkpoint(config.model), []) if served else prepare(config, scores=False)
     if same_model and weights_fingerprint(checkpoint) != identity["weights"]:
         raise ConfigError(f"{checkpoint.source}: these are not the weights of {name}; name them {NAME_IT}")
-    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
-    llm = DeferredLLM(checkpoint, **mode, engine=config.engine)
+    llm = deferred_llm(config, checkpoint)
     now = model_identity(config, llm) if same_model else {}
     pairs = [(identity[part], value, part) for part, value in now.items() if part in identity]
     if changed := [words for pair in pairs for words in differences(*pair)]:

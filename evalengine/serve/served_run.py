@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.config.schema import Config, to_yaml
-from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
 from evalengine.harness.described import engine_facts, invocation, model_info, run_context
-from evalengine.harness.execute import journal_entry
+from evalengine.harness.execute import expected_entry, journal_entry
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
+from evalengine.harness.journal import Journal, JournalEntry
 from evalengine.harness.outcome import SampleHashes, hash_string, records, task_hash
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import requests_sha256
@@ -85,7 +84,8 @@ class ServedRun:
         try:
             asked = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
-            journal = Journal.open(folder.journal, folder.identity_sha256, lambda key: _expected(asked.get(key), llm))
+            expected = {key: expected_entry(request, llm) for key, request in asked.items()}
+            journal = Journal.open(folder.journal, folder.identity_sha256, expected.get)
             file = _opened(folder.path / ASKED)
         except BaseException:
             folder.close()
@@ -184,13 +184,6 @@ def _opened(path: Path) -> LineFile:
         return LineFile(path)
     except OSError as error:
         raise write_failed(path, error) from error
-
-
-def _expected(request: Request | None, llm: LLM) -> ExpectedEntry | None:
-    if request is None:
-        return None
-    answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
-    return ExpectedEntry(ids_sha256(request.prompt_ids), answer)
 
 
 def _same(a: JournalEntry, b: JournalEntry) -> bool:
