@@ -38,11 +38,11 @@ from evalengine.engine.settings import settings_problems
 from evalengine.engine.text.chat_template import ChatTemplate, Wording
 from evalengine.engine.text.encode import prefix_token_id
 from evalengine.engine.text.pieces import PieceTokenizer
+from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.described import engine_facts, run_context
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.pieces import token_bytes
 from evalengine.harness.requests import requests_sha256
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import (
