@@ -192,7 +192,7 @@ def _perplexities(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
     _, alarms, _ = shares(rng, draws, lambda rng: draw(rng, 0.0))
     yield Figure(group, "false alarms of the one-sided test", f"no difference, {case}", alarms, draws, at_most=ALPHA)
     _, power, _ = shares(rng, draws, lambda rng: draw(rng, math.log(1.009)))
-    yield Figure(group, "losses found by the test", f"0.9 % worse, {case}", power, draws, at_least=0.9)
+    yield Figure(group, "losses found by the test", f"0.9 % worse, {case}", power, draws, at_least=0.8)
     case = "pages between 2.4 and 3.6 nats a word"
     yield Figure(group, "coverage of one run's 95 % interval", case, covered, draws, 0.93, 0.97)
 
