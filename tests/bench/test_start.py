@@ -84,3 +84,8 @@ def test_settings_without_a_task_are_those_of_the_usual_run() -> None:
     assert settings() == ["task=mmlu", "limit=20"]
     assert settings("data_dir=rows") == ["task=mmlu", "limit=20", "data_dir=rows"]
     assert settings("task=gsm8k", "limit=3") == ["task=gsm8k", "limit=3"]
+
+
+def test_a_published_command_names_no_folder_of_this_machine() -> None:
+    words = ["data_dir=/home/me/data", "--twice", "", "--output", "/home/me/out", "task=a limit=3"]
+    assert start._without_places(words) == ["data_dir=data", "--twice", "''", "--output", "out", "'task=a limit=3'"]
