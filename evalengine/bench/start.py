@@ -81,7 +81,8 @@ def main(arguments: Namespace) -> int:
     about = environment(["python", "-m", "evalengine", "bench", "start", *_without_places(arguments.argv)])
     lines = table(models)
     where = str(about["gpu"] if about["driver"] else about["cpu"])
-    content = {"environment": about, "settings": _without_places(arguments.settings), "models": [asdict(model) for model in models]}
+    settings = _without_places(arguments.settings)
+    content = {"environment": about, "settings": settings, "models": [asdict(model) for model in models]}
     stem = arguments.output / f"start-{slug(where)}"
     write_text_file(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
     said = f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}; median of the later commands."
@@ -207,6 +208,6 @@ def _model_words(path: str, tokenizer: str, scratch: Path) -> list[str]:
 
 
 def _without_places(words: Sequence[str]) -> list[str]:
-    """Return the words as a published command shows them: this machine's files by their last part, quoted for a shell."""
+    """Return the words as a published command shows them: files by their last part, quoted for a shell."""
     parted = (word.rpartition("=") for word in words)
     return [shlex.quote(f"{name}{sign}{Path(value).name if '/' in value else value}") for name, sign, value in parted]
