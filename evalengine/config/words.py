@@ -100,7 +100,7 @@ def _shown(text: str) -> str:
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
     key, value, chosen = override.key_or_group, value_text(override), override.value()
-    if re.match("hydra[./]", key):
+    if re.match("hydra[./]", key) and key not in REMOVED:
         if key != SEARCHED:
             yield f"{key}: Hydra's own settings have no effect here, except {SEARCHED}"
         return

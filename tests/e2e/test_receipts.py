@@ -329,7 +329,7 @@ def test_a_run_that_says_what_was_not_computed_differs(greedy: Run, tmp_path: Pa
         (("prove", "{run}", "--item", "3", "-o", "{tmp}"), "a folder; name a file in it"),
         (("check", "{receipt}"), "--model names the model"),
         (("check", "{run}", "--model", MODEL), "are for a receipt"),
-        (("check", "{run}", "--sample", "0"), "must be a positive number"),
+        (("check", "{run}", "--sample", "0"), "'--sample': Input should be greater than or equal to 1"),
         (("check", "{tmp}/nothing"), "no such file or folder"),
         (("check", "{run}/digest.txt", "--model", MODEL), "not JSON"),
     ],

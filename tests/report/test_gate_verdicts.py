@@ -128,7 +128,7 @@ def test_a_loss_in_many_small_parts_fails_without_a_margin(case: str, p: str) ->
     rule = parse_policy({"accuracy": {}}, "test").rule
     (check,), (gain,) = evaluate(rule, a, b), evaluate(rule, b, a)
     assert check.status == "fail" and f"(p = {p})" in check.message, check.message
-    assert check.cautions[-1].endswith(" would not have been seen") and check.brief.endswith(check.cautions[-1])
+    assert check.cautions[-1].endswith(" would not have been seen")
     assert gain.status == "pass" and not any("would not have been seen" in why for why in gain.cautions)
     if case == "avg@64":
         (beyond,) = evaluate(parse_policy({"accuracy": {"margin": 2.0}}, "test").rule, a, b)

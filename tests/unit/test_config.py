@@ -162,7 +162,7 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("task=[gsm8k", "task=[gsm8k: no viable alternative"),
         ("model.path=a=b", "quote a value"),
         ("model.path=", "model.path: names no weights"),
-        ("hydra.run.dir=x", "hydra.run.dir: Hydra's settings have no effect"),
+        ("hydra.run.dir=x", "hydra.run.dir: Hydra's own settings have no effect"),
         ("hydra.searchpath=[file:///no/such/folder]", "is not available"),
         ("limit=1,2", "limit=1,2: has several values; for a run of each write run -m limit=1,2"),
         ("limit=0", "limit=0: must be at least 1"),
