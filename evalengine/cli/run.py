@@ -117,7 +117,7 @@ def _settings(words: list[str]) -> list[str]:
 
 
 def _with_dashes(argv: Sequence[str]) -> str | None:
-    """What is said of options that are no options of `run`; None if there are none."""
+    """Return the message about options that are not options of `run`; None if there are none."""
     options, settings = [], []
     for word, after in zip(argv, (*argv[1:], "-"), strict=False):
         name, equals, value = word.lstrip("-").partition("=")
@@ -135,7 +135,7 @@ def _with_dashes(argv: Sequence[str]) -> str | None:
 
 
 def _unknown_word(word: str, first: bool) -> str:
-    """What is said of a word that is no setting."""
+    """Return the message about a word that is no setting."""
     if word in MODULES:
         return f"{word}: a command's name comes first: {PROGRAM} {word} ..."
     for group in ("task", "model", "experiment"):

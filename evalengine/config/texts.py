@@ -62,7 +62,7 @@ def escape_problems(text: str, where: str, cure: str) -> Iterator[str]:
 
 
 def _meant(found: re.Match[str]) -> str:
-    """What an escape means: a doubled backslash is one. Jinja's code is its own."""
+    """The meaning of an escape: a doubled backslash is one. Jinja's code has its own rules."""
     if not found["letter"]:
         return found[0]
     return MEANT[found["letter"]] if found["slashes"] == "\\" else found[0][1:]

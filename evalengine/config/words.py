@@ -29,7 +29,7 @@ from evalengine.util.plain_files import is_later_part
 
 SEARCHED = "hydra.searchpath"
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
-LISTS = ("task", SEARCHED)  # what takes several names in one run, besides settings whose type is a list
+LISTS = ("task", SEARCHED)  # what takes several names in one run, with the settings whose type is a list
 GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the models that a pattern matches
 MOST_SHOWN = 200  # characters of an override that cannot be read, and of what the library says of it
 NUMBERS = re.compile(r"(\D*)(\d*)")  # a text and the number after it

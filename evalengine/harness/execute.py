@@ -115,7 +115,7 @@ def _expected(plan: Plan, llm: Answering) -> Callable[[RecordKey], ExpectedEntry
 
 
 def expected_entry(request: Request, llm: Answering) -> ExpectedEntry:
-    """What the journal may hold for the request."""
+    """Return the entry that the journal may hold for the request."""
     answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
     return ExpectedEntry(ids_sha256(request.prompt_ids), answer)
 

@@ -70,7 +70,7 @@ TYPES: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, Any]]] = {
          "layer_types": None, "attention_bias": False},
     ),
 }  # fmt: skip
-# What is kept as the file has it, of any class.
+# Settings that stay as the file has them, for any class.
 _KEPT = ("architectures", "model_type", "quantization_config", "dtype", "torch_dtype", "eos_token_id")
 _ROPE = ("rope_scaling", "rope_parameters", "rope_theta")
 _LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}

@@ -148,7 +148,7 @@ def test_tokenizers_equal_transformers(tmp_path: Path, model_type: str) -> None:
         written(folder, case, model_type, named)
         try:
             ours = read_tokenizer(folder)
-        except Exception:  # transformers is asked then
+        except Exception:  # transformers reads it then
             continue
         if ours is None:
             continue

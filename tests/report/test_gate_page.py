@@ -211,7 +211,7 @@ def test_a_page_that_cannot_be_written_is_no_failed_gate(sweep: Path, capsys: py
 
 
 def test_a_run_that_is_missing_or_unfinished_is_reported(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A sweep with an empty folder in the place of a run passed without a word."""
+    """A sweep with an empty folder instead of a run passed without a word."""
     for name in ("runs/a", "runs/b"):
         write_run(Path(name), [generated(doc) for doc in range(4)])
     Path("runs/twin").symlink_to("a")

@@ -65,7 +65,7 @@ def checks(rule: dict[str, Any], a: Run, b: Run) -> dict[str, Check]:
 
 
 def test_a_rise_of_nine_tenths_of_a_percent_that_is_no_noise_does_not_pass() -> None:
-    """The rise is 0.90 %, p 0.003 for each metric, below the 1 % that was all the policy asked."""
+    """The rise is 0.90 %, p 0.003 for each metric, below the 1 % that was all the policy required."""
     a, b = pages(math.log(1.009), noise=0.018)
     for rule in ({"max_regression_percent": 1.0}, {}):
         check = checks(rule, a, b)["word_perplexity"]
@@ -263,7 +263,7 @@ def test_a_mean_of_perplexities_waits_for_no_spread_that_it_cannot_have() -> Non
 
 
 def test_lambadas_perplexity_is_judged_after_the_last_step() -> None:
-    """Betting bounds are for shares: before all documents are asked, a perplexity waits."""
+    """Betting bounds are for shares: a perplexity waits until all documents are evaluated."""
     policy, a, worse = load_policy("accuracy"), lambada(0.0), lambada(-0.5)
     order = first_of_order(in_order(ordered_by(a), "lambada", range(300), None), 300)
     for count, status in ((100, "undecided"), (300, "fail")):
@@ -286,7 +286,7 @@ def test_lambadas_perplexity_is_planned_by_two_runs() -> None:
 
 
 def test_a_gate_says_why_its_bound_may_be_too_narrow() -> None:
-    """One page makes the spread, or few clusters do: it is said in the short line, and by machines."""
+    """One page makes the spread, or few clusters do: the short line and the machine-readable forms say so."""
     a, b = pages(0.0, 0.0001)
     totals = {doc: total for doc, (total, _) in b.weighted[WORD].items()}
     words = np.array([weight for _, weight in a.weighted[WORD].values()])

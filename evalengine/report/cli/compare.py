@@ -126,7 +126,7 @@ def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], lis
 
 
 def _path_problems(arguments: Namespace) -> Iterator[str]:
-    """What is wrong with the files that the options name."""
+    """Return the problems of the files that the options name."""
     named = [(f"-o {name}", name, SUFFIXES) for name in arguments.output or []]
     named += [(f"--json {name}", name, {}) for name in [arguments.json] if name not in (None, "-")]
     named += [(f"--html {name}", name, {}) for name in [arguments.html] if name is not None]

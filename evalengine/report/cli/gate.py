@@ -63,7 +63,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _path_problems(arguments: Namespace) -> Iterator[str]:
-    """What is wrong with the files that the options name."""
+    """Return the problems of the files that the options name."""
     files = _files(arguments)
     sources = [*inputs(filter(None, (arguments.baseline, arguments.run, arguments.noise)))]
     with suppress(ConfigError):  # a bad policy is reported by the gate
@@ -107,7 +107,7 @@ def _report(arguments: Namespace) -> Report:
 
 
 def _without_run(report: Report, name: str = f"FOLDER:{LATEST}") -> Report:
-    """The report of a run that is removed: its command needs one that is kept, by this name."""
+    """The report of a removed run: its command needs a run that stays, under this name."""
     reports = tuple(_without_run(one, "RUN") for one in report.reports)
     compare = report.compare and f"rerun with --keep FOLDER, then {report.compare}".replace(
         shlex.quote(report.run), name

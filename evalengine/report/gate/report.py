@@ -86,7 +86,7 @@ class Check:
 
     @property
     def more(self) -> tuple[str, ...]:
-        """What it says in addition to the message and the cautions."""
+        """The parts that it adds to the message and the cautions."""
         return (*self.details, *([self.detects] if self.detects else []))
 
 

@@ -152,7 +152,7 @@ def tested(strata: Sequence[Stratum], scale: float, most: float, answers: bool, 
     scale, most: as in `loss_bound`. answers: whether all scores are 0 or 1, whose unrelated documents of equal weight
     take McNemar's exact test: two directions of one change, with equal means, are equally likely.
 
-    All else takes the larger of two p-values. The sign-flip test alone asks whether differences are symmetric about 0,
+    All else takes the larger of two p-values. The sign-flip test alone tests whether differences are symmetric about 0,
     not whether their mean is 0: if 3 % of 100 documents lose half a score, and the others gain what makes up for it, it
     rejects in .2 of comparisons. The other p is where the interval begins to exclude 0: `LossBound.p_outside` for two
     sides, so that 0 lies outside the 95 % interval if p is at most 0.05 (and only then, unless the sign flips have the
