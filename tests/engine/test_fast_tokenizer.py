@@ -215,6 +215,8 @@ def test_callers_outside_get_transformers_methods(tmp_path: Path) -> None:
     ours.eos_token_id = 1
     assert (ours.pad_token_id, ours.eos_token, ours.bos_token) == (0, IN, None)
     assert ours.special_tokens_map == {"pad_token": END, "eos_token": IN}
-    assert ours.add_tokens([OUT]) == 1 and ours.encode(OUT) == [len(ours) - 1]
+    made = ours.of_transformers()
+    assert ours.of_transformers() is made and made.eos_token == IN, "it copies the vocabulary, so it is made once"
+    assert ours.add_tokens([OUT]) == 1 and ours.encode(OUT) == [len(ours) - 1] == ours(OUT)["input_ids"]
     with pytest.raises(AttributeError, match="add_special_tokens"):
         ours.add_special_tokens({"pad_token": OUT})

@@ -81,6 +81,7 @@ class FastTokenizer:
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; the token of a role also by its id."""
         role = name.removesuffix("_id")
+        self.__dict__.pop("_of_transformers", None)
         if role not in ROLES:
             object.__setattr__(self, name, value)
             return
@@ -90,6 +91,7 @@ class FastTokenizer:
 
     def add_tokens(self, tokens: list[Token]) -> int:
         """Adds tokens that the vocabulary does not have; returns their number."""
+        self.__dict__.pop("_of_transformers", None)
         return int(self.backend_tokenizer.add_tokens(tokens))
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
@@ -97,10 +99,15 @@ class FastTokenizer:
         return self.of_transformers()(*texts, **options)
 
     def of_transformers(self) -> Any:
-        """The same tokenizer as an object of transformers, for callers outside; its import takes seconds."""
+        """The same tokenizer as an object of transformers, for callers outside; its import takes seconds.
+
+        It copies the vocabulary, so it is made once, and again after a change by this class's attributes and methods.
+        """
+        if "_of_transformers" in self.__dict__:
+            return self.__dict__["_of_transformers"]
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast(
+        made = self.__dict__["_of_transformers"] = PreTrainedTokenizerFast(
             tokenizer_object=self.backend_tokenizer,
             extra_special_tokens=self.extra_special_tokens,
             chat_template=self.chat_template,
@@ -108,6 +115,7 @@ class FastTokenizer:
             split_special_tokens=self.split_special_tokens,
             **self.special_tokens_map,
         )
+        return made
 
     @property
     def add_bos_token(self) -> bool:
