@@ -98,7 +98,7 @@ def _served(
     settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="of the "
                         "model and the engine: model=tinymath engine.max_num_seqs=256")] = None,
     requests: Annotated[int, Option(metavar="N", min=1, help="how many")] = 512,
-    clients: Annotated[int, Option(metavar="N", min=1, help="connections, each of which asks one request after "
+    clients: Annotated[int, Option(metavar="N", min=1, help="connections, each of which sends one request after "
                        "another")] = 256,
     tokens: Annotated[int, Option(metavar="N", min=1, help="the most that an answer has")] = 64,
     logprobs: Annotated[bool, Option("--logprobs", help="ask for logprobs, and compare them, too")] = False,

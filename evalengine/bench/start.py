@@ -209,5 +209,5 @@ def _model_words(path: str, tokenizer: str, scratch: Path) -> list[str]:
 
 def _without_places(words: Sequence[str]) -> list[str]:
     """Return the words as a published command shows them: files by their last part, quoted for a shell."""
-    parted = (word.rpartition("=") for word in words)
-    return [shlex.quote(f"{name}{sign}{Path(value).name if '/' in value else value}") for name, sign, value in parted]
+    split = (word.rpartition("=") for word in words)
+    return [shlex.quote(f"{name}{sign}{Path(value).name if '/' in value else value}") for name, sign, value in split]

@@ -25,6 +25,6 @@ MODULES = {  # sub-command -> the module whose `main(argv)` answers it, or anoth
 
 
 def command_of(name: str) -> Any:
-    """What answers a sub-command: a function of the words after it, which returns the exit code."""
+    """Return the function of a sub-command: it takes the words after it and returns the exit code."""
     module, _, function = MODULES[name].partition(":")
     return getattr(import_module(module), function or "main")

@@ -39,7 +39,7 @@ def _words(
                     "sees them, the targets")] = None,
 ) -> Namespace:  # fmt: skip
     """Lists the tasks that can be run: where their rows come from (Hub id @ pinned commit), how many documents are
-    evaluated, the metrics, and what a task needs beside the rows."""
+    evaluated, the metrics, and what a task needs in addition to the rows."""
     return Namespace(words=words or [], show=show)
 
 

@@ -238,7 +238,7 @@ def _absolute_path(path: str) -> str:
 def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
     """A context in which Ray is connected; yields the log folder of a Ray of our own, None for one that ran already.
 
-    cpus: what our own Ray is told that this machine has. Raises ConfigError for a cluster that cannot be joined.
+    cpus: the number of cores with which our own Ray is started. Raises ConfigError for a cluster that cannot be joined.
     """
     import ray
 
@@ -295,12 +295,12 @@ def _start(cpus: int, folder: Path) -> None:
             )
     except Exception as error:  # Ray raises a bare one for a node that is not up within its 30 s
         why = str(error).split("\n")[0]
-        cure = "a machine that is busy may need a second try: the same command resumes"
-        raise EvalEngineError(f"cluster=ray: Ray did not start here ({why}); {cure}") from error
+        fix = "a machine that is busy may need a second try: the same command resumes"
+        raise EvalEngineError(f"cluster=ray: Ray did not start here ({why}); {fix}") from error
 
 
 def _knock(address: str) -> None:
-    """Raises ConfigError if nobody listens at host:port: Ray itself would try for many minutes."""
+    """Raises ConfigError if no process listens at host:port: Ray itself would try for many minutes."""
     host, _, port = address.rpartition(":")
     if address == "auto" or not port.isdecimal():
         return

@@ -1,7 +1,7 @@
 """Which replica is asked what: every request of a run, until its answer stands. Pure: no Ray, no clock.
 
 An answer stands at once, unless the request is audited or the answer is an error: then a second replica answers the
-request, too. Requests of a lost replica are asked again; those of a slow one are asked of an idle one as well, and the
+request, too. Requests of a lost replica are sent again; those of a slow one are sent to an idle one as well, and the
 first answer counts.
 """
 

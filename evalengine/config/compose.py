@@ -36,7 +36,7 @@ from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
-COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
+COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or stored
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
     *(HydraException, OmegaConfBaseException, UserWarning, ValueError),
@@ -79,7 +79,7 @@ def experiment_name(overrides: Sequence[str]) -> str | None:
     """X of `experiment=X`; None without one. Raises `ConfigError` for more than one, and for bad grammar."""
     parsed = parse([text for text in overrides if re.match(r"\+?experiment=", text)], multirun=True)
     if swept := [override for override in parsed if override.is_sweep_override()]:
-        raise ConfigError(f"{swept[0].input_line}: name one experiment; each is a sweep of its own")
+        raise ConfigError(f"{swept[0].input_line}: name one experiment; each is a separate sweep")
     return str(parsed[0].value()) if parsed else None
 
 
