@@ -1,11 +1,21 @@
-"""The gated delta rule, token after token, over ragged sequences with a state each.
+"""The gated delta rule in chunks of 64 tokens, over ragged sequences with a state each.
 
-    T tokens, S sequences, Hk/Hv key and value heads, K/V their dimensions, R slots of the state pool.
+    T tokens, S sequences, Hk/Hv key and value heads, K/V their dimensions, R slots of the pools, C = 64.
 
-Prefill, chunked prefill and decode are one loop over the same float32 state, which is in registers within a step and in
-its slot between two, so no choice of the schedule can change a bit: nothing is computed by chunks whose borders would
-have to be fixed. Rows of the state (a value's dimension each) do not depend on each other, and their sums over K are of
-a fixed shape. Reading q, k and v of the next token does not wait for the state.
+In a chunk with start state S [V, K], whose row i has the gates' sum G_i (from the chunk's first row on) and the factors
+r of the norms of q and k:
+
+    x_i = beta_i (v_i - exp(G_i) (S k_i) r_i)                    what row i adds, but for the rows before it
+    A_ij = beta_i exp(G_i - G_j) (k_i k_j) r_i r_j, j < i;  T = (I + A)^-1
+    B_ij = exp(G_i - G_j) (q_i k_j) r_i r_j, j <= i;        M = B T
+    o_i = exp(G_i) (S q_i) r_i + sum_j M_ij x_j
+    S'  = exp(G_63) S + sum_j x_j K'_j,                     K' = T^t diag(exp(G_63 - G_j) r_j) k
+
+This is the rule token by token, solved for the rows of a chunk (Yang et al., "Parallelizing linear transformers with the
+delta rule", 2024, which applies T to x; here M and K' have it, so the sequential part is three products). Row i depends
+on S and on rows <= i alone, and prefill and decode compute it by the same chains, so a step may begin and end at any
+row. A decode reads the state and the rows of the open chunk (x, T, k, their norms and G), and adds a row to these; the
+state itself is written once in 64 tokens.
 """
 
 from __future__ import annotations
@@ -16,84 +26,566 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
+from evalengine.kernels.chunks import CHUNK, ChunkTable, dot, rows_of_chunk, terms
 from evalengine.kernels.launching.launch import launch
-from evalengine.kernels.recurrent_variant import GatedDelta
-from evalengine.kernels.sequence_of_step import sequence_of_step
+from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta
 
-# These two are part of the arithmetic: the order of a sum over K follows from a tile's shape and number of warps.
-ROWS = 32  # of the state a program
-WARPS = 4
-
-
-@triton.jit
-def _normed(x):
-    return x * device_math.rsqrt(tl.sum(x * x, 0) + 1e-6)
+# The sums of S q and S k and those over rows are chains of mma.sync in prefill and decode, whatever the tile; wgmma, which
+# Triton takes for 64 rows of the state and four warps, has another one. The products of q and k and K' have 64 rows and
+# four warps in both.
+PREFILL_ROWS, PREFILL_WARPS, PREFILL_STAGES = 32, 8, 2
+DECODE_ROWS, DECODE_WARPS, DECODE_STAGES = 32, 2, 2
+CLOSE_ROWS = 32
 
 
 @triton.jit
-def _gated_delta_kernel(
-    mixed_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr, cu_seqlens, seqlens, state_slots, scale,
-    beta_scale, stride_mixed, stride_a, stride_b,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+def _token_kernel(
+    mixed_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, norms_ptr, gates_ptr, beta_ptr, scale, beta_scale, stride_mixed,
+    stride_a, stride_b,
+    HK: tl.constexpr, HKP: tl.constexpr, HV: tl.constexpr, HVP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows of the state, value head, sequence)."""
+    """Program (token): the factors of q's and k's norms [2, HK], the gates and beta [HV]."""
+    device_math.after_previous_kernel()
+    t = tl.program_id(0).to(tl.int64)
+    head, key = tl.arange(0, HKP), tl.arange(0, KP)
+    real = (head < HK)[:, None] & (key < K)[None, :]
+    at = mixed_ptr + t * stride_mixed + head[:, None] * K + key[None, :]
+    q = tl.load(at, mask=real, other=0.0).to(tl.float32)
+    k = tl.load(at + HK * K, mask=real, other=0.0).to(tl.float32)
+    norms = norms_ptr + t * 2 * HK + head
+    tl.store(norms, device_math.rsqrt(tl.sum(q * q, 1) + 1e-6) * scale, mask=head < HK)
+    tl.store(norms + HK, device_math.rsqrt(tl.sum(k * k, 1) + 1e-6), mask=head < HK)
+    value_head = tl.arange(0, HVP)
+    real_head = value_head < HV
+    a = tl.load(a_ptr + t * stride_a + value_head, mask=real_head, other=0.0).to(tl.float32)
+    rate = -device_math.exp(tl.load(a_log_ptr + value_head, mask=real_head, other=0.0))
+    gate = rate * device_math.softplus(a + tl.load(dt_bias_ptr + value_head, mask=real_head, other=0.0))
+    tl.store(gates_ptr + t * HV + value_head, gate, mask=real_head)
+    b = device_math.sigmoid(tl.load(b_ptr + t * stride_b + value_head, mask=real_head, other=0.0).to(tl.float32))
+    beta = b.to(mixed_ptr.dtype.element_ty).to(tl.float32) * beta_scale
+    tl.store(beta_ptr + t * HV + value_head, beta, mask=real_head)
+
+
+@triton.jit
+def _gate_sums_kernel(
+    gates_ptr, sums_ptr, sums_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, HV: tl.constexpr,
+    HVP: tl.constexpr
+):
+    """Program (chunk): the sums of its gates [HV, 64], each one ascending chain."""
+    device_math.after_previous_kernel()
+    p = tl.program_id(0)
+    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
+    if (slot < 0) | (end <= begin):
+        return
+    head = tl.arange(0, HVP)
+    real = head < HV
+    total = tl.zeros((HVP,), tl.float32)
+    for block in range(0, CHUNK, 16):
+        for i in tl.static_range(16):
+            row = block + i
+            old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)
+            new = (row >= begin) & (row < end)
+            gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=real & new, other=0.0)
+            total = tl.where(row < begin, old, total + gate)
+            tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
+
+
+@triton.jit
+def _chunk_keys(
+    mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed,
+    HK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """The keys of a chunk's rows [64, KP], and the factors of their norms [64], old ones and new."""
+    row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
+    new, old, real = (row >= begin) & (row < end), row < begin, (key < K)[None, :]
+    tokens = (token + row).to(tl.int64)
+    stored = (slot * HK + key_head) * CHUNK + row
+    norms = tl.load(norms_ptr + tokens * 2 * HK + HK + key_head, mask=new, other=0.0)
+    norms = tl.where(old, tl.load(key_norms_pool + stored, mask=old, other=0.0), norms)
+    at = mixed_ptr + tokens[:, None] * stride_mixed + (HK + key_head) * K + key[None, :]
+    keys = tl.load(at, mask=new[:, None] & real, other=0.0)
+    stored_keys = tl.load(keys_pool + stored[:, None] * K + key[None, :], mask=old[:, None] & real, other=0.0)
+    return tl.where(old[:, None], stored_keys, keys), norms
+
+
+@triton.jit
+def _products_kernel(
+    mixed_ptr, norms_ptr, beta_ptr, sums_ptr, products_ptr, keys_pool, key_norms_pool, chunk_sequence,
+    chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Program (chunk, value head): -A and B, both transposed: [j, i]."""
+    device_math.after_previous_kernel()
+    p, head = tl.program_id(0), tl.program_id(1)
+    key_head = head // (HV // HK)
+    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
+    if (slot < 0) | (end <= begin):
+        return
+    row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
+    new = (row >= begin) & (row < end)
+    tokens = (token + row).to(tl.int64)
+    k, k_norm = _chunk_keys(
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed, HK, K, KP
+    )
+    q_norm = tl.load(norms_ptr + tokens * 2 * HK + key_head, mask=new, other=0.0)
+    beta = tl.load(beta_ptr + tokens * HV + head, mask=new, other=0.0)
+    at = mixed_ptr + tokens[:, None] * stride_mixed + key_head * K + key[None, :]
+    q = tl.load(at, mask=new[:, None] & (key < K)[None, :], other=0.0)
+    zero = tl.zeros((CHUNK, CHUNK), tl.float32)
+    k_terms = terms(k)
+    kk = dot(k_terms, terms(tl.trans(k)), zero)
+    qk = dot(k_terms, terms(tl.trans(q)), zero)
+    total = tl.load(sums_ptr + (p * HV + head) * CHUNK + row)
+    # Rows from `end` on may hold anything, and exp could overflow above the diagonal.
+    seen = (row[:, None] <= row[None, :]) & (row < end)[None, :]
+    decay = device_math.exp(tl.where(seen, total[None, :] - total[:, None], 0.0))
+    a = (beta[None, :] * decay) * ((k_norm[None, :] * k_norm[:, None]) * kk)
+    b = decay * ((q_norm[None, :] * k_norm[:, None]) * qk)
+    to = products_ptr + (p * HV + head).to(tl.int64) * (2 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
+    tl.store(to, tl.where(seen & (row[:, None] < row[None, :]), -a, 0.0))
+    tl.store(to + CHUNK * CHUNK, tl.where(seen, b, 0.0))
+
+
+@triton.jit
+def _add_rows(acc, end, inverse_ptr, factors_ptr, i, column):
+    """acc [column, i] + sum over j < end of T_j [column] times factors [j, i], one ascending chain."""
+    for block in range(0, end, 8):
+        for j in tl.static_range(8):
+            t = tl.load(inverse_ptr + (block + j) * CHUNK + column)
+            factor = tl.load(factors_ptr + (block + j) * CHUNK + i)
+            acc = tl.fma(tl.broadcast_to(t[:, None], acc.shape), tl.broadcast_to(factor[None, :], acc.shape), acc)
+    return acc
+
+
+@triton.jit
+def _solve_kernel(
+    products_ptr, inverse_ptr, m_ptr, inverse_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots,
+    HV: tl.constexpr,
+):
+    """Program (chunk, value head), one warp: the rows of T, and M transposed [j, i] in three terms; by blocks of 16
+    rows, each row one ascending chain."""
+    device_math.after_previous_kernel()
+    p, head = tl.program_id(0), tl.program_id(1)
+    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
+    if (slot < 0) | (end <= begin):
+        return
+    own = (p * HV + head).to(tl.int64)
+    products, inverse = products_ptr + own * (2 * CHUNK * CHUNK), inverse_ptr + own * (CHUNK * CHUNK)
+    stored = inverse_pool + (slot * HV + head) * (CHUNK * CHUNK)
+    column, r = tl.arange(0, CHUNK), tl.arange(0, 16)
+    for block in range(0, (end + 15) // 16):
+        i = block * 16 + r
+        acc = _add_rows(
+            tl.where(column[:, None] == i[None, :], 1.0, 0.0), block * 16, inverse, products, i, column
+        )
+        old = (i < begin)[None, :] & (column >= 0)[:, None]
+        at = i[None, :] * CHUNK + column[:, None]
+        acc = tl.where(old, tl.load(stored + at, mask=old, other=0.0), acc)
+        for j in tl.static_range(15):
+            t = tl.sum(tl.where((r == j)[None, :], acc, 0.0), 1)
+            factor = tl.load(products + (block * 16 + j) * CHUNK + i)
+            added = tl.fma(tl.broadcast_to(t[:, None], acc.shape), tl.broadcast_to(factor[None, :], acc.shape), acc)
+            acc = tl.where(((r > j) & (i >= begin))[None, :], added, acc)
+        tl.store(inverse + at, acc)
+        tl.debug_barrier()  # threads read what others have stored
+        m = _add_rows(
+            tl.zeros((CHUNK, 16), tl.float32), block * 16 + 16, inverse, products + CHUNK * CHUNK, i, column
+        )
+        m0, m1, m2 = terms(m)
+        to = m_ptr + own * (3 * CHUNK * CHUNK) + column[:, None] * CHUNK + i[None, :]
+        tl.store(to, m0)
+        tl.store(to + CHUNK * CHUNK, m1)
+        tl.store(to + 2 * CHUNK * CHUNK, m2)
+
+
+@triton.jit
+def _end_factors(total, k_norm):
+    """exp(G_63) and exp(G_63 - G_j) r_j."""
+    row = tl.arange(0, CHUNK)
+    last = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
+    return device_math.exp(last), device_math.exp(last - total) * k_norm
+
+
+@triton.jit
+def _keys_kernel(
+    mixed_ptr, norms_ptr, sums_ptr, inverse_ptr, keys_ptr, keys_pool, key_norms_pool, chunk_sequence, chunk_number, cu_seqlens,
+    seqlens, state_slots, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Program (chunk, value head): K' of a chunk that another one follows in this step, in three terms."""
+    device_math.after_previous_kernel()
+    p, head = tl.program_id(0), tl.program_id(1)
+    key_head = head // (HV // HK)
+    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
+    if (slot < 0) | (end < CHUNK) | (token + CHUNK >= tl.load(cu_seqlens + s + 1)):
+        return
+    row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
+    own = (p * HV + head).to(tl.int64)
+    k, k_norm = _chunk_keys(
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed, HK, K, KP
+    )
+    factor = _end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
+    transposed = tl.load(inverse_ptr + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
+    x, y, z = terms(dot(terms(transposed * factor[None, :]), terms(k), tl.zeros((CHUNK, KP), tl.float32)))
+    to = keys_ptr + own * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
+    real = (key < K)[None, :] & (row >= 0)[:, None]
+    tl.store(to, x, mask=real)
+    tl.store(to + CHUNK * K, y, mask=real)
+    tl.store(to + 2 * CHUNK * K, z, mask=real)
+
+
+@triton.jit
+def _load_state(at, value, before, V: tl.constexpr, K: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr):
+    """Rows of the state, in parts of its columns; zeros where no chunk was closed before."""
+    state = ()
+    for part in tl.static_range(PARTS):
+        key = part * PART + tl.arange(0, PART)
+        real = (value < V)[:, None] & (key < K)[None, :] & before
+        state += (tl.load(at + value[:, None] * K + key[None, :], mask=real, other=0.0),)  # type: ignore[assignment]
+    return state
+
+
+@triton.jit
+def _load_terms(at, stride, real):
+    """The three terms of an operand."""
+    return (
+        tl.load(at, mask=real, other=0.0),
+        tl.load(at + stride, mask=real, other=0.0),
+        tl.load(at + 2 * stride, mask=real, other=0.0),
+    )
+
+
+@triton.jit
+def _prefill_kernel(
+    mixed_ptr, norms_ptr, beta_ptr, sums_ptr, inverse_ptr, m_ptr, keys_ptr, out_ptr, state_pool, x_pool, inverse_pool,
+    keys_pool, key_norms_pool, sums_pool, first_chunk, cu_seqlens, seqlens, state_slots, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (rows of the state, value head, sequence): from chunk to chunk, x, the outputs and the state; the last
+    chunk's rows stay in the pools."""
+    PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
+    PART: tl.constexpr = KP // PARTS
     device_math.after_previous_kernel()
     head, s = tl.program_id(1), tl.program_id(2)
-    slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
+    key_head = head // (HV // HK)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    first = tl.load(cu_seqlens + s)
+    n = tl.load(cu_seqlens + s + 1) - first
     if (slot < 0) | (n == 0):
         return
-    row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KP)
-    real_row, real_key = row < V, key < K
-    at = state_ptr + ((slot * HV + head) * V + row)[:, None] * K + key[None, :]
-    real = real_row[:, None] & real_key[None, :]
-    state = tl.load(at, mask=real & (begins == 0), other=0.0)
-    decay_rate = -device_math.exp(tl.load(a_log_ptr + head))
-    dt_bias = tl.load(dt_bias_ptr + head)
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    q_at = mixed_ptr + first * stride_mixed + head // (HV // HK) * K + key
-    v_at = mixed_ptr + first * stride_mixed + 2 * HK * K + head * V + row
-    for t in range(n):
-        q = _normed(tl.load(q_at, mask=real_key, other=0.0).to(tl.float32)) * scale
-        k = _normed(tl.load(q_at + HK * K, mask=real_key, other=0.0).to(tl.float32))
-        v = tl.load(v_at, mask=real_row, other=0.0).to(tl.float32)
-        a = tl.load(a_ptr + (first + t) * stride_a + head).to(tl.float32)
-        beta = device_math.sigmoid(tl.load(b_ptr + (first + t) * stride_b + head).to(tl.float32))
-        beta = beta.to(dtype).to(tl.float32) * beta_scale
-        state = state * device_math.exp(decay_rate * device_math.softplus(a + dt_bias))
-        delta = (v - tl.sum(state * k[None, :], 1)) * beta
-        state = tl.fma(tl.zeros_like(state) + delta[:, None], tl.zeros_like(state) + k[None, :], state)
-        out = tl.sum(state * q[None, :], 1).to(dtype)
-        tl.store(out_ptr + ((first + t) * HV + head) * V + row, out, mask=real_row)
-        q_at += stride_mixed
-        v_at += stride_mixed
-    tl.store(at, state, mask=real)
+    start = tl.load(seqlens + s) - n
+    before = start % CHUNK
+    value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
+    real_value = (value < V)[:, None]
+    own = slot * HV + head
+    state = _load_state(state_pool + own * V * K, value, start >= CHUNK, V, K, PART, PARTS)
+    chunks = (before + n + CHUNK - 1) // CHUNK
+    program = tl.load(first_chunk + s)
+    x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
+    x = tl.zeros((ROWS, CHUNK), tl.float32)
+    for c in tl.range(0, chunks, num_stages=STAGES):
+        begin, end = tl.where(c == 0, before, 0), tl.minimum(CHUNK, before + n - CHUNK * c)
+        new = (row >= begin) & (row < end)
+        token = (first - before + CHUNK * c + row).to(tl.int64)
+        at = ((program + c) * HV + head).to(tl.int64)
+        sk, sq = tl.zeros((ROWS, CHUNK), tl.float32), tl.zeros((ROWS, CHUNK), tl.float32)
+        for part in tl.static_range(PARTS):
+            key = part * PART + tl.arange(0, PART)
+            real = new[None, :] & (key < K)[:, None]
+            q_at = mixed_ptr + token[None, :] * stride_mixed + key_head * K + key[:, None]
+            k, q = tl.load(q_at + HK * K, mask=real, other=0.0), tl.load(q_at, mask=real, other=0.0)
+            state_terms = terms(state[part])
+            sk = dot(state_terms, terms(k), sk)
+            sq = dot(state_terms, terms(q), sq)
+        v_at = mixed_ptr + token[None, :] * stride_mixed + 2 * HK * K + head * V + value[:, None]
+        v = tl.load(v_at, mask=new[None, :] & real_value, other=0.0).to(tl.float32)
+        decay = device_math.exp(tl.load(sums_ptr + at * CHUNK + row))
+        norms = norms_ptr + token * 2 * HK + key_head
+        k_norm, q_norm = tl.load(norms + HK, mask=new, other=0.0), tl.load(norms, mask=new, other=0.0)
+        beta = tl.load(beta_ptr + token * HV + head, mask=new, other=0.0)
+        x = beta[None, :] * (v - (decay * k_norm)[None, :] * sk)
+        old = (row < begin)[None, :]
+        x = tl.where(old, tl.load(x_at, mask=old & real_value, other=0.0), x)
+        x = tl.where((row < end)[None, :], x, 0.0)
+        x_terms = terms(x)
+        m_at = m_ptr + at * (3 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
+        m = _load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None] & (row < end)[None, :])
+        out = (decay * q_norm)[None, :] * sq + dot(x_terms, m, tl.zeros((ROWS, CHUNK), tl.float32))
+        out_at = out_ptr + (token[None, :] * HV + head) * V + value[:, None]
+        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=new[None, :] & real_value)
+        last_decay = tl.sum(tl.where(row == CHUNK - 1, decay, 0.0), 0)
+        closed = c < chunks - 1
+        ended = ()
+        for part in tl.static_range(PARTS):
+            key = part * PART + tl.arange(0, PART)
+            keys_at = keys_ptr + at * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
+            keys = _load_terms(keys_at, CHUNK * K, (row >= 0)[:, None] & (key < K)[None, :] & closed)
+            added = dot(x_terms, keys, tl.zeros((ROWS, PART), tl.float32))
+            ended += (tl.where(closed, state[part] * last_decay + added, state[part]),)  # type: ignore[assignment]
+        state = ended
+    for part in tl.static_range(PARTS):
+        key = part * PART + tl.arange(0, PART)
+        state_at = state_pool + (own * V + value)[:, None] * K + key[None, :]
+        tl.store(state_at, state[part], mask=real_value & (key < K)[None, :])
+    stored = row < before + n - CHUNK * (chunks - 1)
+    tl.store(x_at, x, mask=stored[None, :] & real_value)
+    if tl.program_id(0) == 0:
+        at = ((program + chunks - 1) * HV + head).to(tl.int64)
+        square = row[:, None] * CHUNK + row[None, :]
+        inverse = tl.load(inverse_ptr + at * (CHUNK * CHUNK) + square, mask=stored[:, None] & (row >= 0)[None, :])
+        tl.store(
+            inverse_pool + own * (CHUNK * CHUNK) + square, inverse, mask=stored[:, None] & (row >= 0)[None, :]
+        )
+        tl.store(sums_pool + own * CHUNK + row, tl.load(sums_ptr + at * CHUNK + row), mask=stored)
+        if head % (HV // HK) == 0:
+            begin = tl.where(chunks == 1, before, 0)
+            token = (first - before + CHUNK * (chunks - 1) + row).to(tl.int64)
+            new, key = stored & (row >= begin), tl.arange(0, KP)
+            real = new[:, None] & (key < K)[None, :]
+            k_at = mixed_ptr + token[:, None] * stride_mixed + (HK + key_head) * K + key[None, :]
+            k = tl.load(k_at, mask=real, other=0.0)
+            k_row = (slot * HK + key_head) * CHUNK + row
+            tl.store(keys_pool + k_row[:, None] * K + key[None, :], k, mask=real)
+            k_norm = tl.load(norms_ptr + token * 2 * HK + HK + key_head, mask=new, other=0.0)
+            tl.store(key_norms_pool + k_row, k_norm, mask=new)
+
+
+@triton.jit
+def _decode_row_kernel(
+    mixed_ptr, norms_ptr, gates_ptr, beta_ptr, factors_ptr, m_ptr, inverse_pool, keys_pool, key_norms_pool, sums_pool,
+    cu_seqlens, seqlens, state_slots, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Program (value head, sequence): the open chunk's new row of T, of the keys and of the gates' sums, and M's, in
+    three terms."""
+    device_math.after_previous_kernel()
+    head, s = tl.program_id(0), tl.program_id(1)
+    key_head = head // (HV // HK)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    if slot < 0:
+        return
+    i = (tl.load(seqlens + s) - 1) % CHUNK
+    t = tl.load(cu_seqlens + s).to(tl.int64)
+    row, key, n = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, 16)
+    own, real = slot * HV + head, key < K
+    k_row = (slot * HK + key_head) * CHUNK
+    q_at = mixed_ptr + t * stride_mixed + key_head * K + key
+    q_new, k_new = tl.load(q_at, mask=real, other=0.0), tl.load(q_at + HK * K, mask=real, other=0.0)
+    k_at = keys_pool + (k_row + row)[:, None] * K + key[None, :]
+    k = tl.load(k_at, mask=(row < i)[:, None] & real[None, :], other=0.0)
+    k = tl.where((row == i)[:, None], k_new[None, :], k)
+    pair = tl.where((n == 0)[None, :], k_new[:, None], tl.where((n == 1)[None, :], q_new[:, None], 0.0)).to(k.dtype)
+    both = dot(terms(k), terms(pair), tl.zeros((CHUNK, 16), tl.float32))
+    kk, qk = (
+        tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1),
+        tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1),
+    )
+    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0) + tl.load(gates_ptr + t * HV + head)
+    norms = norms_ptr + t * 2 * HK + key_head
+    q_norm, k_norm, beta = tl.load(norms), tl.load(norms + HK), tl.load(beta_ptr + t * HV + head)
+    totals = tl.load(sums_pool + own * CHUNK + row, mask=row < i, other=0.0)
+    decay = device_math.exp(tl.where(row < i, total - totals, 0.0))
+    k_norms = tl.load(key_norms_pool + k_row + row, mask=row < i, other=0.0)
+    k_norms = tl.where(row == i, k_norm, k_norms)
+    a = (beta * decay) * ((k_norm * k_norms) * kk)
+    b = decay * ((q_norm * k_norms) * qk)
+    factors = factors_ptr + (s * HV + head).to(tl.int64) * (2 * CHUNK)
+    tl.store(factors + row, tl.where(row < i, -a, 0.0))
+    tl.store(factors + CHUNK + row, tl.where(row <= i, b, 0.0))
+    tl.store(sums_pool + own * CHUNK + i, total)
+    if head % (HV // HK) == 0:
+        tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real)
+        tl.store(key_norms_pool + k_row + i, k_norm)
+    tl.debug_barrier()  # threads read what others have stored
+    inverse = inverse_pool + own * (CHUNK * CHUNK)
+    acc, m = tl.where(row == i, 1.0, 0.0), tl.zeros((CHUNK,), tl.float32)
+    for block in range(0, i, 16):
+        for r in tl.static_range(16):
+            j = block + r
+            t_j = tl.load(inverse + j * CHUNK + row, mask=(row >= 0) & (j < i), other=0.0)
+            acc = tl.fma(t_j, tl.broadcast_to(tl.load(factors + j), (CHUNK,)), acc)
+            m = tl.fma(t_j, tl.broadcast_to(tl.load(factors + CHUNK + j, mask=j < i, other=0.0), (CHUNK,)), m)
+    tl.store(inverse + i * CHUNK + row, acc)
+    m = tl.fma(acc, tl.broadcast_to(tl.load(factors + CHUNK + i), (CHUNK,)), m)
+    x, y, z = terms(m)
+    m_at = m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row
+    tl.store(m_at, x)
+    tl.store(m_at + CHUNK, y)
+    tl.store(m_at + 2 * CHUNK, z)
+
+
+@triton.jit
+def _decode_kernel(
+    mixed_ptr, norms_ptr, beta_ptr, m_ptr, out_ptr, state_pool, x_pool, sums_pool, cu_seqlens, seqlens, state_slots,
+    stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (value head, sequence): the output, and the open chunk's new row of x."""
+    PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
+    PART: tl.constexpr = KP // PARTS
+    device_math.after_previous_kernel()
+    head, s = tl.program_id(0), tl.program_id(1)
+    key_head = head // (HV // HK)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    if slot < 0:
+        return
+    length = tl.load(seqlens + s)
+    i = (length - 1) % CHUNK
+    t = tl.load(cu_seqlens + s).to(tl.int64)
+    row, n = tl.arange(0, CHUNK), tl.arange(0, N)
+    own = slot * HV + head
+    pairs = ()
+    for part in tl.static_range(PARTS):
+        key = part * PART + tl.arange(0, PART)
+        at = mixed_ptr + t * stride_mixed + tl.where(n == 0, HK + key_head, key_head)[None, :] * K + key[:, None]
+        pairs += (tl.load(at, mask=(key < K)[:, None] & (n < 2)[None, :], other=0.0),)  # type: ignore[assignment]
+    m_at = m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row[:, None]
+    m = _load_terms(m_at, CHUNK, (n == 0)[None, :] & (row >= 0)[:, None])
+    decay = device_math.exp(tl.load(sums_pool + own * CHUNK + i))
+    norms = norms_ptr + t * 2 * HK + key_head
+    q_norm, k_norm, beta = tl.load(norms), tl.load(norms + HK), tl.load(beta_ptr + t * HV + head)
+    zero = tl.zeros((ROWS, N), tl.float32)
+    stored = tl.multiple_of((i + 15) // 16 * 16, 16)
+    for tile in tl.range(0, (V + ROWS - 1) // ROWS, num_stages=STAGES):
+        value = tile * ROWS + tl.arange(0, ROWS)
+        real = value < V
+        state = _load_state(state_pool + own * V * K, value, length > CHUNK, V, K, PART, PARTS)
+        x_at = x_pool + (own * V + value) * CHUNK
+        x = tl.load(x_at[:, None] + row[None, :], mask=real[:, None] & (row < stored)[None, :], other=0.0)
+        v = tl.load(mixed_ptr + t * stride_mixed + 2 * HK * K + head * V + value, mask=real, other=0.0).to(tl.float32)
+        both = zero
+        for part in tl.static_range(PARTS):
+            both = dot(terms(state[part]), terms(pairs[part]), both)
+        sk, sq = (
+            tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1),
+            tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1),
+        )
+        new = beta * (v - (decay * k_norm) * sk)
+        tl.store(x_at + i, new, mask=real)
+        x = tl.where((row < i)[None, :], x, tl.where((row == i)[None, :], new[:, None], 0.0))
+        added = dot(terms(x), m, zero)
+        out = (decay * q_norm) * sq + tl.sum(tl.where((n == 0)[None, :], added, 0.0), 1)
+        tl.store(out_ptr + (t * HV + head) * V + value, out.to(out_ptr.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _close_kernel(
+    state_pool, x_pool, inverse_pool, keys_pool, key_norms_pool, sums_pool, cu_seqlens, seqlens, state_slots,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (value head, sequence): the state after the chunk before, if the step begins one."""
+    PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
+    PART: tl.constexpr = KP // PARTS
+    device_math.after_previous_kernel()
+    head, s = tl.program_id(0), tl.program_id(1)
+    key_head = head // (HV // HK)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    n = tl.load(cu_seqlens + s + 1) - tl.load(cu_seqlens + s)
+    start = tl.load(seqlens + s) - n
+    if (slot < 0) | (n == 0) | (start == 0) | (start % CHUNK != 0):
+        return
+    row = tl.arange(0, CHUNK)
+    own, k_row = slot * HV + head, (slot * HK + key_head) * CHUNK + row
+    k_norm = tl.load(key_norms_pool + k_row)
+    last_decay, factor = _end_factors(tl.load(sums_pool + own * CHUNK + row), k_norm)
+    transposed = tl.load(inverse_pool + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
+    inverse = terms(transposed * factor[None, :])
+    for part in tl.static_range(PARTS):
+        key = part * PART + tl.arange(0, PART)
+        k = tl.load(
+            keys_pool + k_row[:, None] * K + key[None, :], mask=(row >= 0)[:, None] & (key < K)[None, :], other=0.0
+        )
+        keys = terms(dot(inverse, terms(k), tl.zeros((CHUNK, PART), tl.float32)))
+        for tile in range(0, (V + ROWS - 1) // ROWS):
+            value = tile * ROWS + tl.arange(0, ROWS)
+            real_value = (value < V)[:, None]
+            x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
+            x = tl.load(x_at, mask=real_value & (row >= 0)[None, :], other=0.0)
+            at = state_pool + (own * V + value)[:, None] * K + key[None, :]
+            real = real_value & (key < K)[None, :]
+            state = tl.load(at, mask=real & (start > CHUNK), other=0.0)
+            added = dot(terms(x), keys, tl.zeros((ROWS, PART), tl.float32))
+            tl.store(at, state * last_decay + added, mask=real)
 
 
 def gated_delta(
-    mixed: Tensor,
-    a: Tensor,
-    b: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
+    inputs: DeltaInputs,
+    state: DeltaState,
     cu_seqlens_q: Tensor,
     seqlens_k: Tensor,
     state_slots: Tensor,
+    num_decodes: int,
+    chunks: ChunkTable,
     variant: GatedDelta,
 ) -> Tensor:
-    """q, k and v side by side after the convolution, [T, 2 Hk K + Hv V], a and b [T, Hv] of any row stride, float32
-    a_log and dt_bias [Hv] -> [T, Hv, V]; the state pool, float32 [R, Hv, V, K], is brought up to date.
+    """The outputs [T, Hv, V] of a step's tokens; the pools of states are brought up to date.
 
-    The sequences are described as for `causal_conv`.
+    The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
+    chunks: those of the others.
     """
-    heads, values, keys = variant.state_shape
-    assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1 and state.is_contiguous()
-    assert state.shape[1:] == variant.state_shape and state.dtype == torch.float32
-    out = torch.zeros((len(mixed), heads, values), dtype=mixed.dtype, device=mixed.device)
+    mixed, a, b, a_log, dt_bias = inputs
+    tokens, sequences, device = len(mixed), len(state_slots), mixed.device
+    key_heads, heads, keys, values = variant.num_key_heads, variant.num_value_heads, variant.key_dim, variant.value_dim
+    assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1 and all(pool.is_contiguous() for pool in state)
+    assert state.state.shape[1:] == variant.state_shape and state.state.dtype == torch.float32
+    norms = torch.empty((tokens, 2, key_heads), device=device)
+    gates, beta = torch.empty((2, tokens, heads), device=device)
+    out = torch.zeros((tokens, heads, values), dtype=mixed.dtype, device=device)
+    wide_keys, wide_heads = max(16, triton.next_power_of_2(keys)), triton.next_power_of_2(heads)
+    sizes = key_heads, heads, keys, wide_keys
     launch(
-        _gated_delta_kernel, (-(-values // ROWS), heads, len(state_slots)),
-        (mixed, a, b, a_log, dt_bias, state, out, cu_seqlens_q, seqlens_k, state_slots, keys**-0.5, variant.beta_scale,
-         mixed.stride(0), a.stride(0), b.stride(0)),
-        (variant.num_key_heads, heads, keys, triton.next_power_of_2(keys), values, ROWS), WARPS, 1,
+        _token_kernel, (tokens, 1, 1),
+        (mixed, a, b, a_log, dt_bias, norms, gates, beta, keys**-0.5, variant.beta_scale, mixed.stride(0),
+         a.stride(0), b.stride(0)),
+        (key_heads, triton.next_power_of_2(key_heads), heads, wide_heads, keys, wide_keys), 4, 1,
     )  # fmt: skip
+    launch(
+        _close_kernel, (heads, sequences, 1), (*state, cu_seqlens_q, seqlens_k, state_slots),
+        (*sizes, values, CLOSE_ROWS), 4, 1,
+    )  # fmt: skip
+    if num_decodes:
+        step = cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)
+        factors = torch.empty((num_decodes, heads, 2, 64), device=device)
+        m = torch.empty((num_decodes, heads, 3, 64), dtype=torch.bfloat16, device=device)
+        launch(
+            _decode_row_kernel, (heads, num_decodes, 1),
+            (mixed, norms, gates, beta, factors, m, *state[2:], *step), sizes, 4, 1,
+        )  # fmt: skip
+        launch(
+            _decode_kernel, (heads, num_decodes, 1),
+            (mixed, norms, beta, m, out, state.state, state.x, state.gate_sums, *step),
+            (*sizes, values, DECODE_ROWS, 8, DECODE_STAGES), DECODE_WARPS, DECODE_STAGES,
+        )  # fmt: skip
+    if num_decodes < sequences:
+        step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:]
+        rows, n = (*chunks[:2], *step), len(chunks.sequence)
+        sums = torch.empty((n, heads, 64), device=device)
+        products = torch.empty((n, heads, 2, 64, 64), device=device)
+        inverse = torch.empty((n, heads, 64, 64), device=device)
+        m = torch.empty((n, heads, 3, 64, 64), dtype=torch.bfloat16, device=device)
+        ended = torch.empty((n, heads, 3, 64, keys), dtype=torch.bfloat16, device=device)
+        stored, stride = (state.keys, state.key_norms), mixed.stride(0)
+        launch(_gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
+        launch(
+            _products_kernel, (n, heads, 1), (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, 4, 1
+        )  # fmt: skip
+        launch(_solve_kernel, (n, heads, 1), (products, inverse, m, state.inverse, *rows), (heads,), 1, 1)
+        launch(
+            _keys_kernel, (n, heads, 1), (mixed, norms, sums, inverse, ended, *stored, *rows, stride), sizes, 4, 1
+        )  # fmt: skip
+        launch(
+            _prefill_kernel, (-(-values // PREFILL_ROWS), heads, sequences - num_decodes),
+            (mixed, norms, beta, sums, inverse, m, ended, out, *state, chunks.first, *step, stride),
+            (*sizes, values, PREFILL_ROWS, PREFILL_STAGES), PREFILL_WARPS, PREFILL_STAGES,
+        )  # fmt: skip
     return out

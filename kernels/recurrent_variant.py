@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 # As `models.rope.LATER`: a field enters a run's identity where it is not the default.
 _LATER = {"later": True}
+PoolShape = tuple[tuple[int, ...], torch.dtype]  # a slot's shape in a pool of states, and the pool's dtype
 
 
 class DeltaInputs(NamedTuple):
@@ -22,6 +24,18 @@ class DeltaInputs(NamedTuple):
     b: Tensor  # [T, Hv]
     a_log: Tensor  # float32 [Hv]
     dt_bias: Tensor  # float32 [Hv]
+
+
+class DeltaState(NamedTuple):
+    """The pools of the gated delta rule in chunks (`gated_delta`): the state before each slot's open chunk, and that
+    chunk's rows, of which there are at most 64."""
+
+    state: Tensor  # float32 [R, Hv, V, K]
+    x: Tensor  # float32 [R, Hv, V, 64]: what each row adds, but for the rows before it
+    inverse: Tensor  # float32 [R, Hv, 64, 64]: T
+    keys: Tensor  # [R, Hk, 64, K] in the activations' dtype
+    key_norms: Tensor  # float32 [R, Hk, 64]: the factors of their norms
+    gate_sums: Tensor  # float32 [R, Hv, 64]: from the chunk's first row on
 
 
 class Mamba2Inputs(NamedTuple):
@@ -87,6 +101,20 @@ class GatedDelta:
         """A sequence's state, the keys' dimension last."""
         return self.num_value_heads, self.value_dim, self.key_dim
 
+    def state_pools(self, dtype: torch.dtype, *, chunked: bool) -> list[PoolShape]:
+        """Of the state; chunked: of `DeltaState`. dtype: of the activations."""
+        heads, values, keys = self.state_shape
+        if not chunked:
+            return [(self.state_shape, torch.float32)]
+        before = [self.state_shape, (heads, values, 64), (heads, 64, 64)]
+        after = [(self.num_key_heads, 64), (heads, 64)]
+        return [*_wide(before), ((self.num_key_heads, 64, keys), dtype), *_wide(after)]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that a step's chunk of 64 tokens takes while it is computed: A, B and T, and three terms of M and K'."""
+        return self.num_value_heads * 64 * (3 * 4 * 64 + 3 * 2 * (64 + self.key_dim))
+
 
 @dataclass(frozen=True)
 class Mamba2:
@@ -145,6 +173,11 @@ class Mamba2:
         """A sequence's state, B's and C's dimension last."""
         return self.num_heads, self.head_dim, self.state_dim
 
+    def state_pools(self, dtype: torch.dtype, *, chunked: bool) -> list[PoolShape]:
+        return [(self.state_shape, torch.float32)]
+
+    chunk_bytes = 0
+
 
 @dataclass(frozen=True)
 class ShortConv:
@@ -153,8 +186,6 @@ class ShortConv:
     channels: int
     taps: int
     bias: bool
-
-    state_shape = None
 
     def of_rank(self, ranks: int) -> ShortConv:
         """What one of so many ranks computes: its part of the channels."""
@@ -174,5 +205,14 @@ class ShortConv:
         """Features of the input's projection: B, C and x."""
         return 3 * self.channels
 
+    def state_pools(self, dtype: torch.dtype, *, chunked: bool) -> list[PoolShape]:
+        return []
+
+    chunk_bytes = 0
+
 
 Recurrence = GatedDelta | Mamba2 | ShortConv
+
+
+def _wide(shapes: list[tuple[int, ...]]) -> list[PoolShape]:
+    return [(shape, torch.float32) for shape in shapes]

@@ -124,8 +124,9 @@ def _seen(tokens: int, window: int | None) -> int:
     return within * (within + 1) // 2 + (tokens - within) * within
 
 
-def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
-    """The floor in seconds. itemsize: bytes of a weight, but for experts in MXFP4, and of a number in the KV cache."""
+def floor_seconds(work: LeastWork, spec: ModelSpec, dtype: torch.dtype, ceilings: Ceilings) -> float:
+    """The floor in seconds. dtype: of weights, but for experts in MXFP4, and of the KV cache."""
+    itemsize = dtype.itemsize
     table = spec.vocab_size * spec.hidden_size
     total, experts = weight_counts(spec)
     body = total - experts - table * (1 if spec.tie_word_embeddings else 2)
@@ -138,7 +139,9 @@ def floor_seconds(work: LeastWork, spec: ModelSpec, itemsize: int, ceilings: Cei
     in_mxfp4 = (spec.packing or "").startswith("mxfp4")
     expert = (17 / 32 if in_mxfp4 else itemsize) * experts  # 16 bytes and a scale for 32 numbers
     moved = work.decode_steps * ((body + table) * itemsize + expert * touched) + kv_tokens * kv_token
-    moved += 2 * work.decode_tokens * state_bytes(spec, itemsize)
+    # Of a recurrence in chunks a decode reads the state and, on average, half of the open chunk's rows.
+    states = [state_bytes(spec, dtype, chunked=chunked) for chunked in (False, True)]
+    moved += work.decode_tokens * sum(states) / 2
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
 
 

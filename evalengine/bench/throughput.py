@@ -142,7 +142,7 @@ def _workload_rows(
             with _written_down(measured, preset.name, workload.name, engine.mode):
                 timed = engine.timed(workload)
                 seconds.append(timed["wall_s"])
-                itemsize = engine.llm.settings.dtype.itemsize
+                dtype = engine.llm.settings.dtype
                 yield {
                     "engine": "evalengine",
                     "mode": engine.mode,
@@ -153,7 +153,7 @@ def _workload_rows(
                     "cut_requests": workload.num_cut,
                     "prompt_tokens": workload.prompt_tokens,
                     **timed,
-                    "floor_s": floor_seconds(work, preset.checkpoint.spec, itemsize, ceilings) / preset.ranks,
+                    "floor_s": floor_seconds(work, preset.checkpoint.spec, dtype, ceilings) / preset.ranks,
                     "work": asdict(work),
                     **engine.about(),
                 }

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from evalengine.kernels.recurrent_variant import Recurrence
+from evalengine.kernels.recurrent_variant import PoolShape, Recurrence
 from evalengine.layers.ops import Ops
 from evalengine.layers.recurrent import States
 from evalengine.models.spec import ModelSpec
@@ -27,16 +27,20 @@ def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
 
 
 def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:
-    conv = slots, recurrence.taps - 1, recurrence.channels
-    return States(
-        torch.zeros(conv, dtype=ops.activation_dtype, device=ops.device),
-        torch.zeros(slots, *(recurrence.state_shape or (0,)), dtype=torch.float32, device=ops.device),
+    conv, *recurrent = (
+        torch.zeros(slots, *shape, dtype=dtype, device=ops.device)
+        for shape, dtype in _shapes(recurrence, ops.activation_dtype, ops.chunked)
     )
+    return States(conv, tuple(recurrent))
 
 
-def state_bytes(spec: ModelSpec, activation_bytes: int, ranks: int = 1) -> int:
-    """Bytes of one slot in all layers, on each of so many ranks; activation_bytes: of one activation."""
-    return sum(
-        recurrence.channels * (recurrence.taps - 1) * activation_bytes + 4 * math.prod(recurrence.state_shape or (0,))
-        for recurrence in (kind.of_rank(ranks) for kind in spec.recurrences.values())
-    )
+def _shapes(recurrence: Recurrence, dtype: torch.dtype, chunked: bool) -> list[PoolShape]:
+    conv = recurrence.taps - 1, recurrence.channels
+    return [(conv, dtype), *recurrence.state_pools(dtype, chunked=chunked)]
+
+
+def state_bytes(spec: ModelSpec, dtype: torch.dtype, ranks: int = 1, *, chunked: bool) -> int:
+    """Bytes of one slot in all layers, on each of so many ranks. dtype: of activations; chunked: see `Ops.chunked`."""
+    own = [recurrence.of_rank(ranks) for recurrence in spec.recurrences.values()]
+    pools = (pool for recurrence in own for pool in _shapes(recurrence, dtype, chunked))
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pools)

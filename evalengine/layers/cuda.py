@@ -43,12 +43,12 @@ from evalengine.kernels import (
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
-from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
+from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Groups, HeadNorms, Heads, Ops, PreparedWeight
+from evalengine.layers.ops import Groups, HeadNorms, Heads, Ops, Pools, PreparedWeight
 from evalengine.layers.variants import Activation, Fp8Rows, Norm
 from evalengine.verification import packed, verify
 from evalengine.version import CONTRACT_VERSION
@@ -71,6 +71,7 @@ class CudaOps(Ops):
     experts are the contract's at both levels: no library's kernel serves a few rows an expert as well as many."""
 
     fused = True
+    chunked = True
     vocabulary_block = softmax_parts.CHUNK
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -136,11 +137,12 @@ class CudaOps(Ops):
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
 
-    def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
-        return gated_delta.gated_delta(*x, state, *_sequences(metadata), variant)
+    def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+        step = *_sequences(metadata), metadata.num_decodes, metadata.chunks
+        return gated_delta.gated_delta(x, DeltaState(*state), *step, variant)
 
-    def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
-        return mamba2.mamba2(*x, state, *_sequences(metadata), variant)
+    def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+        return mamba2.mamba2(*x, *state, *_sequences(metadata), variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

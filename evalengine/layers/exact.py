@@ -15,7 +15,7 @@ from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Groups, Ops, PreparedWeight
+from evalengine.layers.ops import Groups, Ops, Pools, PreparedWeight
 from evalengine.layers.variants import Fp8Rows, Norm
 
 
@@ -92,11 +92,11 @@ class ExactOps(Ops):
             x, weight, bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu
         )
 
-    def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
-        return exact_recurrent.gated_delta(*x, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
+    def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+        return exact_recurrent.gated_delta(*x, *state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
-    def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
-        return exact_recurrent.mamba2(*x, state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
+    def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+        return exact_recurrent.mamba2(*x, *state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels.attention_batch import SharedBlocks
+from evalengine.kernels.chunks import ChunkTable, chunk_table
 from evalengine.layers.shared_blocks import SharedPages
 
 ALIGNMENT = 128  # bytes; arrays in the copied buffer are aligned for kernels as torch's allocator aligns tensors
@@ -168,6 +169,13 @@ class AttentionMetadata:
     @cached_property
     def max_prefill_kv_len(self) -> int:
         return max(self.kv_lens[self.num_decodes :], default=0)
+
+    @cached_property
+    def chunks(self) -> ChunkTable:
+        """Of recurrences, in the sequences that are no decodes."""
+        n = self.num_decodes
+        columns = chunk_table(self.query_lens[n:], self.kv_lens[n:])
+        return ChunkTable(*upload([np.array(column, dtype=np.int32) for column in columns], self.seqlens_k.device))
 
     @cached_property
     def prefill_cu_seqlens_q(self) -> Tensor:

@@ -38,6 +38,7 @@ GREEDY = -1  # as a column of `read_out`: the row's most probable token
 PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
 Heads = tuple[Tensor, Tensor, Tensor]  # q [T, Hq, D], k and v [T, Hkv, D]
 HeadNorms = tuple[Tensor, Tensor, Norm]  # the weights [D] of norms over each head of q and of k, and what they are
+Pools = tuple[Tensor, ...]  # of a recurrence's states
 Groups = Any  # the type of `group`'s result, likewise
 
 
@@ -59,6 +60,8 @@ class Ops(ABC):
     tp: TensorParallel = SINGLE
     sums_cross_ranks: bool = False
     vocabulary_block: int = 1
+    # Whether recurrences are computed in chunks, and keep the rows of the open one beside their states.
+    chunked: bool = False
     # Whether products take `PackedRows`; and whether layers are made without storage for their weights, for now.
     keeps_packed: bool = False
     without_storage: bool = False
@@ -212,13 +215,14 @@ class Ops(ABC):
         """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
         return causal_conv(x, weight, bias, state, metadata, silu=silu)
 
-    def gated_delta(self, x: DeltaInputs, state: Tensor, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
-        """The gated delta rule over each sequence's tokens, from its state on -> [T, Hv, V]."""
-        return gated_delta(x, state, metadata, variant)
+    def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+        """The gated delta rule over each sequence's tokens, from its state on -> [T, Hv, V]. state: the variant's
+        `state_pools`."""
+        return gated_delta(x, *state, metadata, variant)
 
-    def mamba2(self, x: Mamba2Inputs, state: Tensor, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+    def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
         """Mamba 2's scan over each sequence's tokens, from its state on -> [T, H, P]."""
-        return mamba2(x, state, metadata, variant)
+        return mamba2(x, *state, metadata, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

@@ -25,7 +25,11 @@ class States(NamedTuple):
     """The pools of one layer."""
 
     conv: Tensor  # [R, K - 1, C] in the activations' dtype: each sequence's last inputs of the convolution
-    recurrent: Tensor  # float32 [R, *state_shape]; empty for a convolution alone
+    recurrent: tuple[Tensor, ...]  # the recurrence's `state_pools`
+
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        return self.conv, *self.recurrent
 
 
 class HybridCache(NamedTuple):
@@ -93,9 +97,15 @@ class GatedDeltaRule(Layer):
         self.variant = variant.of_rank(ops.tp.size)
 
     def forward(
-        self, mixed: Tensor, a: Tensor, b: Tensor, heads: tuple[Tensor, ...], state: Tensor, metadata: AttentionMetadata
+        self,
+        mixed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        heads: tuple[Tensor, ...],
+        state: tuple[Tensor, ...],
+        metadata: AttentionMetadata,
     ) -> Tensor:
-        """heads: A_log and dt_bias."""
+        """heads: A_log and dt_bias; state: the recurrence's pools."""
         return self.ops.gated_delta(DeltaInputs(mixed, a, b, *heads), state, metadata, self.variant)
 
 
@@ -107,9 +117,14 @@ class Mamba2Scan(Layer):
         self.variant = variant.of_rank(ops.tp.size)
 
     def forward(
-        self, mixed: Tensor, dt: Tensor, heads: tuple[Tensor, ...], state: Tensor, metadata: AttentionMetadata
+        self,
+        mixed: Tensor,
+        dt: Tensor,
+        heads: tuple[Tensor, ...],
+        state: tuple[Tensor, ...],
+        metadata: AttentionMetadata,
     ) -> Tensor:
-        """heads: A_log, dt_bias and D."""
+        """heads: A_log, dt_bias and D; state: the recurrence's pools."""
         return self.ops.mamba2(Mamba2Inputs(mixed, dt, *heads), state, metadata, self.variant)
 
 

@@ -53,20 +53,22 @@ def test_floor_of_a_hand_worked_example() -> None:
     work = LeastWork(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40)
     flops = 2 * 1208 * 10 + 4 * 2 * 4 * 2 * 55 + 2 * 800 * 2
     moved = 3 * (1208 + 800) * 2 + 40 * 32
-    seconds = floor_seconds(work, TINY, 2, Ceilings(1000.0, 100.0, 50.0))
+    seconds = floor_seconds(work, TINY, torch.bfloat16, Ceilings(1000.0, 100.0, 50.0))
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 
 
-def test_states_are_read_and_written_by_decode_steps() -> None:
+def test_states_are_read_by_decode_steps() -> None:
     # A delta rule of 2 x 8 x 16 numbers of state, and 3 inputs of 2 x 16 + 2 x 8 channels: 4 x 256 + 2 x 3 x 48 bytes.
+    # A row of a chunk has 2 x 8 numbers of x, 2 x 64 of T, a key of 16 in bfloat16, its norm and two gates' sums.
     # Its weights are 8 x (48 + 16 + 2 + 2) + 4 x 48 + 2 + 2 + 8 + 8 x 16, and those of the layer around it 384 + 16.
     rule = GatedDelta(num_key_heads=1, num_value_heads=2, key_dim=16, value_dim=8, taps=4)
     spec = replace(TINY, num_layers=2, blocks=(Block(recurrence=rule), Block()))
     work = LeastWork(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40, decode_tokens=5)
     body = (544 + 192 + 4 + 8 + 128 + 400) + 600 + 8
     flops = 2 * body * 10 + 4 * 2 * 4 * 55 + 2 * 800 * 2
-    moved = 3 * (body + 800) * 2 + 40 * 16 + 2 * 5 * (4 * 256 + 2 * 3 * 48)
-    assert floor_seconds(work, spec, 2, Ceilings(1000.0, 100.0, 50.0)) == pytest.approx(flops / 100 + moved / 1000)
+    moved = 3 * (body + 800) * 2 + 40 * 16 + 5 * (4 * 256 + 2 * 3 * 48 + 32 * (4 * 16 + 4 * 128 + 2 * 16 + 4 + 8))
+    seconds = floor_seconds(work, spec, torch.bfloat16, Ceilings(1000.0, 100.0, 50.0))
+    assert seconds == pytest.approx(flops / 100 + moved / 1000)
 
 
 def test_windows_bound_what_the_floor_counts() -> None:
@@ -86,10 +88,10 @@ def test_of_experts_the_floor_counts_those_in_use() -> None:
     assert weight_counts(spec) == (2 * (600 - 384 + 32 + 576) + 8 + 1600, 2 * 4 * 144)
     work = LeastWork(10, pairs=0, prompt_rows=0, decode_steps=3, kv_tokens_read=0, decode_tokens=6)
     body = 2 * (600 - 384 + 32) + 8
-    seconds = floor_seconds(work, spec, 2, Ceilings(1000.0, 100.0, 50.0))
+    seconds = floor_seconds(work, spec, torch.bfloat16, Ceilings(1000.0, 100.0, 50.0))
     flops, moved = 2 * (body + 2 * 144) * 10, 3 * (body + 2 * 144 * 7 / 4 + 800) * 2
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
-    packed = floor_seconds(work, replace(spec, packing="mxfp4, dummies"), 2, Ceilings(1000.0, 100.0, 50.0))
+    packed = floor_seconds(work, replace(spec, packing="mxfp4, dummies"), torch.bfloat16, Ceilings(1000.0, 100.0, 50.0))
     moved -= 3 * 2 * 144 * 4 * (7 / 16) * (2 - 17 / 32)  # half a byte and a share of a scale in the place of two bytes
     assert packed == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 

@@ -108,7 +108,10 @@ def test_shapes() -> None:
         spec = opened(f"shape:{name}").spec
         assert len(spec.recurrences) == layers and round(num_parameters(spec) / 1e9, 2) == billions
         state = 4 * heads * 128 * 128 + 2 * 3 * 128 * (2 * 16 + heads)
-        assert state_bytes(spec, 2) == layers * state
+        # Of 64 rows in bfloat16: x, T, a key and its norm, and the gates' sums.
+        rows = 64 * (heads * 4 * (128 + 64 + 1) + 16 * (2 * 128 + 4))
+        assert state_bytes(spec, torch.bfloat16, chunked=False) == layers * state
+        assert state_bytes(spec, torch.bfloat16, chunked=True) == layers * (state + rows)
     # Recurrent layers, layers, KV heads and parameters (the cards say 3 B, 0.5 B, 1.17 B and 15.7 B).
     for name, recurrent, layers, heads, billions in (
         ("granite-4-h", 36, 40, 8, 3.19),

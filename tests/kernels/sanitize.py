@@ -177,15 +177,15 @@ def recurrences() -> None:
     """Runs convolutions, recurrences and gated norms over five sequences, whose slots are in another order."""
     from evalengine.kernels import rms_norm
     from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
-    from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, conv, randn, recurrence
+    from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, conv, pools, randn, recurrence
 
     step = list(LENGTHS), list(LENGTHS), [3, 0, 5, 1, 2]
     kinds: list[GatedDelta | Mamba2] = [*DELTAS, *MAMBAS]
     for variant in kinds:
         operands, heads = case(variant, torch.float16)
-        recurrence("native", variant, heads)(operands, randn(6, *variant.state_shape), *step)
+        recurrence("native", variant, heads)(operands, pools("native", variant, torch.float16, 6), *step)
     x, weight, state = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 3, 129)))
-    conv("native", weight, None, True)([x], state, *step)
+    conv("native", weight, None, True)([x], (state,), *step)
     rms_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
 
 

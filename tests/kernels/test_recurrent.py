@@ -1,6 +1,6 @@
 """Convolutions, recurrences and gated norms: near the float64 reference, and the same bytes wherever a step ends.
 
-Each level's function is called with (operands [T, ...], a state pool, query_lens, kv_lens, slots).
+Each level's function is called with (operands [T, ...], the pools of states, query_lens, kv_lens, slots).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, mamba2, rms_norm
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.chunks import ChunkTable, chunk_table
+from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2
 from evalengine.layers import ops
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
@@ -26,7 +27,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 LEVELS = ["native", "exact"]
-LENGTHS = (35, 1, 33, 5, 9)  # tokens of five sequences: 1, primes, a tile, one over a tile
+LENGTHS = (131, 1, 64, 5, 65)  # tokens of five sequences: 1, primes, a chunk, one over a chunk
 DELTAS = [
     GatedDelta(2, 4, 16, 8, 4),
     GatedDelta(1, 1, 7, 33, 4),
@@ -37,7 +38,8 @@ MAMBAS = [
     Mamba2(4, 8, 2, 16, 4, True, False, (0.0, None)),
     Mamba2(1, 33, 1, 7, 4, True, False, (0.05, 0.1)),
 ]
-Layer = Callable[[list[Tensor], Tensor, list[int], list[int], list[int]], Tensor]
+State = tuple[Tensor, ...]
+Layer = Callable[[list[Tensor], State, list[int], list[int], list[int]], Tensor]
 
 
 randn = partial(random_tensors.randn, device=DEVICE)
@@ -49,25 +51,49 @@ def on_device(query_lens: Sequence[int], kv_lens: Sequence[int], slots: Sequence
 
 
 def conv(level: str, weight: Tensor, bias: Tensor | None, silu: bool) -> Layer:
-    def run(operands: list[Tensor], state: Tensor, new: list[int], total: list[int], slots: list[int]) -> Tensor:
+    def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
         if level == "exact":
-            return exact_recurrent.causal_conv(*operands, weight, bias, state, new, total, slots, silu=silu)
+            return exact_recurrent.causal_conv(*operands, weight, bias, *state, new, total, slots, silu=silu)
         step = on_device(new, total, slots)
-        return causal_conv.causal_conv(*operands, weight, bias, state, *step, max(new), silu=silu)
+        return causal_conv.causal_conv(*operands, weight, bias, *state, *step, max(new), silu=silu)
 
     return run
 
 
 def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]) -> Layer:
-    kernel: Any = gated_delta.gated_delta if isinstance(variant, GatedDelta) else mamba2.mamba2
     exact: Any = exact_recurrent.gated_delta if isinstance(variant, GatedDelta) else exact_recurrent.mamba2
 
-    def run(operands: list[Tensor], state: Tensor, new: list[int], total: list[int], slots: list[int]) -> Tensor:
+    def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
         if level == "exact":
-            return exact(*operands, *heads, state, new, total, slots, variant)
-        return kernel(*operands, *heads, state, *on_device(new, total, slots), variant)
+            return exact(*operands, *heads, *state, new, total, slots, variant)
+        step = on_device(new, total, slots)
+        if isinstance(variant, Mamba2):
+            return mamba2.mamba2(*operands, *heads, *state, *step, variant)
+        return delta_step(operands, heads, state, new, total, step, variant)
 
     return run
+
+
+def delta_step(
+    operands: list[Tensor],
+    heads: Sequence[Tensor],
+    state: State,
+    new: list[int],
+    total: list[int],
+    step: tuple[Tensor, ...],
+    variant: GatedDelta,
+) -> Tensor:
+    decodes = next((s for s, n in enumerate(new) if n != 1), len(new))
+    columns = chunk_table(new[decodes:], total[decodes:])
+    chunks = ChunkTable(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns))
+    inputs = DeltaInputs(*operands, *heads)
+    return gated_delta.gated_delta(inputs, DeltaState(*state), *step, decodes, chunks, variant)
+
+
+def pools(level: str, variant: GatedDelta | Mamba2, dtype: torch.dtype, slots: int) -> State:
+    """A recurrence's pools of states. Sequences that begin do not see what their slots hold."""
+    shapes = variant.state_pools(dtype, chunked=level == "native")
+    return tuple(torch.full((slots, *shape), float("nan"), dtype=dtype, device=DEVICE) for shape, dtype in shapes)
 
 
 def case(
@@ -81,20 +107,25 @@ def case(
     return operands, [randn(heads, seed=seed) for seed in ((3, 4) if delta else (3, 4, 5))]
 
 
-def assert_borders_do_not_matter(run: Layer, operands: list[Tensor], state: Tensor) -> None:
-    """All sequences in one step; then each with other neighbours, in other slots, its tokens cut into steps."""
+def assert_borders_do_not_matter(run: Layer, operands: list[Tensor], state: State) -> None:
+    """All sequences in one step; then each with other neighbours, in other slots, its tokens cut into steps. What a
+    sequence leaves in its slot is seen by the step after its last one."""
     slots = [3, 0, 5, 1, 2]
-    whole_state = state.clone()
+    whole_state, more = tuple(pool.clone() for pool in state), [x[:3] for x in operands]
     whole = run(operands, whole_state, list(LENGTHS), list(LENGTHS), slots)
     starts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
-    for s, borders in ((0, (0, 1, 2, 34, 35)), (2, (0, 32, 33)), (3, (0, 1, 2, 3, 4, 5))):
-        other = state.clone()
+    for s, borders in ((0, (0, 1, 2, 34, 63, 64, 65, 131)), (2, (0, 63, 64)), (3, (0, 1, 2, 3, 4, 5))):
+        other = tuple(pool.clone() for pool in state)
         for first, end in pairwise(borders):
             rows = torch.arange(starts[s] + first, starts[s] + end)
-            mixed = [torch.cat([x[:3], x[rows], x[:1]]) for x in operands]  # two more sequences stand beside it
-            out = run(mixed, other, [3, end - first, 1], [3, end, 9], [1, 4, 0])
-            assert_bitwise_equal(out[3 : 3 + len(rows)], whole[rows])
-        assert_bitwise_equal(other[4], whole_state[slots[s]])
+            place = int(len(rows) > 1)  # decodes come first
+            mixed = [torch.cat([x[:place], x[rows], x[1:4]]) for x in operands]  # with others beside it
+            totals, own = [*[9] * place, end, 3], [1, 4, 0][1 - place :]
+            out = run(mixed, other, [*[1] * place, len(rows), 3], totals, own)
+            assert_bitwise_equal(out[place : place + len(rows)], whole[rows])
+        assert_bitwise_equal(
+            run(more, other, [3], [LENGTHS[s] + 3], [4]), run(more, whole_state, [3], [LENGTHS[s] + 3], [slots[s]])
+        )
 
 
 # The conversion of operands does not depend on sizes, so half precision needs one size of each recurrence.
@@ -113,8 +144,7 @@ STEPS = [
 @pytest.mark.parametrize(("dtype", "variant"), STEPS)
 def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba2, level: str) -> None:
     operands, heads = case(variant, dtype)
-    state = randn(6, *variant.state_shape, seed=9)  # sequences that begin do not see what their slots hold
-    assert_borders_do_not_matter(recurrence(level, variant, heads), operands, state)
+    assert_borders_do_not_matter(recurrence(level, variant, heads), operands, pools(level, variant, dtype, 6))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -124,7 +154,7 @@ def test_a_convolution_may_end_anywhere(dtype: torch.dtype, channels: int, taps:
     weight, bias = randn(channels, taps, seed=1, dtype=dtype), randn(channels, seed=2, dtype=dtype)
     state = randn(6, taps - 1, channels, seed=9, dtype=dtype)
     run = conv(level, weight, bias if taps > 3 else None, silu=taps != 3)
-    assert_borders_do_not_matter(run, [randn(sum(LENGTHS), channels, dtype=dtype)], state)
+    assert_borders_do_not_matter(run, [randn(sum(LENGTHS), channels, dtype=dtype)], (state,))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -159,12 +189,13 @@ def test_both_forms_are_one_recurrence(chunk: int, variant: GatedDelta | Mamba2)
 def assert_near(level: str, variant: GatedDelta | Mamba2, n: int, form: ModuleType) -> None:
     """A level's output of n tokens, and its state behind them, are near those of a form in float64."""
     operands, heads = case(variant, torch.float32, n)
-    state = torch.zeros(1, *variant.state_shape, device=DEVICE)
+    state = pools(level, variant, torch.float32, 1)
     out = recurrence(level, variant, heads)(operands, state, [n], [n], [0])
     true, end = in_float64(form, variant, operands, heads, torch.zeros(variant.state_shape, device=DEVICE))
     tolerance = 3e-5 if level == "native" else 3e-6
     torch.testing.assert_close(out.double(), true, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(state[0].double(), end, rtol=tolerance, atol=tolerance)
+    if len(state) == 1:  # the state of the others is that before the open chunk
+        torch.testing.assert_close(state[0][0].double(), end, rtol=tolerance, atol=tolerance)
 
 
 def in_float64(
@@ -198,7 +229,7 @@ def test_a_convolution_is_near_the_reference(level: str) -> None:
     x, weight, bias = randn(67, 40), randn(40, 4, seed=1), randn(40, seed=2)
     state = randn(1, 3, 40, seed=3)
     true = reference.causal_conv(x, weight, bias, state[0], silu=True)
-    out = conv(level, weight, bias, silu=True)([x], state, [67], [80], [0])
+    out = conv(level, weight, bias, silu=True)([x], (state,), [67], [80], [0])
     torch.testing.assert_close(out.double(), true, rtol=2e-6, atol=2e-6)
     assert_bitwise_equal(state[0], x[-3:])
 
@@ -210,7 +241,7 @@ def test_a_convolution_finds_its_sequence_among_many(tokens: int) -> None:
     weight, x, state = randn(3, 4, seed=1), randn(sum(lengths), 3), randn(40, 3, 3, seed=3)
     slots = [-1 if i in (5, 36) else (7 * i + 2) % 40 for i in range(37)]
     before = state.clone()
-    out = conv("native", weight, None, silu=False)([x], state, lengths, [n + 9 for n in lengths], slots)
+    out = conv("native", weight, None, silu=False)([x], (state,), lengths, [n + 9 for n in lengths], slots)
     for rows, own, slot in zip(x.split(lengths), out.split(lengths), slots, strict=True):
         if slot < 0:
             assert_bitwise_equal(own, torch.zeros_like(own))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evalengine.engine.states import state_pools
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.recurrent import LayerCache, States, layer_cache
+from evalengine.layers.recurrent import LayerCache, layer_cache
 from evalengine.models.decoder import DecoderForCausalLM
 
 
@@ -35,8 +35,9 @@ class PagedRunner:
             k, v = (torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
             self.caches.append((k, v))
             if layer in pools:
-                states = States(*(pool.fill_(fill) for pool in pools[layer]))
-                self.caches[layer] = layer_cache((k, v), states, spec.block(layer).beside_attention)
+                for pool in pools[layer].pools:
+                    pool.fill_(fill)
+                self.caches[layer] = layer_cache((k, v), pools[layer], spec.block(layer).beside_attention)
         self.free = list(range(num_blocks))
         random.Random(0).shuffle(self.free)
         self.pages: dict[str, list[int]] = {}

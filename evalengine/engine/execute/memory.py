@@ -17,6 +17,7 @@ from evalengine.engine.settings import Settings
 from evalengine.engine.states import NUM_SNAPSHOTS, state_bytes
 from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
+from evalengine.layers.kernel_support import kernel_problems
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import ModelSpec
 from evalengine.models.widths import widths
@@ -65,7 +66,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     if has_graphs(config, settings):
         free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
     states = (config.max_num_seqs + NUM_SNAPSHOTS) * state_bytes(
-        spec, _activation_size(settings), settings.tensor_parallel_size
+        spec, _activation_dtype(settings), settings.tensor_parallel_size, chunked=_in_chunks(settings)
     )
     if states > free:
         raise ConfigError(
@@ -110,16 +111,25 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
     """A lower bound of the activations of a step's tokens: residual, its norm, gate and up; or, of experts, the inputs
-    and outputs of their last product, a row of each for every expert of a token."""
+    and outputs of their last product, a row of each for every expert of a token; and what a recurrence makes of the
+    step's chunks."""
     sizes, ranks = widths(spec), settings.tensor_parallel_size
     inner = sizes.inner // ranks
     feed_forward = max(2 * inner, inner + sizes.outputs // ranks if spec.mixture is not None else 0)
-    return _most_tokens(config, settings) * _activation_size(settings) * (2 * sizes.hidden + feed_forward)
+    tokens, chunk = _most_tokens(config, settings), 0
+    if _in_chunks(settings):
+        chunk = max((kind.of_rank(ranks).chunk_bytes for kind in spec.recurrent_kinds), default=0)
+    rows = tokens * _activation_dtype(settings).itemsize * (2 * sizes.hidden + feed_forward)
+    return rows + -(-tokens // 64) * chunk
 
 
-def _activation_size(settings: Settings) -> int:
-    """Bytes of one activation."""
-    return 4 if settings.numerics == "exact" else settings.dtype.itemsize
+def _activation_dtype(settings: Settings) -> torch.dtype:
+    return torch.float32 if settings.numerics == "exact" else settings.dtype
+
+
+def _in_chunks(settings: Settings) -> bool:
+    """Whether recurrences are (`Ops.chunked`)."""
+    return settings.numerics != "exact" and not kernel_problems(settings.device)
 
 
 def _logits_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:

@@ -140,14 +140,14 @@ class RankRunner:
         """Fills the KV pool and the pools of states with one number."""
         self.kv_pool.fill_(value)
         for states in self.states.values():
-            for pool in states:
+            for pool in states.pools:
                 pool.fill_(value)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Copies slots of all pools of states, (source, destination), one after another."""
         for source, destination in copies:
             for states in self.states.values():
-                for pool in states:
+                for pool in states.pools:
                     pool[destination] = pool[source]
 
     def capture(self, size: int, kv_len: int) -> bool:

@@ -1,0 +1,101 @@
+"""What the kernels of recurrences share: chunks of 64 tokens at absolute positions, and products of float32 operands.
+
+A recurrence's state is brought up to date once a chunk. The chunk's own tokens, its rows, are kept beside the state
+until then, so a step may begin and end at any row. A chunk is closed (its rows enter the state) by the step that begins
+the next one: until then a row may be computed again or dropped.
+
+Tensor cores multiply bfloat16. An operand enters as a sum of bfloat16 terms, cut from its bits, which is exact; of the
+products of terms the largest six are added up in a fixed order, the smallest first (NUMERICS.md).
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels.launching.launch import INTERPRETED
+
+CHUNK = tl.constexpr(64)
+
+if INTERPRETED:
+
+    @triton.jit
+    def _dot(x, y, acc):
+        # In float64 numpy's order, which depends on the operands' shapes, is not seen.
+        wide = tl.dot(x.to(tl.float64), y.to(tl.float64), acc.to(tl.float64), out_dtype=tl.float64)
+        return wide.to(tl.float32)
+
+else:
+
+    @triton.jit
+    def _dot(x, y, acc):
+        return tl.dot(x, y, acc)
+
+
+@triton.jit
+def _upper(x):
+    """float32 -> its upper half, as bfloat16: cut, not rounded."""
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _rest(x):
+    """float32 -> x without its upper half, exactly."""
+    return x - (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def terms(x):
+    """bfloat16 tensors whose sum is x, the largest first: one of a bfloat16 x, two of float16, three of float32."""
+    if x.dtype == tl.bfloat16:
+        result = (x,)
+    else:
+        wide = x.to(tl.float32)
+        rest = _rest(wide)
+        result = (_upper(wide), _upper(rest))
+        if x.dtype == tl.float32:
+            result += (_upper(_rest(rest)),)
+    return result
+
+
+@triton.jit
+def dot(x, y, acc):
+    """acc + x y of two operands in terms: one chain over the pairs of terms, the smallest first."""
+    for larger in tl.static_range(3):
+        for j in tl.static_range(3 - larger):
+            i: tl.constexpr = 2 - larger - j
+            if i < len(x) and j < len(y):
+                acc = _dot(x[i], y[j], acc)
+    return acc
+
+
+@triton.jit
+def rows_of_chunk(s, c, cu_seqlens, seqlens):
+    """Chunk c of sequence s in this step -> the token of the step that row 0 would be, and the rows [begin, end) that
+    are new; end <= begin: it has none."""
+    first = tl.load(cu_seqlens + s)
+    n = tl.load(cu_seqlens + s + 1) - first
+    before = (tl.load(seqlens + s) - n) % CHUNK
+    begin = tl.where(c == 0, before, 0)
+    end = tl.minimum(CHUNK, before + n - CHUNK * c)
+    return first - before + CHUNK * c, begin, end
+
+
+class ChunkTable(NamedTuple):
+    """The chunks of a step's sequences, one sequence after another: programs that have a chunk each are numbered so."""
+
+    sequence: Tensor  # int32 [N]: the sequence of each chunk
+    number: Tensor  # int32 [N]: which of its sequence's chunks in the step it is
+    first: Tensor  # int32 [S]: each sequence's first chunk
+
+
+def chunk_table(query_lens: list[int], kv_lens: list[int]) -> list[list[int]]:
+    """The columns of the `ChunkTable` of sequences with these numbers of new tokens and of all tokens."""
+    counts = [-(-total // 64) - (total - new) // 64 for new, total in zip(query_lens, kv_lens, strict=True)]
+    sequences = [s for s, count in enumerate(counts) for _ in range(count)]
+    numbers = [c for count in counts for c in range(count)]
+    return [sequences, numbers, [end - count for end, count in zip(accumulate(counts), counts, strict=True)]]
