@@ -1,15 +1,16 @@
-"""`native` recurrences: a step's state read and written once, beside a copy of as many bytes; prefill by the token.
+"""`native` recurrences and their convolution, beside what they should take on an H200, scaled by the copy's bandwidth.
 
     S sequences of L new tokens each. Shapes: the gated delta rule of Qwen3.5-4B, the Mamba-2 of Granite 4.0 H Tiny.
 
-A decode must read and write the states, 4 bytes a number. A long prefill is bound by the chain from token to token, so
-its line says only how long it takes; many prompts at once fill the GPU.
+A decode reads its state and the rows of its open chunk; decodes are at all rows of a chunk, so of 64 of them one closes
+one. A copy of the states (read and written once) is the least that a rule without chunks moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,81 +21,100 @@ from benchmarks.report import Line, Timing
 from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
 from evalengine.kernels import causal_conv, gated_delta, mamba2
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from evalengine.kernels.chunks import ChunkTable, chunk_table
+from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
 from tests.references import reference
 
 DELTA = GatedDelta(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)
 MAMBA = Mamba2(48, 64, 1, 128, 4, conv_bias=True, bias=False, dt_limits=(0.0, float("inf")))
 DTYPE = torch.bfloat16
-DECODES: dict[int, float | None] = {1: None, 16: None, 256: 0.65}  # sequences -> share of a copy's bandwidth
-PREFILLS = ((80, 100), (8, 1024), (1, 8192))  # sequences, tokens of each
-# The convolution's share of a copy's bandwidth. Of a decode a third is the launch (10 us in a graph); SiLU and the next
-# tile's inputs cost the rest of a prefill.
-CONVOLUTIONS = {(256, 1): 0.5, (80, 100): 0.6, (8, 1024): 0.6, (1, 8192): 0.65}
+COPY_OF_H200 = 4.26e12  # bytes a second, read and written
+# Seconds on an H200 of (sequences, tokens of each).
+DECODES = (1, 1), (16, 1), (256, 1)
+PREFILLS = (80, 100), (8, 1024), (1, 8192)
+DELTA_TARGETS = {(256, 1): 230e-6, (80, 100): 1.3e-3, (8, 1024): 1.2e-3, (1, 8192): 1.2e-3}
+SCAN_TARGETS = {(256, 1): 165e-6, (80, 100): 1e-3, (8, 1024): 1e-3, (1, 8192): 1e-3}
+CONVOLUTION_TARGETS = {(256, 1): 12e-6, (80, 100): 75e-6, (8, 1024): 75e-6, (1, 8192): 75e-6}
 CHECKED = 0.02  # of the error over (magnitude + root mean square): bf16 inputs are normed, outputs rounded
 
 
 def measure(timer: Timer, device: torch.device) -> Iterator[Line]:
     """Yields decodes, then prefills, of each recurrence; then the convolution before the gated delta rule."""
-    for variant in (DELTA, MAMBA):
+    for variant, targets in ((DELTA, DELTA_TARGETS), (MAMBA, SCAN_TARGETS)):
         what = f"recurrence, {type(variant).__name__}"
-        for sequences, target in DECODES.items():
-            run = partial(_recurrence, what, variant, sequences, 1, target, timer, device)
-            yield from guarded(what, f"decode, batch {sequences}", run)
+        for shape in (*DECODES, *PREFILLS):
+            run = partial(_recurrence, what, variant, shape, targets.get(shape), timer, device)
+            yield from guarded(what, _case(shape), run)
             free_memory()
-        for sequences, tokens in PREFILLS:
-            run = partial(_recurrence, what, variant, sequences, tokens, None, timer, device)
-            yield from guarded(what, f"prefill, {sequences} x {tokens}", run)
-            free_memory()
-    for (sequences, tokens), target in CONVOLUTIONS.items():
-        run = partial(_convolution, sequences, tokens, target, timer, device)
-        yield from guarded("convolution", f"{sequences} x {tokens}", run)
+    for shape, target in CONVOLUTION_TARGETS.items():
+        yield from guarded("convolution", _case(shape), partial(_convolution, shape, target, timer, device))
         free_memory()
 
 
-def _sequences(sequences: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Starts, lengths and slots of sequences with a state from before."""
-    starts = torch.arange(0, sequences * tokens + 1, tokens, dtype=torch.int32, device=device)
-    lengths = torch.full((sequences,), tokens + 7, dtype=torch.int32, device=device)
-    return starts, lengths, torch.arange(sequences, dtype=torch.int32, device=device).flip(0).contiguous()
+def _case(shape: tuple[int, int]) -> str:
+    sequences, tokens = shape
+    return f"decode, batch {sequences}" if tokens == 1 else f"prefill, {sequences} x {tokens}"
+
+
+def _line(
+    what: str, shape: tuple[int, int], seconds: dict[str, float], target: float | None, num_bytes: int
+) -> list[Line]:
+    """Beside the target, or a copy of so many bytes read and written together."""
+    rate = LARGE_COPY_BYTES / quickest_copy(seconds)
+    theirs, beside = num_bytes / rate, "copy of the states"
+    if target is not None:
+        theirs, beside = target * COPY_OF_H200 / rate, "target"
+    least = None if target is None else 1.0
+    return [Timing(what, _case(shape), seconds["ours"], beside, theirs, "speed", least, num_bytes, "TB/s")]
+
+
+def _step(lengths: list[int], before: list[int], device: torch.device) -> tuple[Any, ...]:
+    """Starts, lengths and slots of sequences with so many tokens from before; the decodes, and the others' chunks."""
+    totals = [new + old for new, old in zip(lengths, before, strict=True)]
+    decodes = len(lengths) if max(lengths) == 1 else 0
+    starts, slots = [0, *accumulate(lengths)], [*reversed(range(len(lengths)))]
+    columns = [starts, totals, slots, *chunk_table(lengths[decodes:], totals[decodes:])]
+    starts, totals, slots, *chunks = (torch.tensor(x, dtype=torch.int32, device=device) for x in columns)
+    return starts, totals, slots, decodes, None if decodes else ChunkTable(*chunks)
 
 
 def _recurrence(
-    what: str, variant: GatedDelta | Mamba2, sequences: int, tokens: int, target: float | None, timer: Timer,
+    what: str, variant: GatedDelta | Mamba2, shape: tuple[int, int], target: float | None, timer: Timer,
     device: torch.device,
 ) -> list[Line]:  # fmt: skip
+    sequences, tokens = shape
     normal = partial(torch.randn, generator=seeded(device, sequences + tokens), device=device)
-    rows, heads = sequences * tokens, variant.state_shape[0]
-    per_head: Any
-    of_heads: Any
-    mixed, per_head = normal(rows, variant.channels, dtype=DTYPE), [normal(rows, heads, dtype=DTYPE)]
-    of_heads = [normal(heads) for _ in range(2)]
-    if isinstance(variant, GatedDelta):
-        per_head.append(normal(rows, heads, dtype=DTYPE))
-    else:
-        of_heads.append(normal(heads))
-    state = normal(sequences, *variant.state_shape)
-    step = _sequences(sequences, tokens, device)
+    heads, is_delta = variant.state_shape[0], isinstance(variant, GatedDelta)
+    of_heads = [normal(heads) for _ in range(2 if is_delta else 3)]
 
-    kernel: Any = gated_delta.gated_delta if isinstance(variant, GatedDelta) else mamba2.mamba2
+    def operands(rows: int) -> list[Tensor]:
+        widths = [variant.channels, heads, *([heads] if is_delta else [])]
+        return [normal(rows, width, dtype=DTYPE) for width in widths]
 
-    def run(state: Tensor = state) -> Tensor:
-        output: Tensor = kernel(mixed, *per_head, *of_heads, state, *step, variant)
+    kernel: Any = gated_delta.gated_delta if is_delta else mamba2.mamba2
+    inputs: Any = DeltaInputs if is_delta else Mamba2Inputs
+    kind: Any = DeltaState if is_delta else ScanState
+
+    def run(rows: list[Tensor], state: list[Tensor], step: tuple[Any, ...]) -> Tensor:
+        output: Tensor = kernel(inputs(*rows, *of_heads), kind(*state), *step, variant)
         return output
 
-    fresh = state.clone()
-    output = run_poisoned(lambda: [run(fresh.clone())])[0]
-    some = min(tokens, 64)
-    truth = _truth(variant, mixed[:some], [x[:some] for x in per_head], of_heads, fresh[sequences - 1])
-    check_close(f"{what}, {sequences} x {tokens}", output[:some], truth, CHECKED)
-    seconds = timer({"ours": run, **copies_of(LARGE_COPY_BYTES, device)})
-    num_bytes = 2 * state.numel() * state.itemsize
-    copied = num_bytes / (LARGE_COPY_BYTES / quickest_copy(seconds))
-    case = f"decode, batch {sequences}" if tokens == 1 else f"prefill, {sequences} x {tokens}"
-    details = {"us_a_token": seconds["ours"] / tokens * 1e6}
-    return [
-        Timing(what, case, seconds["ours"], "copy of the states", copied, "speed", target, num_bytes, "TB/s", details)
+    state = [
+        torch.zeros(sequences, *shape, dtype=dtype, device=device)
+        for shape, dtype in variant.state_pools(DTYPE, chunked=True)
     ]
+    before = [7 if tokens > 1 else 64 + s % 64 for s in range(sequences)]
+    history, new = operands(sum(before)), operands(sequences * tokens)
+    run(history, state, _step(before, [0] * sequences, device))
+    step = _step([tokens] * sequences, before, device)
+    fresh = [pool.clone() for pool in state]
+    output = run_poisoned(lambda: [run(new, [pool.clone() for pool in fresh], step)])[0]
+    some = min(tokens, 64)
+    both = [torch.cat([old[: before[0]], own[:some]]) for old, own in zip(history, new, strict=True)]
+    truth = _truth(variant, both[0], both[1:], of_heads, torch.zeros(variant.state_shape, device=device))
+    check_close(f"{what}, {sequences} x {tokens}", output[:some], truth[before[0] :], CHECKED)
+    seconds = timer({"ours": partial(run, new, state, step), **copies_of(LARGE_COPY_BYTES, device)})
+    return _line(what, shape, seconds, target, 2 * state[0].numel() * state[0].itemsize)
 
 
 def _truth(variant: GatedDelta | Mamba2, mixed: Tensor, per_head: Any, of_heads: Any, state: Tensor) -> Tensor:
@@ -111,11 +131,12 @@ def _truth(variant: GatedDelta | Mamba2, mixed: Tensor, per_head: Any, of_heads:
     return output
 
 
-def _convolution(sequences: int, tokens: int, target: float, timer: Timer, device: torch.device) -> list[Line]:
+def _convolution(shape: tuple[int, int], target: float, timer: Timer, device: torch.device) -> list[Line]:
+    sequences, tokens = shape
     normal = partial(torch.randn, generator=seeded(device, sequences + tokens), device=device, dtype=DTYPE)
     x, weight = normal(sequences * tokens, DELTA.channels), normal(DELTA.channels, DELTA.taps)
     state = normal(sequences, DELTA.taps - 1, DELTA.channels)
-    step = _sequences(sequences, tokens, device)
+    step = _step([tokens] * sequences, [7] * sequences, device)[:3]
 
     def run() -> Tensor:
         return causal_conv.causal_conv(x, weight, None, state, *step, tokens, silu=True)
@@ -127,7 +148,4 @@ def _convolution(sequences: int, tokens: int, target: float, timer: Timer, devic
         "convolution", run()[:tokens], reference.causal_conv(x[:tokens], weight, None, before, silu=True), CHECKED
     )
     seconds = timer({"ours": run, **copies_of(LARGE_COPY_BYTES, device)})
-    num_bytes = 2 * (output.numel() + state.numel()) * output.itemsize
-    copied = num_bytes / (LARGE_COPY_BYTES / quickest_copy(seconds))
-    case = f"{sequences} x {tokens}"
-    return [Timing("convolution", case, seconds["ours"], "copy", copied, "speed", target, num_bytes, "TB/s")]
+    return _line("convolution", shape, seconds, target, 2 * (output.numel() + state.numel()) * output.itemsize)

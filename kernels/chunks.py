@@ -67,9 +67,8 @@ def dot(x, y, acc):
     """acc + x y of two operands in terms: one chain over the pairs of terms, the smallest first."""
     for larger in tl.static_range(3):
         for j in tl.static_range(3 - larger):
-            i: tl.constexpr = 2 - larger - j
-            if i < len(x) and j < len(y):
-                acc = _dot(x[i], y[j], acc)
+            if j < len(y) and 2 - larger - j < len(x):
+                acc = _dot(x[2 - larger - j], y[j], acc)
     return acc
 
 

@@ -35,7 +35,7 @@ from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedD
 # four warps in both.
 PREFILL_ROWS, PREFILL_WARPS, PREFILL_STAGES = 32, 8, 2
 DECODE_ROWS, DECODE_WARPS, DECODE_STAGES = 32, 2, 2
-CLOSE_ROWS = 32
+CLOSE_ROWS, CLOSE_PROGRAMS = 32, 264
 
 
 @triton.jit
@@ -68,8 +68,16 @@ def _token_kernel(
 
 @triton.jit
 def _gate_sums_kernel(
-    gates_ptr, sums_ptr, sums_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, HV: tl.constexpr,
-    HVP: tl.constexpr
+    gates_ptr,
+    sums_ptr,
+    sums_pool,
+    chunk_sequence,
+    chunk_number,
+    cu_seqlens,
+    seqlens,
+    state_slots,
+    HV: tl.constexpr,
+    HVP: tl.constexpr,
 ):
     """Program (chunk): the sums of its gates [HV, 64], each one ascending chain."""
     device_math.after_previous_kernel()
@@ -163,11 +171,10 @@ def _add_rows(acc, end, inverse_ptr, factors_ptr, i, column):
 
 @triton.jit
 def _solve_kernel(
-    products_ptr, inverse_ptr, m_ptr, inverse_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots,
+    products_ptr, inverse_ptr, inverse_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots,
     HV: tl.constexpr,
-):
-    """Program (chunk, value head), one warp: the rows of T, and M transposed [j, i] in three terms; by blocks of 16
-    rows, each row one ascending chain."""
+):  # fmt: skip
+    """Program (chunk, value head), one warp: the rows of T, each one ascending chain; by blocks of 16."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
     s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
@@ -179,11 +186,14 @@ def _solve_kernel(
     products, inverse = products_ptr + own * (2 * CHUNK * CHUNK), inverse_ptr + own * (CHUNK * CHUNK)
     stored = inverse_pool + (slot * HV + head) * (CHUNK * CHUNK)
     column, r = tl.arange(0, CHUNK), tl.arange(0, 16)
-    for block in range(0, (end + 15) // 16):
+    for block in range(0, CHUNK // 16):
         i = block * 16 + r
-        acc = _add_rows(
-            tl.where(column[:, None] == i[None, :], 1.0, 0.0), block * 16, inverse, products, i, column
-        )
+        acc = tl.where(column[:, None] == i[None, :], 1.0, 0.0)
+        for part in range(0, block * 16, 8):
+            for j in tl.static_range(8):
+                t = tl.load(inverse + (part + j) * CHUNK + column)
+                factor = tl.load(products + (part + j) * CHUNK + i)
+                acc = tl.fma(tl.broadcast_to(t[:, None], acc.shape), tl.broadcast_to(factor[None, :], acc.shape), acc)
         old = (i < begin)[None, :] & (column >= 0)[:, None]
         at = i[None, :] * CHUNK + column[:, None]
         acc = tl.where(old, tl.load(stored + at, mask=old, other=0.0), acc)
@@ -194,14 +204,6 @@ def _solve_kernel(
             acc = tl.where(((r > j) & (i >= begin))[None, :], added, acc)
         tl.store(inverse + at, acc)
         tl.debug_barrier()  # threads read what others have stored
-        m = _add_rows(
-            tl.zeros((CHUNK, 16), tl.float32), block * 16 + 16, inverse, products + CHUNK * CHUNK, i, column
-        )
-        m0, m1, m2 = terms(m)
-        to = m_ptr + own * (3 * CHUNK * CHUNK) + column[:, None] * CHUNK + i[None, :]
-        tl.store(to, m0)
-        tl.store(to + CHUNK * CHUNK, m1)
-        tl.store(to + 2 * CHUNK * CHUNK, m2)
 
 
 @triton.jit
@@ -213,33 +215,46 @@ def _end_factors(total, k_norm):
 
 
 @triton.jit
-def _keys_kernel(
-    mixed_ptr, norms_ptr, sums_ptr, inverse_ptr, keys_ptr, keys_pool, key_norms_pool, chunk_sequence, chunk_number, cu_seqlens,
-    seqlens, state_slots, stride_mixed,
+def _store_terms(at, stride, x, real):
+    """Stores the three terms of an operand."""
+    a, b, c = terms(x)
+    tl.store(at, a, mask=real)
+    tl.store(at + stride, b, mask=real)
+    tl.store(at + 2 * stride, c, mask=real)
+
+
+@triton.jit
+def _operands_kernel(
+    mixed_ptr, norms_ptr, sums_ptr, products_ptr, inverse_ptr, m_ptr, keys_ptr, keys_pool, key_norms_pool,
+    chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, value head): K' of a chunk that another one follows in this step, in three terms."""
+    """Program (chunk, value head): M transposed, [j, i], and, of a chunk that another one follows in this step, K'; in
+    three terms."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
     key_head = head // (HV // HK)
     s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
     slot = tl.load(state_slots + s).to(tl.int64)
     token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end < CHUNK) | (token + CHUNK >= tl.load(cu_seqlens + s + 1)):
+    if (slot < 0) | (end <= begin):
         return
     row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
     own = (p * HV + head).to(tl.int64)
+    transposed = tl.load(inverse_ptr + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
+    square = row[:, None] * CHUNK + row[None, :]
+    b = tl.load(products_ptr + own * (2 * CHUNK * CHUNK) + CHUNK * CHUNK + square)
+    m = dot(terms(transposed), terms(b), tl.zeros((CHUNK, CHUNK), tl.float32))
+    _store_terms(m_ptr + own * (3 * CHUNK * CHUNK) + square, CHUNK * CHUNK, m, square >= 0)
+    if (end < CHUNK) | (token + CHUNK >= tl.load(cu_seqlens + s + 1)):
+        return
     k, k_norm = _chunk_keys(
         mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed, HK, K, KP
     )
     factor = _end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
-    transposed = tl.load(inverse_ptr + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
-    x, y, z = terms(dot(terms(transposed * factor[None, :]), terms(k), tl.zeros((CHUNK, KP), tl.float32)))
+    keys = dot(terms(transposed * factor[None, :]), terms(k), tl.zeros((CHUNK, KP), tl.float32))
     to = keys_ptr + own * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
-    real = (key < K)[None, :] & (row >= 0)[:, None]
-    tl.store(to, x, mask=real)
-    tl.store(to + CHUNK * K, y, mask=real)
-    tl.store(to + 2 * CHUNK * K, z, mask=real)
+    _store_terms(to, CHUNK * K, keys, (key < K)[None, :] & (row >= 0)[:, None])
 
 
 @triton.jit
@@ -342,19 +357,17 @@ def _prefill_kernel(
         at = ((program + chunks - 1) * HV + head).to(tl.int64)
         square = row[:, None] * CHUNK + row[None, :]
         inverse = tl.load(inverse_ptr + at * (CHUNK * CHUNK) + square, mask=stored[:, None] & (row >= 0)[None, :])
-        tl.store(
-            inverse_pool + own * (CHUNK * CHUNK) + square, inverse, mask=stored[:, None] & (row >= 0)[None, :]
-        )
+        tl.store(inverse_pool + own * (CHUNK * CHUNK) + square, inverse, mask=stored[:, None] & (row >= 0)[None, :])
         tl.store(sums_pool + own * CHUNK + row, tl.load(sums_ptr + at * CHUNK + row), mask=stored)
         if head % (HV // HK) == 0:
             begin = tl.where(chunks == 1, before, 0)
             token = (first - before + CHUNK * (chunks - 1) + row).to(tl.int64)
-            new, key = stored & (row >= begin), tl.arange(0, KP)
-            real = new[:, None] & (key < K)[None, :]
-            k_at = mixed_ptr + token[:, None] * stride_mixed + (HK + key_head) * K + key[None, :]
+            new, all_keys = stored & (row >= begin), tl.arange(0, KP)
+            real = new[:, None] & (all_keys < K)[None, :]
+            k_at = mixed_ptr + token[:, None] * stride_mixed + (HK + key_head) * K + all_keys[None, :]
             k = tl.load(k_at, mask=real, other=0.0)
             k_row = (slot * HK + key_head) * CHUNK + row
-            tl.store(keys_pool + k_row[:, None] * K + key[None, :], k, mask=real)
+            tl.store(keys_pool + k_row[:, None] * K + all_keys[None, :], k, mask=real)
             k_norm = tl.load(norms_ptr + token * 2 * HK + HK + key_head, mask=new, other=0.0)
             tl.store(key_norms_pool + k_row, k_norm, mask=new)
 
@@ -398,29 +411,28 @@ def _decode_row_kernel(
     k_norms = tl.where(row == i, k_norm, k_norms)
     a = (beta * decay) * ((k_norm * k_norms) * kk)
     b = decay * ((q_norm * k_norms) * qk)
-    factors = factors_ptr + (s * HV + head).to(tl.int64) * (2 * CHUNK)
+    factors = factors_ptr + (s * HV + head).to(tl.int64) * CHUNK
     tl.store(factors + row, tl.where(row < i, -a, 0.0))
-    tl.store(factors + CHUNK + row, tl.where(row <= i, b, 0.0))
     tl.store(sums_pool + own * CHUNK + i, total)
     if head % (HV // HK) == 0:
         tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real)
         tl.store(key_norms_pool + k_row + i, k_norm)
     tl.debug_barrier()  # threads read what others have stored
     inverse = inverse_pool + own * (CHUNK * CHUNK)
-    acc, m = tl.where(row == i, 1.0, 0.0), tl.zeros((CHUNK,), tl.float32)
+    acc = tl.where(row == i, 1.0, 0.0)
     for block in range(0, i, 16):
         for r in tl.static_range(16):
             j = block + r
-            t_j = tl.load(inverse + j * CHUNK + row, mask=(row >= 0) & (j < i), other=0.0)
+            t_j = tl.load(inverse + j * CHUNK + row, mask=(row <= j) & (j < i), other=0.0)
             acc = tl.fma(t_j, tl.broadcast_to(tl.load(factors + j), (CHUNK,)), acc)
-            m = tl.fma(t_j, tl.broadcast_to(tl.load(factors + CHUNK + j, mask=j < i, other=0.0), (CHUNK,)), m)
     tl.store(inverse + i * CHUNK + row, acc)
-    m = tl.fma(acc, tl.broadcast_to(tl.load(factors + CHUNK + i), (CHUNK,)), m)
-    x, y, z = terms(m)
-    m_at = m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row
-    tl.store(m_at, x)
-    tl.store(m_at + CHUNK, y)
-    tl.store(m_at + 2 * CHUNK, z)
+    seen = (row[:, None] <= row[None, :]) & (row < i)[None, :]  # [j, i]
+    transposed = tl.load(inverse + row[None, :] * CHUNK + row[:, None], mask=seen, other=0.0)
+    transposed = tl.where((row == i)[None, :], acc[:, None], transposed)
+    column = tl.where((n == 0)[None, :], tl.where(row <= i, b, 0.0)[:, None], 0.0)
+    m = dot(terms(transposed), terms(column), tl.zeros((CHUNK, 16), tl.float32))
+    m = tl.sum(tl.where((n == 0)[None, :], m, 0.0), 1)
+    _store_terms(m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row, CHUNK, m, row >= 0)
 
 
 @triton.jit
@@ -481,40 +493,48 @@ def _decode_kernel(
 @triton.jit
 def _close_kernel(
     state_pool, x_pool, inverse_pool, keys_pool, key_norms_pool, sums_pool, cu_seqlens, seqlens, state_slots,
+    sequences,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+    S: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, sequence): the state after the chunk before, if the step begins one."""
+    """Brings the states of the sequences that begin a chunk in this step behind the chunk before. The programs share
+    these sequences, value heads and rows of the state."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
+    TILES: tl.constexpr = (V + ROWS - 1) // ROWS
     device_math.after_previous_kernel()
-    head, s = tl.program_id(0), tl.program_id(1)
-    key_head = head // (HV // HK)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    n = tl.load(cu_seqlens + s + 1) - tl.load(cu_seqlens + s)
-    start = tl.load(seqlens + s) - n
-    if (slot < 0) | (n == 0) | (start == 0) | (start % CHUNK != 0):
-        return
+    sequence = tl.arange(0, S)
+    real_sequence = sequence < sequences
+    n = tl.load(cu_seqlens + sequence + 1, mask=real_sequence, other=0)
+    n -= tl.load(cu_seqlens + sequence, mask=real_sequence, other=0)
+    starts = tl.load(seqlens + sequence, mask=real_sequence, other=0) - n
+    slots = tl.load(state_slots + sequence, mask=real_sequence, other=-1)
+    closes = ((slots >= 0) & (n > 0) & (starts > 0) & (starts % CHUNK == 0)).to(tl.int32)
+    place = tl.cumsum(closes, 0)
     row = tl.arange(0, CHUNK)
-    own, k_row = slot * HV + head, (slot * HK + key_head) * CHUNK + row
-    k_norm = tl.load(key_norms_pool + k_row)
-    last_decay, factor = _end_factors(tl.load(sums_pool + own * CHUNK + row), k_norm)
-    transposed = tl.load(inverse_pool + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
-    inverse = terms(transposed * factor[None, :])
-    for part in tl.static_range(PARTS):
-        key = part * PART + tl.arange(0, PART)
-        k = tl.load(
-            keys_pool + k_row[:, None] * K + key[None, :], mask=(row >= 0)[:, None] & (key < K)[None, :], other=0.0
-        )
-        keys = terms(dot(inverse, terms(k), tl.zeros((CHUNK, PART), tl.float32)))
-        for tile in range(0, (V + ROWS - 1) // ROWS):
-            value = tile * ROWS + tl.arange(0, ROWS)
-            real_value = (value < V)[:, None]
-            x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
-            x = tl.load(x_at, mask=real_value & (row >= 0)[None, :], other=0.0)
+    for item in range(tl.program_id(0), tl.sum(closes, 0) * (HV * TILES), PROGRAMS):
+        mine = (closes == 1) & (place - 1 == item // (HV * TILES))
+        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64)
+        start = tl.sum(tl.where(mine, starts, 0), 0)
+        head = item // TILES % HV
+        value = item % TILES * ROWS + tl.arange(0, ROWS)
+        real_value = (value < V)[:, None]
+        own, k_row = slot * HV + head, (slot * HK + head // (HV // HK)) * CHUNK + row
+        x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
+        x = terms(tl.load(x_at, mask=real_value & (row >= 0)[None, :], other=0.0))
+        k_norm = tl.load(key_norms_pool + k_row)
+        last_decay, factor = _end_factors(tl.load(sums_pool + own * CHUNK + row), k_norm)
+        transposed = tl.load(inverse_pool + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
+        inverse = terms(transposed * factor[None, :])
+        for part in tl.static_range(PARTS):
+            key = part * PART + tl.arange(0, PART)
+            k_at = keys_pool + k_row[:, None] * K + key[None, :]
+            k = tl.load(k_at, mask=(row >= 0)[:, None] & (key < K)[None, :], other=0.0)
+            keys = terms(dot(inverse, terms(k), tl.zeros((CHUNK, PART), tl.float32)))
             at = state_pool + (own * V + value)[:, None] * K + key[None, :]
             real = real_value & (key < K)[None, :]
             state = tl.load(at, mask=real & (start > CHUNK), other=0.0)
-            added = dot(terms(x), keys, tl.zeros((ROWS, PART), tl.float32))
+            added = dot(x, keys, tl.zeros((ROWS, PART), tl.float32))
             tl.store(at, state * last_decay + added, mask=real)
 
 
@@ -525,13 +545,13 @@ def gated_delta(
     seqlens_k: Tensor,
     state_slots: Tensor,
     num_decodes: int,
-    chunks: ChunkTable,
+    chunks: ChunkTable | None,
     variant: GatedDelta,
 ) -> Tensor:
     """The outputs [T, Hv, V] of a step's tokens; the pools of states are brought up to date.
 
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
-    chunks: those of the others.
+    chunks: those of the others, if there are any.
     """
     mixed, a, b, a_log, dt_bias = inputs
     tokens, sequences, device = len(mixed), len(state_slots), mixed.device
@@ -550,12 +570,13 @@ def gated_delta(
         (key_heads, triton.next_power_of_2(key_heads), heads, wide_heads, keys, wide_keys), 4, 1,
     )  # fmt: skip
     launch(
-        _close_kernel, (heads, sequences, 1), (*state, cu_seqlens_q, seqlens_k, state_slots),
-        (*sizes, values, CLOSE_ROWS), 4, 1,
+        _close_kernel, (min(CLOSE_PROGRAMS, sequences * heads * -(-values // CLOSE_ROWS)), 1, 1),
+        (*state, cu_seqlens_q, seqlens_k, state_slots, sequences),
+        (*sizes, values, CLOSE_ROWS, triton.next_power_of_2(sequences), CLOSE_PROGRAMS), 4, 1,
     )  # fmt: skip
     if num_decodes:
         step = cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)
-        factors = torch.empty((num_decodes, heads, 2, 64), device=device)
+        factors = torch.empty((num_decodes, heads, 64), device=device)
         m = torch.empty((num_decodes, heads, 3, 64), dtype=torch.bfloat16, device=device)
         launch(
             _decode_row_kernel, (heads, num_decodes, 1),
@@ -566,7 +587,7 @@ def gated_delta(
             (mixed, norms, beta, m, out, state.state, state.x, state.gate_sums, *step),
             (*sizes, values, DECODE_ROWS, 8, DECODE_STAGES), DECODE_WARPS, DECODE_STAGES,
         )  # fmt: skip
-    if num_decodes < sequences:
+    if chunks is not None:
         step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:]
         rows, n = (*chunks[:2], *step), len(chunks.sequence)
         sums = torch.empty((n, heads, 64), device=device)
@@ -574,18 +595,20 @@ def gated_delta(
         inverse = torch.empty((n, heads, 64, 64), device=device)
         m = torch.empty((n, heads, 3, 64, 64), dtype=torch.bfloat16, device=device)
         ended = torch.empty((n, heads, 3, 64, keys), dtype=torch.bfloat16, device=device)
+        stages = PREFILL_STAGES if wide_keys * mixed.itemsize <= 512 else 1  # for the shared memory
         stored, stride = (state.keys, state.key_norms), mixed.stride(0)
         launch(_gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
         launch(
             _products_kernel, (n, heads, 1), (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, 4, 1
         )  # fmt: skip
-        launch(_solve_kernel, (n, heads, 1), (products, inverse, m, state.inverse, *rows), (heads,), 1, 1)
+        launch(_solve_kernel, (n, heads, 1), (products, inverse, state.inverse, *rows), (heads,), 1, 1)
         launch(
-            _keys_kernel, (n, heads, 1), (mixed, norms, sums, inverse, ended, *stored, *rows, stride), sizes, 4, 1
+            _operands_kernel, (n, heads, 1),
+            (mixed, norms, sums, products, inverse, m, ended, *stored, *rows, stride), sizes, 4, 1,
         )  # fmt: skip
         launch(
             _prefill_kernel, (-(-values // PREFILL_ROWS), heads, sequences - num_decodes),
             (mixed, norms, beta, sums, inverse, m, ended, out, *state, chunks.first, *step, stride),
-            (*sizes, values, PREFILL_ROWS, PREFILL_STAGES), PREFILL_WARPS, PREFILL_STAGES,
+            (*sizes, values, PREFILL_ROWS, stages), PREFILL_WARPS, stages,
         )  # fmt: skip
     return out

@@ -171,9 +171,11 @@ class AttentionMetadata:
         return max(self.kv_lens[self.num_decodes :], default=0)
 
     @cached_property
-    def chunks(self) -> ChunkTable:
-        """Of recurrences, in the sequences that are no decodes."""
+    def chunks(self) -> ChunkTable | None:
+        """Of recurrences, in the sequences that are no decodes; None if all are."""
         n = self.num_decodes
+        if n == len(self.query_lens):
+            return None
         columns = chunk_table(self.query_lens[n:], self.kv_lens[n:])
         return ChunkTable(*upload([np.array(column, dtype=np.int32) for column in columns], self.seqlens_k.device))
 
