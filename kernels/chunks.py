@@ -29,11 +29,26 @@ if INTERPRETED:
         wide = tl.dot(x.to(tl.float64), y.to(tl.float64), acc.to(tl.float64), out_dtype=tl.float64)
         return wide.to(tl.float32)
 
+    @triton.jit
+    def chain_dot(x, y, acc):
+        K: tl.constexpr = x.shape[1]
+        j = tl.arange(0, K)
+        for k in range(K):
+            a = tl.sum(tl.where((j == k)[None, :], x, 0.0), 1)
+            b = tl.sum(tl.where((j == k)[:, None], y, 0.0), 0)
+            acc = tl.fma(tl.broadcast_to(a[:, None], acc.shape), tl.broadcast_to(b[None, :], acc.shape), acc)
+        return acc
+
 else:
 
     @triton.jit
     def _dot(x, y, acc):
         return tl.dot(x, y, acc)
+
+    @triton.jit
+    def chain_dot(x, y, acc):
+        """acc + x y in float32: an ascending chain of fused multiply-adds for each element."""
+        return tl.dot(x, y, acc, input_precision="ieee")
 
 
 @triton.jit

@@ -11,10 +11,10 @@ r of the norms of q and k:
     o_i = exp(G_i) (S q_i) r_i + sum_j M_ij x_j
     S'  = exp(G_63) S + sum_j x_j K'_j,                     K' = T^t diag(exp(G_63 - G_j) r_j) k
 
-This is the rule token by token, solved for the rows of a chunk (Yang et al., "Parallelizing linear transformers with the
-delta rule", 2024, which applies T to x; here M and K' have it, so the sequential part is three products). Row i depends
-on S and on rows <= i alone, and prefill and decode compute it by the same chains, so a step may begin and end at any
-row. A decode reads the state and the rows of the open chunk (x, T, k, their norms and G), and adds a row to these; the
+This is the rule token by token, solved for the rows of a chunk (Yang et al., "Parallelizing linear transformers with
+the delta rule", 2024, where T is applied to x; here it is part of M and K', which do not depend on the state). Row i
+depends on S and on rows <= i alone, and prefill and decode compute it by the same chains, so a step may begin and end
+at any row. A decode reads the state and the rows of the open chunk (x, T, k, their norms and G), and adds a row to these; the
 state itself is written once in 64 tokens.
 """
 
@@ -26,15 +26,16 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.chunks import CHUNK, ChunkTable, dot, rows_of_chunk, terms
+from evalengine.kernels.chunks import CHUNK, ChunkTable, chain_dot, dot, rows_of_chunk, terms
 from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta
 
-# The sums of S q and S k and those over rows are chains of mma.sync in prefill and decode, whatever the tile; wgmma, which
-# Triton takes for 64 rows of the state and four warps, has another one. The products of q and k and K' have 64 rows and
-# four warps in both.
+# Prefill and decode must take the same instruction for a product: Triton takes wgmma, whose sums are others than those of
+# mma.sync, from 64 rows and four warps on. K' has them in both; all other products have fewer rows or warps in both.
 PREFILL_ROWS, PREFILL_WARPS, PREFILL_STAGES = 32, 8, 2
 DECODE_ROWS, DECODE_WARPS, DECODE_STAGES = 32, 2, 2
+ROW_WARPS = 2
+OPERAND_WARPS = 8
 CLOSE_ROWS, CLOSE_PROGRAMS = 32, 264
 
 
@@ -102,11 +103,11 @@ def _gate_sums_kernel(
 
 @triton.jit
 def _chunk_keys(
-    mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed,
+    mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed,
     HK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """The keys of a chunk's rows [64, KP], and the factors of their norms [64], old ones and new."""
-    row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
+    """The keys of a chunk's rows [n, KP], and the factors of their norms [n], old ones and new."""
+    key = tl.arange(0, KP)
     new, old, real = (row >= begin) & (row < end), row < begin, (key < K)[None, :]
     tokens = (token + row).to(tl.int64)
     stored = (slot * HK + key_head) * CHUNK + row
@@ -124,49 +125,41 @@ def _products_kernel(
     chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, value head): -A and B, both transposed: [j, i]."""
+    """Program (chunk, key head, half of j): -A and B of its value heads, both transposed: [j, i]."""
     device_math.after_previous_kernel()
-    p, head = tl.program_id(0), tl.program_id(1)
-    key_head = head // (HV // HK)
+    p, key_head = tl.program_id(0), tl.program_id(1)
     s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
     slot = tl.load(state_slots + s).to(tl.int64)
     token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
     if (slot < 0) | (end <= begin):
         return
-    row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
+    row, key, j = tl.arange(0, CHUNK), tl.arange(0, KP), tl.program_id(2) * 32 + tl.arange(0, 32)
     new = (row >= begin) & (row < end)
     tokens = (token + row).to(tl.int64)
     k, k_norm = _chunk_keys(
-        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed, HK, K, KP
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP
+    )
+    k_j, k_norm_j = _chunk_keys(
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, j, token, begin, end, stride_mixed, HK, K, KP
     )
     q_norm = tl.load(norms_ptr + tokens * 2 * HK + key_head, mask=new, other=0.0)
-    beta = tl.load(beta_ptr + tokens * HV + head, mask=new, other=0.0)
     at = mixed_ptr + tokens[:, None] * stride_mixed + key_head * K + key[None, :]
     q = tl.load(at, mask=new[:, None] & (key < K)[None, :], other=0.0)
-    zero = tl.zeros((CHUNK, CHUNK), tl.float32)
-    k_terms = terms(k)
-    kk = dot(k_terms, terms(tl.trans(k)), zero)
-    qk = dot(k_terms, terms(tl.trans(q)), zero)
-    total = tl.load(sums_ptr + (p * HV + head) * CHUNK + row)
+    zero, k_terms = tl.zeros((32, CHUNK), tl.float32), terms(k_j)
+    kk, qk = dot(k_terms, terms(tl.trans(k)), zero), dot(k_terms, terms(tl.trans(q)), zero)
+    kk *= k_norm[None, :] * k_norm_j[:, None]
+    qk *= q_norm[None, :] * k_norm_j[:, None]
     # Rows from `end` on may hold anything, and exp could overflow above the diagonal.
-    seen = (row[:, None] <= row[None, :]) & (row < end)[None, :]
-    decay = device_math.exp(tl.where(seen, total[None, :] - total[:, None], 0.0))
-    a = (beta[None, :] * decay) * ((k_norm[None, :] * k_norm[:, None]) * kk)
-    b = decay * ((q_norm[None, :] * k_norm[:, None]) * qk)
-    to = products_ptr + (p * HV + head).to(tl.int64) * (2 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
-    tl.store(to, tl.where(seen & (row[:, None] < row[None, :]), -a, 0.0))
-    tl.store(to + CHUNK * CHUNK, tl.where(seen, b, 0.0))
-
-
-@triton.jit
-def _add_rows(acc, end, inverse_ptr, factors_ptr, i, column):
-    """acc [column, i] + sum over j < end of T_j [column] times factors [j, i], one ascending chain."""
-    for block in range(0, end, 8):
-        for j in tl.static_range(8):
-            t = tl.load(inverse_ptr + (block + j) * CHUNK + column)
-            factor = tl.load(factors_ptr + (block + j) * CHUNK + i)
-            acc = tl.fma(tl.broadcast_to(t[:, None], acc.shape), tl.broadcast_to(factor[None, :], acc.shape), acc)
-    return acc
+    seen = (j[:, None] <= row[None, :]) & (row < end)[None, :]
+    for value_head in range(HV // HK):
+        head = key_head * (HV // HK) + value_head
+        sums = sums_ptr + (p * HV + head) * CHUNK
+        decay = device_math.exp(tl.where(seen, tl.load(sums + row)[None, :] - tl.load(sums + j)[:, None], 0.0))
+        beta = tl.load(beta_ptr + tokens * HV + head, mask=new, other=0.0)
+        to = products_ptr + (p * HV + head).to(tl.int64) * (2 * CHUNK * CHUNK) + j[:, None] * CHUNK + row[None, :]
+        a = tl.where(seen & (j[:, None] < row[None, :]), (beta[None, :] * decay) * kk, 0.0)
+        tl.store(to, -a)
+        tl.store(to + CHUNK * CHUNK, tl.where(seen, decay * qk, 0.0))
 
 
 @triton.jit
@@ -179,14 +172,14 @@ def _solve_kernel(
     p, head = tl.program_id(0), tl.program_id(1)
     s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
     slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
+    _token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
     if (slot < 0) | (end <= begin):
         return
     own = (p * HV + head).to(tl.int64)
     products, inverse = products_ptr + own * (2 * CHUNK * CHUNK), inverse_ptr + own * (CHUNK * CHUNK)
     stored = inverse_pool + (slot * HV + head) * (CHUNK * CHUNK)
     column, r = tl.arange(0, CHUNK), tl.arange(0, 16)
-    for block in range(0, CHUNK // 16):
+    for block in range(CHUNK // 16):
         i = block * 16 + r
         acc = tl.where(column[:, None] == i[None, :], 1.0, 0.0)
         for part in range(0, block * 16, 8):
@@ -241,15 +234,16 @@ def _operands_kernel(
         return
     row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
     own = (p * HV + head).to(tl.int64)
-    transposed = tl.load(inverse_ptr + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
+    inverse = inverse_ptr + own * (CHUNK * CHUNK)
+    transposed = tl.load(inverse + row[None, :] * CHUNK + row[:, None])
     square = row[:, None] * CHUNK + row[None, :]
-    b = tl.load(products_ptr + own * (2 * CHUNK * CHUNK) + CHUNK * CHUNK + square)
-    m = dot(terms(transposed), terms(b), tl.zeros((CHUNK, CHUNK), tl.float32))
+    b = tl.load(products_ptr + (2 * own + 1) * (CHUNK * CHUNK) + square)
+    m = chain_dot(transposed, b, tl.zeros((CHUNK, CHUNK), tl.float32))
     _store_terms(m_ptr + own * (3 * CHUNK * CHUNK) + square, CHUNK * CHUNK, m, square >= 0)
     if (end < CHUNK) | (token + CHUNK >= tl.load(cu_seqlens + s + 1)):
         return
     k, k_norm = _chunk_keys(
-        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, token, begin, end, stride_mixed, HK, K, KP
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP
     )
     factor = _end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
     keys = dot(terms(transposed * factor[None, :]), terms(k), tl.zeros((CHUNK, KP), tl.float32))
@@ -411,27 +405,24 @@ def _decode_row_kernel(
     k_norms = tl.where(row == i, k_norm, k_norms)
     a = (beta * decay) * ((k_norm * k_norms) * kk)
     b = decay * ((q_norm * k_norms) * qk)
-    factors = factors_ptr + (s * HV + head).to(tl.int64) * CHUNK
+    factors = factors_ptr + (s * HV + head).to(tl.int64) * (2 * CHUNK)
     tl.store(factors + row, tl.where(row < i, -a, 0.0))
+    tl.store(factors + CHUNK + row, tl.where(row <= i, b, 0.0))
     tl.store(sums_pool + own * CHUNK + i, total)
     if head % (HV // HK) == 0:
         tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real)
         tl.store(key_norms_pool + k_row + i, k_norm)
     tl.debug_barrier()  # threads read what others have stored
     inverse = inverse_pool + own * (CHUNK * CHUNK)
-    acc = tl.where(row == i, 1.0, 0.0)
+    acc, m = tl.where(row == i, 1.0, 0.0), tl.zeros((CHUNK,), tl.float32)
     for block in range(0, i, 16):
         for r in tl.static_range(16):
             j = block + r
             t_j = tl.load(inverse + j * CHUNK + row, mask=(row <= j) & (j < i), other=0.0)
             acc = tl.fma(t_j, tl.broadcast_to(tl.load(factors + j), (CHUNK,)), acc)
+            m = tl.fma(t_j, tl.broadcast_to(tl.load(factors + CHUNK + j), (CHUNK,)), m)
     tl.store(inverse + i * CHUNK + row, acc)
-    seen = (row[:, None] <= row[None, :]) & (row < i)[None, :]  # [j, i]
-    transposed = tl.load(inverse + row[None, :] * CHUNK + row[:, None], mask=seen, other=0.0)
-    transposed = tl.where((row == i)[None, :], acc[:, None], transposed)
-    column = tl.where((n == 0)[None, :], tl.where(row <= i, b, 0.0)[:, None], 0.0)
-    m = dot(terms(transposed), terms(column), tl.zeros((CHUNK, 16), tl.float32))
-    m = tl.sum(tl.where((n == 0)[None, :], m, 0.0), 1)
+    m = tl.fma(acc, tl.broadcast_to(tl.load(factors + CHUNK + i), (CHUNK,)), m)
     _store_terms(m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row, CHUNK, m, row >= 0)
 
 
@@ -576,11 +567,11 @@ def gated_delta(
     )  # fmt: skip
     if num_decodes:
         step = cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)
-        factors = torch.empty((num_decodes, heads, 64), device=device)
+        factors = torch.empty((num_decodes, heads, 2, 64), device=device)
         m = torch.empty((num_decodes, heads, 3, 64), dtype=torch.bfloat16, device=device)
         launch(
             _decode_row_kernel, (heads, num_decodes, 1),
-            (mixed, norms, gates, beta, factors, m, *state[2:], *step), sizes, 4, 1,
+            (mixed, norms, gates, beta, factors, m, *state[2:], *step), sizes, ROW_WARPS, 1,
         )  # fmt: skip
         launch(
             _decode_kernel, (heads, num_decodes, 1),
@@ -599,12 +590,13 @@ def gated_delta(
         stored, stride = (state.keys, state.key_norms), mixed.stride(0)
         launch(_gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
         launch(
-            _products_kernel, (n, heads, 1), (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, 4, 1
+            _products_kernel, (n, key_heads, 2),
+            (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, 4, 1,
         )  # fmt: skip
         launch(_solve_kernel, (n, heads, 1), (products, inverse, state.inverse, *rows), (heads,), 1, 1)
         launch(
             _operands_kernel, (n, heads, 1),
-            (mixed, norms, sums, products, inverse, m, ended, *stored, *rows, stride), sizes, 4, 1,
+            (mixed, norms, sums, products, inverse, m, ended, *stored, *rows, stride), sizes, OPERAND_WARPS, 1,
         )  # fmt: skip
         launch(
             _prefill_kernel, (-(-values // PREFILL_ROWS), heads, sequences - num_decodes),

@@ -112,7 +112,7 @@ class GatedDelta:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes that a step's chunk of 64 tokens takes while it is computed: A, B and T, and three terms of M and K'."""
+        """Bytes that a chunk of a step takes while it is computed: A, B and T, and three terms of M and K'."""
         return self.num_value_heads * 64 * (3 * 4 * 64 + 3 * 2 * (64 + self.key_dim))
 
 

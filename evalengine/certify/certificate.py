@@ -18,13 +18,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from evalengine import version
 from evalengine.certify.axes import AXES
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.fault_injection import FEW_ROWS
 from evalengine.certify.kernels import failures, kernels_summary
 from evalengine.certify.proof import AxisResult, Proof, Trial
 from evalengine.certify.subject import Subject
+from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_whole
@@ -49,7 +49,7 @@ VERSION = 3  # the version of the certificate file's layout
 
 
 def certificate(
-    subject: Subject, proof: Proof, weights_sha256: str, kernels: Mapping[str, Any] | None, seconds: float
+    subject: Subject, proof: Proof, checkpoint: Checkpoint, kernels: Mapping[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
     """The certificate of a proof. `kernels`: the result of `kernels_verdict`; None where the caller did not ask for
     it."""
@@ -58,7 +58,7 @@ def certificate(
         "certificate_version": VERSION,
         "verdict": _whole_verdict(proof, kernels),
         "incomplete": proof.incomplete,
-        "contract_version": version.CONTRACT_VERSION,
+        "contract_version": checkpoint.spec.contract_version,
         "subject": {
             "model": subject.config.model.name,
             "tasks": subject.task_names,
@@ -66,7 +66,7 @@ def certificate(
             "effort": subject.effort,
             "layers": subject.layers,
             **proof.facts,
-            "weights_sha256": weights_sha256,
+            "weights_sha256": weights_fingerprint(checkpoint),
         },
         "requests": {
             "count": len(proof.cases),

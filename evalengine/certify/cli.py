@@ -30,7 +30,6 @@ def _engine(arguments: Namespace) -> int:
     from evalengine.certify.kernels import kernels_verdict
     from evalengine.certify.proof import Prover
     from evalengine.certify.subject import Subject, open_subject, read_settings
-    from evalengine.engine.load.loader import weights_fingerprint
 
     config = read_settings(arguments.settings)
     checkpoint, tasks = open_subject(config, arguments.layers)
@@ -41,7 +40,7 @@ def _engine(arguments: Namespace) -> int:
     if arguments.what is None:
         kernels = kernels_verdict(checkpoint.spec, settings, not arguments.no_cache)
     proof = Prover(subject, checkpoint, tasks, arguments.logprobs).prove(arguments.axes)
-    content = certificate(subject, proof, weights_fingerprint(checkpoint), kernels, time.perf_counter() - started)
+    content = certificate(subject, proof, checkpoint, kernels, time.perf_counter() - started)
     files = write_certificate(arguments.out or default_path(content), content)
     *lines, verdict = summary(content)
     _print(axes_table(content), [*lines, f"certificate: {', '.join(map(str, files))}", verdict])

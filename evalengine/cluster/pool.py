@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evalengine import version
 from evalengine.cluster.replica import (
     Orders,
     Refusal,
@@ -223,7 +222,7 @@ class Pool:
 def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer: str | None) -> Iterator[str]:
     """What a replica does not share with the driver (the model's spec, the tokenizer's hash) or with the first replica,
     though answers depend on it; a sentence each."""
-    ours = version.CONTRACT_VERSION
+    ours = spec.contract_version
     if facts.contract_version != ours:
         yield f"its contract version is {facts.contract_version}, the driver's {ours}"
     if facts.spec != spec:

@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evalengine import version
 from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.answering import gpu_architecture
 from evalengine.engine.llm import LLM
@@ -159,7 +158,7 @@ class Replica:
             limits=llm.limits,
             kernels_verdict=llm.kernels_verdict,
             self_test_verdict=llm.self_test_verdict,
-            contract_version=version.CONTRACT_VERSION,
+            contract_version=llm.spec.contract_version,
             spec=llm.spec,
             stamp=llm.checkpoint.stamp,
             tokenizer=tokenizer_sha256(llm.tokenizer),

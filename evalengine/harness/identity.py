@@ -54,6 +54,7 @@ def engine_identity(config: Config, llm: Answering) -> dict[str, Any]:
     """The part of the identity that computes: the model by content, numerics and dtype. Hashes the weight files."""
     facts = llm.facts()
     identity = {
+        "contract_version": llm.spec.contract_version,
         "weights": facts.weights_sha256,
         **model_identity(config, llm),
         "numerics": llm.settings.numerics,

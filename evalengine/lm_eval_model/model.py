@@ -31,7 +31,6 @@ from evalengine.lm_eval_model.requests import (
     windows,
 )
 from evalengine.lm_eval_model.tokens import encode_prompt
-from evalengine.version import CONTRACT_VERSION
 
 logger = logging.getLogger(LOGGER)
 Finished = Callable[[int, RequestOutput], None]  # takes a request's place in its call, and its output
@@ -199,7 +198,7 @@ class EvalEngineLM(EngineBackedModel):
             yield self.llm
             return
         if self._identity is None:  # hashing the weights takes seconds, so it is done once
-            self._identity = {"contract_version": CONTRACT_VERSION, **engine_identity(config, self.llm)}
+            self._identity = engine_identity(config, self.llm)
         named = partial(_name_of, asked)
         with through_cache(config, self.llm, self._identity, named) as cached:
             assert cached is not None

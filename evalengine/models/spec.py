@@ -14,12 +14,13 @@ import torch
 
 from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
-from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from evalengine.kernels.row_variants import NormVariant, RowVariants
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.rope import LATER, RopeSpec, in_use, text_of
+from evalengine.version import CONTRACT_VERSION, RECURRENT_CONTRACT_VERSION
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,12 @@ class ModelSpec:
     def recurrent_kinds(self) -> tuple[Recurrence, ...]:
         """The kinds of recurrences that layers have, each once."""
         return tuple(dict.fromkeys(self.recurrences.values()))
+
+    @property
+    def contract_version(self) -> int:
+        """Of the numerics contract by which the model is computed."""
+        chunked = any(not isinstance(kind, ShortConv) for kind in self.recurrent_kinds)
+        return RECURRENT_CONTRACT_VERSION if chunked else CONTRACT_VERSION
 
     @property
     def output_gate(self) -> bool:

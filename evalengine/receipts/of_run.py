@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from evalengine import version
 from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.difference import difference
@@ -22,7 +21,7 @@ from evalengine.harness.identity import plain_spec
 from evalengine.harness.plan import Plan
 from evalengine.harness.same_run import answer_of, config_again, plan_again
 from evalengine.models.processors import LogitsProcessors
-from evalengine.models.spec import dtype_name
+from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params
 from evalengine.records.differences import differences
 from evalengine.records.digest import merkle_path
@@ -111,13 +110,14 @@ def _planned(run: Run, places: Sequence[str]) -> tuple[Plan, DeferredLLM]:
     Where the run's numerics cannot be had on this machine, the engine is one that only plans.
     Raises ConfigError for a run that cannot be planned again: its rows, tokenizer or model have changed.
     """
-    check_contract(run.identity["contract_version"], run.name)
     resolved, has_gpu = run.manifest.engine, torch.cuda.is_available()
     device = "cuda" if has_gpu and resolved.device.startswith("cuda") else "cpu"
     pinned = {"device": device, "dtype": resolved.dtype, "max_model_len": resolved.max_model_len, **ONE_BY_ONE}
     numerics = "auto" if resolved.numerics == "native" and not has_gpu else resolved.numerics
     config = replace(config_again(run.source, pinned, places), numerics=numerics)  # type: ignore[arg-type]  # a level
-    return plan_again(run.name, run.identity, config, run.source)
+    plan, llm = plan_again(run.name, run.identity, config, run.source)
+    check_contract(run.identity["contract_version"], llm.spec, run.name)
+    return plan, llm
 
 
 def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str | None:
@@ -126,10 +126,10 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
     whose: names the receipt in messages.
     Raises: ConfigError if this model or this machine cannot compute the answer, in a sentence that names what differs.
     """
-    check_contract(receipt.computed_by["contract_version"], whose)
     check_level(receipt.computed_by, whose)
     processes = LogitsProcessors() != _processors(receipt.computed_by["model_spec"])
     checkpoint = resolve_checkpoint(replace(model, generation_config="auto" if processes else "none"))
+    check_contract(receipt.computed_by["contract_version"], checkpoint.spec, whose)
     if problems := list(_other_model(receipt, checkpoint, whose)):
         raise ConfigError(problems)
     request = _request(receipt, checkpoint)
@@ -196,12 +196,12 @@ def _processors(spec: Mapping[str, Any]) -> LogitsProcessors | None:
         return None
 
 
-def check_contract(computed_by: Any, whose: str) -> None:
-    """Raises ConfigError if this evalengine computes by another contract."""
-    if computed_by != version.CONTRACT_VERSION:
+def check_contract(computed_by: Any, spec: ModelSpec, whose: str) -> None:
+    """Raises ConfigError if this evalengine computes the model by another contract."""
+    if computed_by != spec.contract_version:
         raise ConfigError(
             f"{whose}: computed by contract {str(computed_by)[:20]}, and this evalengine computes by contract "
-            f"{version.CONTRACT_VERSION}, whose bits are others; check it with an evalengine of that contract"
+            f"{spec.contract_version}, whose bits are others; check it with an evalengine of that contract"
         )
 
 

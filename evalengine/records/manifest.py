@@ -157,7 +157,7 @@ def build_manifest(run: RunContext, outcome: RunOutcome) -> Manifest:
         "command": None if run.command is None else list(run.command),
         "digest": outcome.digests.run,
         "task_digests": dict(outcome.digests.tasks),
-        "contract_version": version.CONTRACT_VERSION,
+        "contract_version": run.identity["contract_version"],
         "numerics": run.identity["numerics"],
         "identity": dict(run.identity),
         "model": asdict(run.model),

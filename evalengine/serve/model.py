@@ -20,7 +20,6 @@ from evalengine.records.sealed import content_sha256
 from evalengine.serve.errors import ApiError
 from evalengine.serve.grammars import Grammars
 from evalengine.serve.tool_calls import ToolFormat, find_format, with_objects
-from evalengine.version import CONTRACT_VERSION
 
 logger = logging.getLogger(__name__)
 OF_A_CHAT = Wording(
@@ -166,7 +165,6 @@ def served_identity(config: Config, llm: LLM) -> dict[str, Any]:
     contract. Hashes the weight files."""
     thinking = config.model.think_end_token
     return {
-        "contract_version": CONTRACT_VERSION,
         **engine_identity(replace(config, apply_chat_template=True), llm),
         "chat_template_date": config.chat_template_date or TEMPLATE_DATE,
         "chat_template_args": template_variables(config),
