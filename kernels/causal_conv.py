@@ -17,9 +17,19 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.activation import activate
 from evalengine.kernels.launching.launch import launch
-from evalengine.kernels.sequence_of_step import sequence_of_step
 
 TOKENS, CHANNELS = 8, 512  # of a tile; a step of one token per sequence has tiles of one
+
+
+@triton.jit
+def _sequence(s, cu_seqlens, seqlens, state_slots):
+    """Sequence s -> its slot (-1: padding) and its first token's row, both int64; how many tokens it has in the step,
+    and whether these are all of its tokens, so that it begins with zeros, both int32."""
+    slot = tl.load(state_slots + s).to(tl.int64)
+    first = tl.load(cu_seqlens + s).to(tl.int64)
+    n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
+    begins = (tl.load(seqlens + s) == n).to(tl.int32)
+    return slot, first, n, begins
 
 
 @triton.jit
@@ -48,7 +58,7 @@ def _conv_kernel(
     s, tile = tl.program_id(0), 0
     if TOKENS > 1:
         s, tile = _tile(tl.program_id(0), cu_seqlens, sequences, TOKENS)
-    slot, first, n, begins = sequence_of_step(s, cu_seqlens, seqlens, state_slots)
+    slot, first, n, begins = _sequence(s, cu_seqlens, seqlens, state_slots)
     start = tile * TOKENS
     if start >= n:
         return

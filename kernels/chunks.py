@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import INTERPRETED
 
 CHUNK = tl.constexpr(64)
@@ -97,6 +98,59 @@ def rows_of_chunk(s, c, cu_seqlens, seqlens):
     begin = tl.where(c == 0, before, 0)
     end = tl.minimum(CHUNK, before + n - CHUNK * c)
     return first - before + CHUNK * c, begin, end
+
+
+@triton.jit
+def load_rows(pool_at, step_at, old, new):
+    """Load a chunk's rows: the old ones from the pool, the new ones from the step's operands; zeros elsewhere."""
+    return tl.where(old, tl.load(pool_at, mask=old, other=0.0), tl.load(step_at, mask=new, other=0.0))
+
+
+@triton.jit
+def end_factors(total, factor):
+    """The decay of the state to the chunk's end, exp(G_63), and each row's factor with it: exp(G_63 - G_j) factor_j."""
+    row = tl.arange(0, CHUNK)
+    last = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
+    return device_math.exp(last), device_math.exp(last - total) * factor
+
+
+@triton.jit
+def sequences_to_close(cu_seqlens, seqlens, state_slots, sequences, S: tl.constexpr):
+    """How many sequences begin a chunk in this step behind another one; and, of all [S], the place among these (-1: it
+    does not), the slot, and the tokens before the step."""
+    s = tl.arange(0, S)
+    real = s < sequences
+    n = tl.load(cu_seqlens + s + 1, mask=real, other=0) - tl.load(cu_seqlens + s, mask=real, other=0)
+    starts = tl.load(seqlens + s, mask=real, other=0) - n
+    slots = tl.load(state_slots + s, mask=real, other=-1)
+    closes = ((slots >= 0) & (n > 0) & (starts > 0) & (starts % CHUNK == 0)).to(tl.int32)
+    return tl.sum(closes, 0), tl.where(closes == 1, tl.cumsum(closes, 0) - 1, -1), slots, starts
+
+
+@triton.jit
+def gate_sums_kernel(
+    gates_ptr, sums_ptr, sums_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots,
+    HV: tl.constexpr, HVP: tl.constexpr,
+):  # fmt: skip
+    """Program (chunk): the sums of its gates [HV, 64], each one ascending chain."""
+    device_math.after_previous_kernel()
+    p = tl.program_id(0)
+    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
+    if (slot < 0) | (end <= begin):
+        return
+    head = tl.arange(0, HVP)
+    real = head < HV
+    total = tl.zeros((HVP,), tl.float32)
+    for block in range(0, CHUNK, 16):
+        for i in tl.static_range(16):
+            row = block + i
+            old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)
+            new = (row >= begin) & (row < end)
+            gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=real & new, other=0.0)
+            total = tl.where(row < begin, old, total + gate)
+            tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
 
 
 class ChunkTable(NamedTuple):

@@ -14,8 +14,8 @@ r of the norms of q and k:
 This is the rule token by token, solved for the rows of a chunk (Yang et al., "Parallelizing linear transformers with
 the delta rule", 2024, where T is applied to x; here it is part of M and K', which do not depend on the state). Row i
 depends on S and on rows <= i alone, and prefill and decode compute it by the same chains, so a step may begin and end
-at any row. A decode reads the state and the rows of the open chunk (x, T, k, their norms and G), and adds a row to these; the
-state itself is written once in 64 tokens.
+at any row. A decode reads the state and the rows of the open chunk (x, T, k, their norms and G), and adds a row to
+these; the state itself is written once in 64 tokens.
 """
 
 from __future__ import annotations
@@ -26,12 +26,23 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.chunks import CHUNK, ChunkTable, chain_dot, dot, rows_of_chunk, terms
+from evalengine.kernels.chunks import (
+    CHUNK,
+    ChunkTable,
+    chain_dot,
+    dot,
+    end_factors,
+    gate_sums_kernel,
+    load_rows,
+    rows_of_chunk,
+    sequences_to_close,
+    terms,
+)
 from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta
 
-# Prefill and decode must take the same instruction for a product: Triton takes wgmma, whose sums are others than those of
-# mma.sync, from 64 rows and four warps on. K' has them in both; all other products have fewer rows or warps in both.
+# Prefill and decode must take the same instruction for a product: Triton takes wgmma, whose sums are others than those
+# of mma.sync, from 64 rows and four warps on. K' has them in both; all other products have fewer rows or warps in both.
 PREFILL_ROWS, PREFILL_WARPS, PREFILL_STAGES = 32, 8, 2
 DECODE_ROWS, DECODE_WARPS, DECODE_STAGES = 32, 2, 2
 ROW_WARPS = 2
@@ -68,40 +79,6 @@ def _token_kernel(
 
 
 @triton.jit
-def _gate_sums_kernel(
-    gates_ptr,
-    sums_ptr,
-    sums_pool,
-    chunk_sequence,
-    chunk_number,
-    cu_seqlens,
-    seqlens,
-    state_slots,
-    HV: tl.constexpr,
-    HVP: tl.constexpr,
-):
-    """Program (chunk): the sums of its gates [HV, 64], each one ascending chain."""
-    device_math.after_previous_kernel()
-    p = tl.program_id(0)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
-        return
-    head = tl.arange(0, HVP)
-    real = head < HV
-    total = tl.zeros((HVP,), tl.float32)
-    for block in range(0, CHUNK, 16):
-        for i in tl.static_range(16):
-            row = block + i
-            old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)
-            new = (row >= begin) & (row < end)
-            gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=real & new, other=0.0)
-            total = tl.where(row < begin, old, total + gate)
-            tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
-
-
-@triton.jit
 def _chunk_keys(
     mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed,
     HK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
@@ -111,12 +88,10 @@ def _chunk_keys(
     new, old, real = (row >= begin) & (row < end), row < begin, (key < K)[None, :]
     tokens = (token + row).to(tl.int64)
     stored = (slot * HK + key_head) * CHUNK + row
-    norms = tl.load(norms_ptr + tokens * 2 * HK + HK + key_head, mask=new, other=0.0)
-    norms = tl.where(old, tl.load(key_norms_pool + stored, mask=old, other=0.0), norms)
+    norms = load_rows(key_norms_pool + stored, norms_ptr + tokens * 2 * HK + HK + key_head, old, new)
     at = mixed_ptr + tokens[:, None] * stride_mixed + (HK + key_head) * K + key[None, :]
-    keys = tl.load(at, mask=new[:, None] & real, other=0.0)
-    stored_keys = tl.load(keys_pool + stored[:, None] * K + key[None, :], mask=old[:, None] & real, other=0.0)
-    return tl.where(old[:, None], stored_keys, keys), norms
+    keys = load_rows(keys_pool + stored[:, None] * K + key[None, :], at, old[:, None] & real, new[:, None] & real)
+    return keys, norms
 
 
 @triton.jit
@@ -200,14 +175,6 @@ def _solve_kernel(
 
 
 @triton.jit
-def _end_factors(total, k_norm):
-    """exp(G_63) and exp(G_63 - G_j) r_j."""
-    row = tl.arange(0, CHUNK)
-    last = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)
-    return device_math.exp(last), device_math.exp(last - total) * k_norm
-
-
-@triton.jit
 def _store_terms(at, stride, x, real):
     """Stores the three terms of an operand."""
     a, b, c = terms(x)
@@ -245,7 +212,7 @@ def _operands_kernel(
     k, k_norm = _chunk_keys(
         mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP
     )
-    factor = _end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
+    factor = end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
     keys = dot(terms(transposed * factor[None, :]), terms(k), tl.zeros((CHUNK, KP), tl.float32))
     to = keys_ptr + own * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
     _store_terms(to, CHUNK * K, keys, (key < K)[None, :] & (row >= 0)[:, None])
@@ -494,17 +461,10 @@ def _close_kernel(
     PART: tl.constexpr = KP // PARTS
     TILES: tl.constexpr = (V + ROWS - 1) // ROWS
     device_math.after_previous_kernel()
-    sequence = tl.arange(0, S)
-    real_sequence = sequence < sequences
-    n = tl.load(cu_seqlens + sequence + 1, mask=real_sequence, other=0)
-    n -= tl.load(cu_seqlens + sequence, mask=real_sequence, other=0)
-    starts = tl.load(seqlens + sequence, mask=real_sequence, other=0) - n
-    slots = tl.load(state_slots + sequence, mask=real_sequence, other=-1)
-    closes = ((slots >= 0) & (n > 0) & (starts > 0) & (starts % CHUNK == 0)).to(tl.int32)
-    place = tl.cumsum(closes, 0)
+    count, place, slots, starts = sequences_to_close(cu_seqlens, seqlens, state_slots, sequences, S)
     row = tl.arange(0, CHUNK)
-    for item in range(tl.program_id(0), tl.sum(closes, 0) * (HV * TILES), PROGRAMS):
-        mine = (closes == 1) & (place - 1 == item // (HV * TILES))
+    for item in range(tl.program_id(0), count * (HV * TILES), PROGRAMS):
+        mine = place == item // (HV * TILES)
         slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64)
         start = tl.sum(tl.where(mine, starts, 0), 0)
         head = item // TILES % HV
@@ -514,7 +474,7 @@ def _close_kernel(
         x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
         x = terms(tl.load(x_at, mask=real_value & (row >= 0)[None, :], other=0.0))
         k_norm = tl.load(key_norms_pool + k_row)
-        last_decay, factor = _end_factors(tl.load(sums_pool + own * CHUNK + row), k_norm)
+        last_decay, factor = end_factors(tl.load(sums_pool + own * CHUNK + row), k_norm)
         transposed = tl.load(inverse_pool + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
         inverse = terms(transposed * factor[None, :])
         for part in tl.static_range(PARTS):
@@ -566,16 +526,16 @@ def gated_delta(
         (*sizes, values, CLOSE_ROWS, triton.next_power_of_2(sequences), CLOSE_PROGRAMS), 4, 1,
     )  # fmt: skip
     if num_decodes:
-        step = cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)
+        step = cu_seqlens_q, seqlens_k, state_slots
         factors = torch.empty((num_decodes, heads, 2, 64), device=device)
         m = torch.empty((num_decodes, heads, 3, 64), dtype=torch.bfloat16, device=device)
         launch(
             _decode_row_kernel, (heads, num_decodes, 1),
-            (mixed, norms, gates, beta, factors, m, *state[2:], *step), sizes, ROW_WARPS, 1,
+            (mixed, norms, gates, beta, factors, m, *state[2:], *step, mixed.stride(0)), sizes, ROW_WARPS, 1,
         )  # fmt: skip
         launch(
             _decode_kernel, (heads, num_decodes, 1),
-            (mixed, norms, beta, m, out, state.state, state.x, state.gate_sums, *step),
+            (mixed, norms, beta, m, out, state.state, state.x, state.gate_sums, *step, mixed.stride(0)),
             (*sizes, values, DECODE_ROWS, 8, DECODE_STAGES), DECODE_WARPS, DECODE_STAGES,
         )  # fmt: skip
     if chunks is not None:
@@ -588,7 +548,7 @@ def gated_delta(
         ended = torch.empty((n, heads, 3, 64, keys), dtype=torch.bfloat16, device=device)
         stages = PREFILL_STAGES if wide_keys * mixed.itemsize <= 512 else 1  # for the shared memory
         stored, stride = (state.keys, state.key_norms), mixed.stride(0)
-        launch(_gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
+        launch(gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
         launch(
             _products_kernel, (n, key_heads, 2),
             (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, 4, 1,

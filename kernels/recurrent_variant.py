@@ -5,6 +5,7 @@ The recurrences are those of `reference`; a sequence's state is float32 after ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -46,6 +47,17 @@ class Mamba2Inputs(NamedTuple):
     a_log: Tensor  # float32 [H]
     dt_bias: Tensor  # float32 [H]
     d: Tensor  # float32 [H]
+
+
+class ScanState(NamedTuple):
+    """The pools of the selective state space in chunks (`mamba2`): the state before each slot's open chunk, and that
+    chunk's rows, of which there are at most 64."""
+
+    state: Tensor  # float32 [R, H, P, N]
+    x: Tensor  # [R, H, 64, P] in the activations' dtype
+    b: Tensor  # [R, G, 64, N] in the activations' dtype
+    steps: Tensor  # float32 [R, H, 64]: dt, clamped
+    gate_sums: Tensor  # float32 [R, H, 64]: from the chunk's first row on
 
 
 @dataclass(frozen=True)
@@ -174,9 +186,19 @@ class Mamba2:
         return self.num_heads, self.head_dim, self.state_dim
 
     def state_pools(self, dtype: torch.dtype, *, chunked: bool) -> list[PoolShape]:
-        return [(self.state_shape, torch.float32)]
+        """Of the state; chunked: of `ScanState`. dtype: of the activations."""
+        heads, values, columns = self.state_shape
+        if not chunked:
+            return [(self.state_shape, torch.float32)]
+        rows = [((heads, 64, values), dtype), ((self.num_groups, 64, columns), dtype)]
+        return [(self.state_shape, torch.float32), *rows, *_wide([(heads, 64)] * 2)]
 
-    chunk_bytes = 0
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that a step's chunk of 64 tokens takes while it is computed: its start state, C B, and the tokens' time
+        steps, gates and sums of gates."""
+        heads, values, columns = self.state_shape
+        return 4 * (heads * values * columns + self.num_groups * 64 * 64 + 3 * 64 * heads)
 
 
 @dataclass(frozen=True)
@@ -214,5 +236,5 @@ class ShortConv:
 Recurrence = GatedDelta | Mamba2 | ShortConv
 
 
-def _wide(shapes: list[tuple[int, ...]]) -> list[PoolShape]:
+def _wide(shapes: Sequence[tuple[int, ...]]) -> list[PoolShape]:
     return [(shape, torch.float32) for shape in shapes]

@@ -41,9 +41,10 @@ from evalengine.kernels import (
     softmax_parts,
 )
 from evalengine.kernels.attention_batch import KVCache
+from evalengine.kernels.chunks import ChunkTable
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
-from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs
+from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.fast import FastOps
@@ -64,6 +65,11 @@ def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
     """How the kernels of recurrences are told of a step's sequences."""
     assert metadata.state_slots is not None, "the model has recurrent layers"
     return metadata.cu_seqlens_q, metadata.seqlens_k, metadata.state_slots
+
+
+def _step(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor, int, ChunkTable | None]:
+    """How those of recurrences in chunks are told of them."""
+    return *_sequences(metadata), metadata.num_decodes, metadata.chunks
 
 
 class CudaOps(Ops):
@@ -138,11 +144,10 @@ class CudaOps(Ops):
         return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
 
     def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
-        step = *_sequences(metadata), metadata.num_decodes, metadata.chunks
-        return gated_delta.gated_delta(x, DeltaState(*state), *step, variant)
+        return gated_delta.gated_delta(x, DeltaState(*state), *_step(metadata), variant)
 
     def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
-        return mamba2.mamba2(*x, *state, *_sequences(metadata), variant)
+        return mamba2.mamba2(x, ScanState(*state), *_step(metadata), variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

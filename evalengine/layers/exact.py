@@ -93,10 +93,10 @@ class ExactOps(Ops):
         )
 
     def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
-        return exact_recurrent.gated_delta(*x, *state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
+        return exact_recurrent.gated_delta(*x, state[0], metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
-        return exact_recurrent.mamba2(*x, *state, metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
+        return exact_recurrent.mamba2(*x, state[0], metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

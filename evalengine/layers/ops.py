@@ -218,11 +218,11 @@ class Ops(ABC):
     def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
         """The gated delta rule over each sequence's tokens, from its state on -> [T, Hv, V]. state: the variant's
         `state_pools`."""
-        return gated_delta(x, *state, metadata, variant)
+        return gated_delta(x, state[0], metadata, variant)
 
     def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
         """Mamba 2's scan over each sequence's tokens, from its state on -> [T, H, P]."""
-        return mamba2(x, *state, metadata, variant)
+        return mamba2(x, state[0], metadata, variant)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

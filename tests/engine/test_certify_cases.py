@@ -112,6 +112,9 @@ def test_shapes() -> None:
         rows = 64 * (heads * 4 * (128 + 64 + 1) + 16 * (2 * 128 + 4))
         assert state_bytes(spec, torch.bfloat16, chunked=False) == layers * state
         assert state_bytes(spec, torch.bfloat16, chunked=True) == layers * (state + rows)
+    # 64 heads of 64 x 128 numbers, 3 inputs, and of 64 rows: x, B, and each head's time step and sum of gates.
+    state = 4 * 64 * 64 * 128 + 2 * 3 * (64 * 64 + 2 * 128) + 64 * (2 * (64 * 64 + 128) + 64 * (4 + 4))
+    assert state_bytes(opened("shape:granite-4-h").spec, torch.bfloat16, chunked=True) == 36 * state
     # Recurrent layers, layers, KV heads and parameters (the cards say 3 B, 0.5 B, 1.17 B and 15.7 B).
     for name, recurrent, layers, heads, billions in (
         ("granite-4-h", 36, 40, 8, 3.19),

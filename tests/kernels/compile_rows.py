@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from evalengine.kernels.launching.launch import observed_launches
 
 LAYOUT = {"H": 2304, "BLOCK": 4096, "INNER": 1, "ROWS": 1, "ADD": True}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 4, "HALF": 128, "PAGE": 16, "NORM": True, "ROWS": 4, "COLUMNS": 128}
@@ -28,11 +31,14 @@ KINDS = {
     "slot_ptr": "*i64",
     "weights_ptr": "*fp32",
     **dict.fromkeys(("alpha_p", "alpha_n", "beta"), "fp32"),
-    **dict.fromkeys(("beta_scale", "dt_least", "dt_most"), "fp32"),
-    **dict.fromkeys(("a_log_ptr", "dt_bias_ptr", "d_ptr"), "*fp32"),
-    **dict.fromkeys(("cu_seqlens", "seqlens", "state_slots"), "*i32"),
     **dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32"),
 }
+NAMES = {
+    torch.uint8: "u8", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32",
+}  # fmt: skip
+INSTRUCTIONS = {
+    "fma": "fma.rn.f32", "tanh": "tanh.approx", "branches": " bra", "wgmma": "wgmma.mma_async", "mma": "mma.sync",
+}  # fmt: skip
 
 
 def _counted(kernel: Any, dtype: str, constants: dict[str, Any], table: str | None = None) -> dict[str, Any]:
@@ -45,14 +51,36 @@ def _counted(kernel: Any, dtype: str, constants: dict[str, Any], table: str | No
         return KINDS.get(name, operand if name.endswith("_ptr") else "i32")
 
     signature = {name: kind(name) for name in kernel.arg_names}
+    about = {"dtype": dtype, "table": table or dtype, **constants}
+    return {**about, **_counts(kernel, signature, constants, {}, {"num_warps": 4, "enable_fp_fusion": False})}
+
+
+def _counts(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], attributes: dict, options: dict[str, Any]
+) -> dict[str, Any]:
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    options = {"num_warps": 4, "enable_fp_fusion": False}
-    ptx = triton.compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", 90, 32), options=options).asm[
-        "ptx"
-    ]
-    words = {"fma": "fma.rn.f32", "tanh": "tanh.approx", "branches": " bra"}
-    about = {"kernel": kernel.__name__, "dtype": dtype, "table": table or dtype, **constants}
-    return {**about, **{name: ptx.count(word) for name, word in words.items()}}
+    source = ASTSource(kernel, signature, places, attributes)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return {"kernel": kernel.__name__, **{name: ptx.count(word) for name, word in INSTRUCTIONS.items()}}
+
+
+def _launched(what: str, run: Callable[[], Any]) -> Iterator[dict[str, Any]]:
+    """Compiles every kernel that `run` launches, for these operands."""
+    launches = []
+    with observed_launches(lambda kernel, _grid, *launch: launches.append((kernel, *launch))):
+        run()
+    for kernel, args, constants, options in launches:
+        signature, attributes = dict.fromkeys(kernel.arg_names, "constexpr"), {}
+        constant = dict(zip(kernel.arg_names[len(args) :], constants, strict=True))
+        for i, (name, arg) in enumerate(zip(kernel.arg_names, args, strict=False)):
+            if arg is None:
+                constant[name] = None
+                continue
+            tensor = isinstance(arg, torch.Tensor)
+            signature[name] = f"*{NAMES[arg.dtype]}" if tensor else "fp32" if isinstance(arg, float) else "i32"
+            if tensor or (isinstance(arg, int) and arg % 16 == 0):
+                attributes[i,] = [["tt.divisibility", 16]]
+        yield {"what": what, **_counts(kernel, signature, constant, attributes, options)}
 
 
 def norms() -> Iterator[dict[str, Any]]:
@@ -99,9 +127,8 @@ def packed() -> Iterator[dict[str, Any]]:
     from evalengine.kernels import packed_matmul
     from tests.kernels.packed_weights import FORMS
 
-    names = {torch.uint8: "u8", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
     for form in FORMS:
-        KINDS.update(codes_ptr="*u8", scales_ptr=f"*{names[form.scale]}", zeros_ptr="*i16")
+        KINDS.update(codes_ptr="*u8", scales_ptr=f"*{NAMES[form.scale]}", zeros_ptr="*i16")
         whole = {"KIND": form.kind, "GROUP": form.group, **({} if form.zeros else {"zeros_ptr": None})}
         tile = {"BLOCK_N": 16, "BLOCK_K": 256, "EVEN_K": True}
         yield _counted(packed_matmul._unpack_kernel, "bf16", {**tile, **whole})
@@ -154,21 +181,28 @@ def mixtures() -> Iterator[dict[str, Any]]:
 
 
 def recurrences() -> Iterator[dict[str, Any]]:
-    from evalengine.kernels import causal_conv, gated_delta, mamba2, rms_norm
+    """Those of Qwen3.5-4B and Granite 4.0 H Tiny in bfloat16, for a decode and a prefill; convolutions and norms."""
+    from evalengine.kernels import rms_norm
+    from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+    from tests.kernels.test_recurrent import case, conv, pools, recurrence
 
-    for dtype in ("bf16", "fp32"):
-        for tokens, bias in ((causal_conv.TOKENS, {}), (1, {"bias_ptr": None})):
-            tile = {"K": 4, "CHANNELS": causal_conv.CHANNELS, "SILU": not bias, "TOKENS": tokens, **bias}
-            yield _counted(causal_conv._conv_kernel, dtype, tile)
-        for gate_first in (True, False):
-            norm = {"GROUP": 96, "BLOCK": 128, "GATE_FIRST": gate_first, "REPEATED": not gate_first, "ONCE": gate_first}
-            yield _counted(rms_norm._gated_norm_kernel, dtype, norm)
-        KINDS["state_ptr"] = "*fp32"
-        delta = {"HK": 16, "HV": 32, "K": 128, "KP": 128, "V": 128, "ROWS": gated_delta.ROWS}
-        yield _counted(gated_delta._gated_delta_kernel, dtype, delta)
-        scan = {"H": 64, "P": 64, "G": 8, "N": 128, "NP": 128, "ROWS": mamba2.ROWS}
-        yield _counted(mamba2._mamba2_kernel, dtype, scan)
-        del KINDS["state_ptr"]
+    kinds: dict[str, GatedDelta | Mamba2] = {
+        "delta": GatedDelta(16, 32, 128, 128, 4),
+        "scan": Mamba2(48, 64, 1, 128, 4, True, False, (0.0, None)),
+    }
+    step = [1, 200], [9, 207], [0, 1]
+    for what, variant in kinds.items():
+        operands, heads = case(variant, torch.bfloat16, 201)
+        state = pools("native", variant, torch.bfloat16, 2)
+        yield from _launched(what, partial(recurrence("native", variant, heads), operands, state, *step))
+    for dtype in (torch.bfloat16, torch.float32):
+        x, weight, inputs = (torch.empty(shape, dtype=dtype) for shape in ((201, 96), (96, 4), (2, 3, 96)))
+        yield from _launched("conv", partial(conv("native", weight, weight[:, 0], True), [x], (inputs,), *step))
+        decodes = [x[:2]], (inputs,), [1, 1], [9, 9], [0, 1]
+        yield from _launched("conv", partial(conv("native", weight, None, False), *decodes))
+        for first in (True, False):
+            norm = partial(rms_norm.gated_norm, x, x, x[0, :48] if first else x[0], 1e-5, 48, rounded_once=first)
+            yield from _launched("norm", partial(norm, gate_first=first))
 
 
 CASES = {

@@ -174,7 +174,8 @@ def packed() -> None:
 
 
 def recurrences() -> None:
-    """Runs convolutions, recurrences and gated norms over five sequences, whose slots are in another order."""
+    """Runs convolutions, recurrences and gated norms over five sequences, whose slots are in another order: first all
+    their tokens, then one more of each, which begins a chunk of one of them."""
     from evalengine.kernels import rms_norm
     from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
     from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, conv, pools, randn, recurrence
@@ -183,9 +184,11 @@ def recurrences() -> None:
     kinds: list[GatedDelta | Mamba2] = [*DELTAS, *MAMBAS]
     for variant in kinds:
         operands, heads = case(variant, torch.float16)
-        recurrence("native", variant, heads)(operands, pools("native", variant, torch.float16, 6), *step)
-    x, weight, state = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 3, 129)))
-    conv("native", weight, None, True)([x], (state,), *step)
+        run, state = recurrence("native", variant, heads), pools("native", variant, torch.float16, 6)
+        run(operands, state, *step)
+        run([x[: len(LENGTHS)] for x in operands], state, [1] * len(LENGTHS), [n + 1 for n in LENGTHS], step[2])
+    x, weight, inputs = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 3, 129)))
+    conv("native", weight, None, True)([x], (inputs,), *step)
     rms_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
 
 

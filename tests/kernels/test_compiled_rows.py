@@ -52,8 +52,23 @@ def test_mixtures_compile_without_a_contraction(compiled: Compiled) -> None:
 
 
 def test_recurrences_compile(compiled: Compiled) -> None:
-    """With the multiply-adds that they state, and those of expf."""
-    cases = compiled["recurrences"]
-    assert len(cases) == 12 and {case["dtype"] for case in cases} == {"bf16", "fp32"}
-    stated = [case["kernel"] for case in cases if case["fma"]]
-    assert {"_conv_kernel", "_gated_delta_kernel", "_mamba2_kernel"} <= {*stated}
+    """With the multiply-adds that they state and no others, and each product by one instruction in both phases."""
+    cases = {(case["what"], case["kernel"]): case for case in compiled["recurrences"]}
+    assert len(compiled["recurrences"]) == 27 and len(cases) == 21
+    assert {kernel for kernel, case in cases.items() if case["fma"]} == {
+        ("conv", "_conv_kernel"),
+        *(("delta", kernel) for kernel in ("_solve_kernel", "_operands_kernel", "_decode_row_kernel")),
+        *(("scan", kernel) for kernel in ("_output_kernel", "_decode_kernel")),
+    }
+    for what, prefill, decode in (
+        ("delta", "_products_kernel", "_decode_row_kernel"),
+        ("delta", "_prefill_kernel", "_decode_kernel"),
+        ("scan", "_products_kernel", "_decode_row_kernel"),
+        ("scan", "_output_kernel", "_decode_kernel"),
+        ("scan", "_added_kernel", "_close_kernel"),
+    ):
+        both = [{name for name in ("wgmma", "mma") if cases[what, kernel][name]} for kernel in (prefill, decode)]
+        assert both[0] == both[1] and len(both[0]) == 1, (what, prefill, decode)
+    # K' of the delta rule; its close has another product, of mma.sync.
+    assert cases["delta", "_operands_kernel"]["wgmma"] and not cases["delta", "_operands_kernel"]["mma"]
+    assert cases["delta", "_close_kernel"]["wgmma"] and cases["delta", "_close_kernel"]["mma"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, mamba2, rms_norm
 from evalengine.kernels.chunks import ChunkTable, chunk_table
-from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2
+from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
 from evalengine.layers import ops
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
@@ -37,7 +37,7 @@ DELTAS = [
 ]
 MAMBAS = [
     Mamba2(4, 8, 2, 16, 4, True, False, (0.0, None)),
-    Mamba2(1, 33, 1, 7, 4, True, False, (0.05, 0.1)),
+    Mamba2(1, 65, 1, 67, 4, True, False, (0.05, 0.1)),
 ]
 State = tuple[Tensor, ...]
 Layer = Callable[[list[Tensor], State, list[int], list[int], list[int]], Tensor]
@@ -67,28 +67,15 @@ def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]
     def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
         if level == "exact":
             return exact(*operands, *heads, *state, new, total, slots, variant)
-        step = on_device(new, total, slots)
+        decodes = next((s for s, n in enumerate(new) if n != 1), len(new))
+        columns = chunk_table(new[decodes:], total[decodes:])
+        chunks = ChunkTable(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns))
+        step = *on_device(new, total, slots), decodes, chunks if decodes < len(new) else None
         if isinstance(variant, Mamba2):
-            return mamba2.mamba2(*operands, *heads, *state, *step, variant)
-        return delta_step(operands, heads, state, new, total, step, variant)
+            return mamba2.mamba2(Mamba2Inputs(*operands, *heads), ScanState(*state), *step, variant)
+        return gated_delta.gated_delta(DeltaInputs(*operands, *heads), DeltaState(*state), *step, variant)
 
     return run
-
-
-def delta_step(
-    operands: list[Tensor],
-    heads: Sequence[Tensor],
-    state: State,
-    new: list[int],
-    total: list[int],
-    step: tuple[Tensor, ...],
-    variant: GatedDelta,
-) -> Tensor:
-    decodes = next((s for s, n in enumerate(new) if n != 1), len(new))
-    columns = chunk_table(new[decodes:], total[decodes:])
-    chunks = ChunkTable(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns))
-    inputs = DeltaInputs(*operands, *heads)
-    return gated_delta.gated_delta(inputs, DeltaState(*state), *step, decodes, chunks, variant)
 
 
 def pools(level: str, variant: GatedDelta | Mamba2, dtype: torch.dtype, slots: int) -> State:
