@@ -153,6 +153,41 @@ def gate_sums_kernel(
             tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
 
 
+@triton.jit
+def store_terms(at, stride, x, real):
+    """Stores the three terms of an operand."""
+    a, b, c = terms(x)
+    tl.store(at, a, mask=real)
+    tl.store(at + stride, b, mask=real)
+    tl.store(at + 2 * stride, c, mask=real)
+
+
+@triton.jit
+def load_state(at, value, before, V: tl.constexpr, K: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr):
+    """Rows of the state, in parts of its columns; zeros where no chunk was closed before."""
+    state = ()
+    for part in tl.static_range(PARTS):
+        key = part * PART + tl.arange(0, PART)
+        real = (value < V)[:, None] & (key < K)[None, :] & before
+        state += (tl.load(at + value[:, None] * K + key[None, :], mask=real, other=0.0),)  # type: ignore[assignment]
+    return state
+
+
+@triton.jit
+def load_terms(at, stride, real):
+    """The three terms of an operand."""
+    return (
+        tl.load(at, mask=real, other=0.0),
+        tl.load(at + stride, mask=real, other=0.0),
+        tl.load(at + 2 * stride, mask=real, other=0.0),
+    )
+
+
+def padded(sequences: int) -> int:
+    """The S of `sequences_to_close`: the same for most steps, so that they have one variant of a kernel."""
+    return max(256, triton.next_power_of_2(sequences))
+
+
 class ChunkTable(NamedTuple):
     """The chunks of a step's sequences, one sequence after another: programs that have a chunk each are numbered so."""
 

@@ -30,6 +30,7 @@ from evalengine.kernels.chunks import (
     end_factors,
     gate_sums_kernel,
     load_rows,
+    padded,
     rows_of_chunk,
     sequences_to_close,
     terms,
@@ -424,7 +425,7 @@ def mamba2(
     launch(
         _close_kernel, (min(CLOSE_PROGRAMS, sequences * heads * tiles), 1, 1),
         (*state, cu_seqlens_q, seqlens_k, state_slots, sequences),
-        (*sizes, ROWS, triton.next_power_of_2(sequences), CLOSE_PROGRAMS), WARPS, 1,
+        (*sizes, ROWS, padded(sequences), CLOSE_PROGRAMS), WARPS, 1,
     )  # fmt: skip
     if num_decodes:
         step = cu_seqlens_q, seqlens_k, state_slots
