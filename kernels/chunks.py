@@ -79,8 +79,11 @@ def terms(x):
 
 
 @triton.jit
-def dot(x, y, acc):
-    """acc + x y of two operands in terms: one chain over the pairs of terms, the smallest first."""
+def dot(x, acc, y):
+    """acc + x y of two operands in terms: one chain over the pairs of terms, the smallest first.
+
+    The sum so far stands between the operands because Triton knows a function by the types of its arguments in a row:
+    one term and three would be taken for three and one (3.6 did)."""
     for larger in tl.static_range(3):
         for j in tl.static_range(3 - larger):
             if j < len(y) and 2 - larger - j < len(x):

@@ -121,7 +121,7 @@ def _products_kernel(
     at = mixed_ptr + tokens[:, None] * stride_mixed + key_head * K + key[None, :]
     q = tl.load(at, mask=new[:, None] & (key < K)[None, :], other=0.0)
     zero, k_terms = tl.zeros((32, CHUNK), tl.float32), terms(k_j)
-    kk, qk = dot(k_terms, terms(tl.trans(k)), zero), dot(k_terms, terms(tl.trans(q)), zero)
+    kk, qk = dot(k_terms, zero, terms(tl.trans(k))), dot(k_terms, zero, terms(tl.trans(q)))
     kk *= k_norm[None, :] * k_norm_j[:, None]
     qk *= q_norm[None, :] * k_norm_j[:, None]
     # Rows from `end` on may hold anything, and exp could overflow above the diagonal.
@@ -204,7 +204,7 @@ def _operands_kernel(
         mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP
     )
     factor = end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
-    keys = dot(terms(transposed * factor[None, :]), terms(k), tl.zeros((CHUNK, KP), tl.float32))
+    keys = dot(terms(transposed * factor[None, :]), tl.zeros((CHUNK, KP), tl.float32), terms(k))
     to = keys_ptr + own * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
     store_terms(to, CHUNK * K, keys, (key < K)[None, :] & (row >= 0)[:, None])
 
@@ -250,8 +250,8 @@ def _prefill_kernel(
             q_at = mixed_ptr + token[None, :] * stride_mixed + key_head * K + key[:, None]
             k, q = tl.load(q_at + HK * K, mask=real, other=0.0), tl.load(q_at, mask=real, other=0.0)
             state_terms = terms(state[part])
-            sk = dot(state_terms, terms(k), sk)
-            sq = dot(state_terms, terms(q), sq)
+            sk = dot(state_terms, sk, terms(k))
+            sq = dot(state_terms, sq, terms(q))
         v_at = mixed_ptr + token[None, :] * stride_mixed + 2 * HK * K + head * V + value[:, None]
         v = tl.load(v_at, mask=new[None, :] & real_value, other=0.0).to(tl.float32)
         decay = device_math.exp(tl.load(sums_ptr + at * CHUNK + row))
@@ -265,7 +265,7 @@ def _prefill_kernel(
         x_terms = terms(x)
         m_at = m_ptr + at * (3 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
         m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None] & (row < end)[None, :])
-        out = (decay * q_norm)[None, :] * sq + dot(x_terms, m, tl.zeros((ROWS, CHUNK), tl.float32))
+        out = (decay * q_norm)[None, :] * sq + dot(x_terms, tl.zeros((ROWS, CHUNK), tl.float32), m)
         out_at = out_ptr + (token[None, :] * HV + head) * V + value[:, None]
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=new[None, :] & real_value)
         last_decay = tl.sum(tl.where(row == CHUNK - 1, decay, 0.0), 0)
@@ -275,7 +275,7 @@ def _prefill_kernel(
             key = part * PART + tl.arange(0, PART)
             keys_at = keys_ptr + at * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
             keys = load_terms(keys_at, CHUNK * K, (row >= 0)[:, None] & (key < K)[None, :] & closed)
-            added = dot(x_terms, keys, tl.zeros((ROWS, PART), tl.float32))
+            added = dot(x_terms, tl.zeros((ROWS, PART), tl.float32), keys)
             ended += (tl.where(closed, state[part] * last_decay + added, state[part]),)  # type: ignore[assignment]
         state = ended
     for part in tl.static_range(PARTS):

@@ -53,7 +53,7 @@ def _decode_row_kernel(
     k = tl.load(k_at, mask=(row < i)[:, None] & real[None, :], other=0.0)
     k = tl.where((row == i)[:, None], k_new[None, :], k)
     pair = tl.where((n == 0)[None, :], k_new[:, None], tl.where((n == 1)[None, :], q_new[:, None], 0.0)).to(k.dtype)
-    both = dot(terms(k), terms(pair), tl.zeros((CHUNK, 16), tl.float32))
+    both = dot(terms(k), tl.zeros((CHUNK, 16), tl.float32), terms(pair))
     kk, qk = (
         tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1),
         tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1),
@@ -130,7 +130,7 @@ def _decode_kernel(
         v = tl.load(mixed_ptr + t * stride_mixed + 2 * HK * K + head * V + value, mask=real, other=0.0).to(tl.float32)
         both = zero
         for part in tl.static_range(PARTS):
-            both = dot(terms(state[part]), terms(pairs[part]), both)
+            both = dot(terms(state[part]), both, terms(pairs[part]))
         sk, sq = (
             tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1),
             tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1),
@@ -138,7 +138,7 @@ def _decode_kernel(
         new = beta * (v - (decay * k_norm) * sk)
         tl.store(x_at + i, new, mask=real)
         x = tl.where((row < i)[None, :], x, tl.where((row == i)[None, :], new[:, None], 0.0))
-        added = dot(terms(x), m, zero)
+        added = dot(terms(x), zero, m)
         out = (decay * q_norm) * sq + tl.sum(tl.where((n == 0)[None, :], added, 0.0), 1)
         tl.store(out_ptr + (t * HV + head) * V + value, out.to(out_ptr.dtype.element_ty), mask=real)
 
@@ -176,11 +176,11 @@ def _close_kernel(
             key = part * PART + tl.arange(0, PART)
             k_at = keys_pool + k_row[:, None] * K + key[None, :]
             k = tl.load(k_at, mask=(row >= 0)[:, None] & (key < K)[None, :], other=0.0)
-            keys = terms(dot(inverse, terms(k), tl.zeros((CHUNK, PART), tl.float32)))
+            keys = terms(dot(inverse, tl.zeros((CHUNK, PART), tl.float32), terms(k)))
             at = state_pool + (own * V + value)[:, None] * K + key[None, :]
             real = real_value & (key < K)[None, :]
             state = tl.load(at, mask=real & (start > CHUNK), other=0.0)
-            added = dot(x, keys, tl.zeros((ROWS, PART), tl.float32))
+            added = dot(x, tl.zeros((ROWS, PART), tl.float32), keys)
             tl.store(at, state * last_decay + added, mask=real)
 
 

@@ -42,7 +42,7 @@ from evalengine.kernels.recurrent_variant import Mamba2, Mamba2Inputs, ScanState
 ROWS, WARPS = 64, 4  # ROWS: of the state
 DECODE_COLUMNS = 16  # of which the first is the new row's; with 8 Triton takes mma.sync
 STAGES = 3
-DECODE_REGISTERS, OUTPUT_REGISTERS = 128, 160  # so that an SM runs four programs, and three
+DECODE_REGISTERS, OUTPUT_REGISTERS = 168, 160  # so that an SM runs three programs
 CLOSE_PROGRAMS = 396
 STATES_BLOCK, STATES_STAGES = 512, 4
 
@@ -99,7 +99,7 @@ def _products_kernel(
             new[:, None] & real[None, :],
         )  # fmt: skip
         c_at = b_at[None, :] + G * N + column[:, None]
-        acc = dot(terms(b), terms(tl.load(c_at, mask=new[None, :] & real[:, None], other=0.0)), acc)
+        acc = dot(terms(b), acc, terms(tl.load(c_at, mask=new[None, :] & real[:, None], other=0.0)))
     to = products_ptr + (p * G + group).to(tl.int64) * (CHUNK * CHUNK)
     tl.store(to + row[:, None] * CHUNK + row[None, :], acc)
 
@@ -141,7 +141,7 @@ def _added_kernel(
             stored_at[:, None] + column[None, :], b_at[:, None] + column[None, :], old[:, None] & real,
             new[:, None] & real,
         )  # fmt: skip
-        added = dot(x_terms, terms(factor[:, None] * b.to(tl.float32)), tl.zeros((ROWS, PART), tl.float32))
+        added = dot(x_terms, tl.zeros((ROWS, PART), tl.float32), terms(factor[:, None] * b.to(tl.float32)))
         tl.store(states_ptr + (own * P + value)[:, None] * N + column[None, :], added, mask=real_value & real)
 
 
@@ -189,7 +189,7 @@ def _read_state(
         c = tl.load(c_at[None, :] + column[:, None], mask=new[None, :] & real[:, None], other=0.0)
         at = state_at + value[:, None] * N + column[None, :]
         state = tl.load(at, mask=(value < P)[:, None] & real[None, :] & before, other=0.0)
-        acc = dot(terms(state), terms(c), acc)
+        acc = dot(terms(state), acc, terms(c))
     return acc
 
 
@@ -231,7 +231,7 @@ def _output_kernel(
     products = tl.load(products_at + row[:, None] * CHUNK + row[None, :], mask=seen, other=0.0)
     decay = device_math.exp(tl.where(seen, total[None, :] - total[:, None], 0.0))
     m = tl.where(seen, (decay * step[:, None]) * products, 0.0)
-    out = device_math.exp(total)[None, :] * acc + dot(terms(x), terms(m), tl.zeros((ROWS, CHUNK), tl.float32))
+    out = device_math.exp(total)[None, :] * acc + dot(terms(x), tl.zeros((ROWS, CHUNK), tl.float32), terms(m))
     out += 0.0  # makes a -0 a 0, as the sum over a decode's columns does
     out = tl.fma(x.to(tl.float32), tl.broadcast_to(tl.load(d_ptr + head), out.shape), out)
     out_at = out_ptr + (tokens[None, :] * H + head) * P + value[:, None]
@@ -314,7 +314,7 @@ def _decode_row_kernel(
         b = tl.where((row == i)[:, None], b_new[None, :], b)
         c_at = (b_at + G * N + column)[:, None] + 0 * n[None, :]
         c = tl.load(c_at, mask=real[:, None] & (n == 0)[None, :], other=0.0)
-        acc = dot(terms(b), terms(c), acc)
+        acc = dot(terms(b), acc, terms(c))
         tl.store(stored_at + i * N + column, b_new, mask=real)
     products = tl.sum(tl.where((n == 0)[None, :], acc, 0.0), 1)
     last, seen = (row == i)[None, :], (row <= i)[None, :]
@@ -352,7 +352,7 @@ def _decode_kernel(
     acc = _read_state(state_pool + own * P * N, c_at, value, length > CHUNK, n == 0, P, N, NP, ROWS, COLUMNS, STAGES)
     x = tl.where((row == i)[None, :], x_new[:, None], x)
     m_terms = terms(tl.where((n == 0)[None, :], m[:, None], 0.0))
-    out = device_math.exp(total) * acc + dot(terms(x), m_terms, tl.zeros((ROWS, COLUMNS), tl.float32))
+    out = device_math.exp(total) * acc + dot(terms(x), tl.zeros((ROWS, COLUMNS), tl.float32), m_terms)
     out = tl.sum(tl.where((n == 0)[None, :], out, 0.0), 1)
     out = tl.fma(x_new.to(tl.float32), tl.broadcast_to(d, out.shape), out)
     tl.store(out_ptr + (t * H + head) * P + value, out.to(out_ptr.dtype.element_ty), mask=real_value)
@@ -390,7 +390,7 @@ def _close_kernel(
             column = part * PART + tl.arange(0, PART)
             real = (column < N)[None, :]
             b = tl.load(b_at + column[None, :], mask=real & (row >= 0)[:, None], other=0.0)
-            added = dot(x, terms(factor[:, None] * b.to(tl.float32)), tl.zeros((ROWS, PART), tl.float32))
+            added = dot(x, tl.zeros((ROWS, PART), tl.float32), terms(factor[:, None] * b.to(tl.float32)))
             at = state_pool + (own * P + value)[:, None] * N + column[None, :]
             state = tl.load(at, mask=real_value & real & (start > CHUNK), other=0.0)
             tl.store(at, state * last_decay + added, mask=real_value & real)
