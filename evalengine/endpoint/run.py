@@ -21,7 +21,7 @@ from evalengine.endpoint.http import Client
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.endpoint.received import HIDDEN
 from evalengine.errors import EvalEngineError, first_of, listed
-from evalengine.harness.described import invocation
+from evalengine.harness.finish import invocation
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.metrics import group_results

@@ -30,7 +30,7 @@ from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
-from evalengine.harness.described import engine_settings
+from evalengine.harness.finish import engine_settings
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest

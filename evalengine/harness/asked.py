@@ -18,7 +18,6 @@ from evalengine.harness.requests import HarnessRequest
 from evalengine.records.evidence import ASKED
 from evalengine.records.schema import RecordKey
 from evalengine.records.shapes import Count, Text, fits, with_fields, wrong
-from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
 
 SERVED = "serve"  # `harness` of a run's identity whose requests came from clients
@@ -74,9 +73,8 @@ def in_order(asked: Mapping[RecordKey, Request]) -> list[HarnessRequest]:
     """The requests of a plan: in the order of their keys, numbered from 0."""
     planned = []
     for number, key in enumerate(sorted(asked)):
-        kind: Any = "generate_until" if isinstance(asked[key], GenerateRequest) else "loglikelihood"
-        instance = Instance(key[0], key[1], key[2], kind, "", repeat=key[3])
-        planned.append(HarnessRequest(key, instance, replace(asked[key], request_id=number), 0))
+        kind = "generate_until" if isinstance(asked[key], GenerateRequest) else "loglikelihood"
+        planned.append(HarnessRequest.of(key, kind, replace(asked[key], request_id=number)))
     return planned
 
 

@@ -76,7 +76,7 @@ def execute(
             for output in _undoubted(answers, journal, todo):
                 item = todo[output.request_id]
                 if output.error:
-                    failed.append(f"{item.key[0]}, document {item.key[1]}, request {item.key[2]}: {output.error}")
+                    failed.append(f"{item.named}: {output.error}")
                 else:
                     keep = journal.note if output.request_id in read else journal.append
                     keep(journal_entry(item.key, ids_sha256(item.prompt_ids), output))
@@ -105,8 +105,7 @@ def _undoubted(
         yield from answers
     except ReplicaMismatchError as error:
         journal.forget({todo[number].key for number in error.doubted})
-        task, document, request, _ = todo[error.request_id].key
-        raise EvalEngineError(f"{task}, document {document}, request {request}: {error}") from error
+        raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
 
 
 def _expected(plan: Plan, llm: Answering) -> Callable[[RecordKey], ExpectedEntry | None]:

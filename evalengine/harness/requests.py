@@ -29,9 +29,19 @@ class HarnessRequest:
     request: Request
     truncated: int  # tokens cut from the left of the prompt
 
+    @classmethod
+    def of(cls, key: RecordKey, kind: Any, request: Request, truncated: int = 0) -> HarnessRequest:
+        """A request whose prompt another program wrote: its instance has no text."""
+        return cls(key, Instance(key[0], key[1], key[2], kind, "", repeat=key[3]), request, truncated)
+
     @property
     def prompt_ids(self) -> list[int]:
         return self.request.prompt_ids
+
+    @property
+    def named(self) -> str:
+        """The request's name in messages."""
+        return f"{self.key[0]}, document {self.key[1]}, request {self.key[2]}"
 
 
 def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:

@@ -17,41 +17,29 @@ from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection, to_yaml
 from evalengine.engine.answering import Answering
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
-from evalengine.harness.described import engine_facts, invocation, model_info, run_context
 from evalengine.harness.execute import keep, open_answer_cache
 from evalengine.harness.extended import continued
+from evalengine.harness.finish import EndedRun, engine_facts, finish_run
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
-from evalengine.harness.metrics import group_results
-from evalengine.harness.outcome import records, score_tasks, scorer
+from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
 from evalengine.harness.steps import Gate, answered
 from evalengine.harness.thinking import answers_alone, thoughts, uncredited
-from evalengine.harness.verdicts import program_facts, verdicts
+from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
-from evalengine.records.digest import digests
-from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
-from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.lm_eval import TaskResult, remove_results, write_results, write_samples
+from evalengine.records.evidence import CONFIG, open_run
+from evalengine.records.folder import RunFolder
+from evalengine.records.lm_eval import TaskResult, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest import (
-    MANIFEST,
-    RunOutcome,
-    build_manifest,
-)
 from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import RunCounts, RunTimings
-from evalengine.records.schema import RecordKey, RequestRecord, write_records
-from evalengine.records.tokens import TOKENS, tokens_json, used_ids
-from evalengine.util.forked import ForkedTask, spread
+from evalengine.records.schema import RecordKey
+from evalengine.util.forked import spread
 from evalengine.util.libraries import deciding
 from evalengine.util.phases import phase
 from evalengine.util.relaxed_gc import relaxed_gc
-
-MANY = 5_000  # requests whose records take a quarter of a second to write and hash
 
 
 @dataclass(frozen=True)
@@ -81,22 +69,6 @@ class _ResolvedRun:
     judge: Judge | None = None
     lent: bool = False  # whether the engine is somebody else's, and stays open
     elsewhere: Callable[[Config], Path] | None = None  # asks a judge that is behind an API
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """What was answered, and what it amounts to."""
-
-    plan: Plan  # the part of the run's plan that was asked
-    rows: Sequence[RequestRecord]
-    ran: set[RecordKey]  # the requests that the journal lacked
-    results: Sequence[TaskResult]
-    programs: Mapping[str, Any] | None
-    judge: Mapping[str, Any] | None
-    engine: Mapping[str, Any]  # `engine_facts`
-    unended: int  # generations that stopped before the end of their thinking
-    executed: float  # seconds of the monotonic clock, when the last answer was there
-    scored: datetime
 
 
 @relaxed_gc()
@@ -159,8 +131,8 @@ def run(
 
 def _answer(run: _ResolvedRun, gate: Gate | None, before: EngineStats) -> str:
     """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
-    config, llm = run.config, run.llm
-    plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, gate, run.kept)
+    config, llm, cached = run.config, run.llm, run.cached
+    plan, (answers, ran) = answered(run.plan, config, llm, cached, run.folder, gate, run.kept)
     executed, engine = time.perf_counter(), engine_facts(llm, llm.stats.since(before))
     thought = thoughts(plan, answers, llm.tokenizer)
     denied = uncredited(thought, config)
@@ -173,18 +145,30 @@ def _answer(run: _ResolvedRun, gate: Gate | None, before: EngineStats) -> str:
         )
     with phase("records"):
         judged = verdicts(plan, answers, config, selection(config), denied)
-        rows = records(plan, answers, thought, judged)
-        programs = program_facts(plan, config, judged)
-        # Several forked processes need it, and this one later. It takes 0.2 s, which a run that is refused does not
-        # need: late, where the command has not begun it early.
-        import pyarrow.parquet  # noqa: F401
+        read = set() if cached is None else {i.key for i in plan.requests if i.request.request_id in cached.answered}
 
-        with ForkedTask(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
-            scored = datetime.now()
-            results = _score(plan, scorer(plan, answers, thought, judged, judgements, denied), run.folder, scored)
-            unended = sum(one.unended for one in thought.values())
-            done = _Answers(plan, rows, ran, results, programs, facts, engine, unended, executed, scored)
-            return _write(run, done, written)
+        def score(_: object, finished: datetime) -> list[TaskResult]:
+            return _score(plan, scorer(plan, answers, thought, judged, judgements, denied), run.folder, finished)
+
+        ended = EndedRun(
+            config=config,
+            llm=llm,
+            identity=run.facts.identity,
+            engine=engine,
+            started=run.started,
+            begin=run.begin,
+            load_seconds=run.loaded - run.begin,
+            run_seconds=executed - run.loaded,
+            resumed={item.key for item in plan.requests} - ran,
+            cached=read,
+            thoughts=thought,
+            verdicts=judged,
+            datasets=run.facts.datasets,
+            command=run.command,
+            cache=None if cached is None else asdict(cached.counts),
+            judge=facts,
+        )
+        return finish_run(run.folder, plan, answers, ended, score)
 
 
 def _judged(config: Config, whose: _ResolvedRun) -> Path:
@@ -209,41 +193,6 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if "," in name}
 
 
-def _write(run: _ResolvedRun, answers: _Answers, written: ForkedTask[None]) -> str:
-    """All other files of a finished run: the manifest after those whose hashes it holds, and last the digest, which it
-    returns.
-
-    written: the writing of the records, by a process of its own where they are many.
-    """
-    config, llm, folder, cached = run.config, run.llm, run.folder, run.cached
-    used = used_ids(row.output_ids for row in answers.rows)
-    folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
-    found = digests(answers.rows)
-    written.result()
-    now = time.perf_counter()
-    timings = RunTimings(run.loaded - run.begin, answers.executed - run.loaded, now - run.begin)
-    context = run_context(config, llm, run.facts.identity, run.facts.datasets, run.started, run.command)
-    outcome = RunOutcome(
-        *(found, _counts(answers, cached), timings, answers.engine, answers.programs),
-        cache=None if cached is None else asdict(cached.counts),
-        cluster=llm.facts().cluster,
-        judge=answers.judge,
-    )
-    write_results(
-        *(folder, answers.results, model_info(config, llm, run.facts.identity)),
-        invocation(config, run.started, timings),
-        finished=answers.scored,
-        groups=group_results(config.groups, answers.results),
-    )
-    try:
-        bound = bind(build_manifest(context, outcome), folder.path, found.run)
-    except OSError as error:
-        raise bind_failed(folder.path, error) from error
-    folder.write_text(MANIFEST, bound.file_text())
-    folder.finish(found.run)
-    return found.run
-
-
 def _score(
     plan: Plan, score: Callable[[TaskPlan], TaskResult], folder: RunFolder, finished: datetime
 ) -> list[TaskResult]:
@@ -262,31 +211,4 @@ def _score(
             return work(tasks)
         return spread(work, tasks, MANY_DOCUMENTS, [len(task.instances) for task in tasks])
 
-    remove_results(folder)
     return score_tasks(spread_work, plan.tasks)
-
-
-def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> None:
-    folder.write_with(RECORDS, lambda path: write_records(path, rows))
-
-
-def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
-    """The manifest's counts. The cache may have answered some of the requests that the journal lacked."""
-    plan, rows = answers.plan, answers.rows
-    read = set() if cached is None else {i.key for i in plan.requests if i.request.request_id in cached.answered}
-    computed = answers.ran - read
-    done_now = [row for row in rows if row.key in computed]
-    return RunCounts(
-        documents=sum(len(p.instances) for p in plan.tasks),
-        requests=len(rows),
-        resumed_requests=len(rows) - len(answers.ran),
-        cached_requests=len(read),
-        truncated_prompts=sum(row.truncated > 0 for row in rows),
-        truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
-        unended_thinking=answers.unended,
-        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
-        own_exemplar_prompts=plan.own_exemplars,
-        special_token_documents=plan.special_documents,
-        prompt_tokens=sum(len(row.prompt_ids) for row in done_now),
-        output_tokens=sum(len(row.output_ids) for row in done_now),
-    )

@@ -11,13 +11,12 @@ variable of `simple_evaluate` while that function makes the model; the tracker i
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -28,7 +27,7 @@ import torch
 from lm_eval import utils as lm_eval_utils
 from lm_eval.api.model import TemplateLM
 
-from evalengine.cache.engine import Counts
+from evalengine.cache.engine import CachedEngine, Counts
 from evalengine.config.schema import TEMPLATE_DATE, Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.llm import LLM
@@ -38,12 +37,14 @@ from evalengine.engine.settings import settings_problems
 from evalengine.engine.text.chat_template import ChatTemplate, Wording
 from evalengine.engine.text.encode import prefix_token_id
 from evalengine.engine.text.pieces import PieceTokenizer
-from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness.described import engine_facts, run_context
+from evalengine.harness.execute import journal_entry
+from evalengine.harness.finish import EndedRun, engine_facts, finish_run
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.requests import requests_sha256
+from evalengine.harness.journal import JournalEntry
+from evalengine.harness.plan import Plan
+from evalengine.harness.requests import HarnessRequest, requests_sha256
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import (
     DEFAULT_MAX_GEN_TOKS,
@@ -52,17 +53,11 @@ from evalengine.lm_eval_model.arguments import (
     read_arguments,
     with_device,
 )
-from evalengine.lm_eval_model.requests import EngineRequest
 from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
 from evalengine.models.decoder import num_parameters
-from evalengine.records.digest import Digests, digests
-from evalengine.records.evidence import bind
-from evalengine.records.folder import DIGEST, RECORDS, write_whole
-from evalengine.records.manifest import MANIFEST, RunOutcome, build_manifest, run_identity
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import RunCounts, RunTimings
-from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256, write_records
-from evalengine.records.tokens import TOKENS, tokens_json, used_ids
+from evalengine.records.folder import RunFolder
+from evalengine.records.manifest import run_identity
+from evalengine.records.schema import RecordKey, ids_sha256
 
 # Settings that lm-eval decides in a run of its own; its results hold them.
 LM_EVALS = ("tasks", "limit", "fewshot_seed", "fewshot_as_multiturn", "system_instruction", "long_prompts")
@@ -100,6 +95,7 @@ class EngineBackedModel(TemplateLM):
         self._template: ChatTemplate | None = None
         self._recorder: EvaluationRecorder | None = None
         self._identity: dict[str, Any] | None = None  # the engine's identity, for the cache
+        self._cached: CachedEngine | None = None  # the cache of the last call, if one is set
         if place is not None:
             self._recorder = EvaluationRecorder(place, self.llm, arguments, begin, time.perf_counter())
 
@@ -257,85 +253,93 @@ class EvaluationRecorder:
     seconds: float = 0.0  # seconds in which requests ran
     templated: bool = False  # whether the chat template made the prompts
     cache: Counts | None = None  # the cache's counts for the evaluation so far, if there is a cache
+    cached: set[RecordKey] = field(default_factory=set)  # the requests that the cache answered
     published: Path | None = None
-    _asked: dict[RecordKey, EngineRequest] = field(default_factory=dict)
-    _rows: dict[RecordKey, RequestRecord] = field(default_factory=dict)
+    digest: str = ""  # of the published records
+    _asked: dict[RecordKey, HarnessRequest] = field(default_factory=dict)
+    _answers: dict[RecordKey, JournalEntry] = field(default_factory=dict)
     _identity: dict[bool, dict[str, Any]] = field(default_factory=dict)  # templated -> the engine's identity
 
     def add(
-        self, asked: Sequence[EngineRequest], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
+        self,
+        asked: Sequence[HarnessRequest],
+        outputs: Sequence[RequestOutput],
+        texts: Sequence[str],
+        seconds: float,
+        cached: CachedEngine | None,
     ) -> None:
         """Adds the answers of one call and publishes all answers so far. texts: the answers as lm-eval was given them.
+        cached: the cache of this call.
 
         Raises: EvalEngineError if the disk refuses.
         """
         if not asked:
             return
-        if any(item.key in self._rows for item in asked):  # the new prompts are made already, so `templated` is theirs
+        if any(item.key in self._answers for item in asked):  # the new prompts are made already: `templated` is theirs
             templated = self.templated
             self.end()
             self.templated = templated
-        if not self._rows:
+        if not self._answers:
             self.started = time.time() - seconds
         self.seconds += seconds
+        if cached is not None:
+            self.cache = cached.counts if self.cache is None else self.cache + cached.counts
+            self.cached |= {asked[number].key for number in cached.answered}
         for item, output, text in zip(asked, outputs, texts, strict=True):
             self._asked[item.key] = item
-            self._rows[item.key] = _record(item, output, text)
+            entry = journal_entry(item.key, ids_sha256(item.prompt_ids), replace(output, text=text))
+            self._answers[item.key] = replace(entry, top=None)
         self.publish()
 
     def publish(self) -> None:
         """Leaves a whole folder with every record so far. Raises EvalEngineError if the disk refuses."""
-        rows = list(self._rows.values())
-        digest, folder = digests(rows), self.place.folder
-        name = f"records-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(self.started))}-{digest.run[:8]}"
+        folder = self.place.folder
+        name = f"records-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(self.started))}"
         scratch = folder / f".{name}.{os.getpid()}.partial"
         try:
             scratch.mkdir(parents=True)
-            self._fill(scratch, rows, digest)
-            target = _free(folder / name)
+            self.digest = self._fill(scratch)
+            target = _free(folder / f"{name}-{self.digest[:8]}")
             scratch.rename(target)
             if self.published is not None:
                 self.published.rename(scratch)  # a kill must not leave half a folder under a name that readers know
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise EvalEngineError(f"could not write {folder / name}: {why}; cure that, or leave output_dir and "
-                                  "--output_path out") from error  # fmt: skip
+        except (OSError, EvalEngineError) as error:
+            why = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(why, OSError):
+                raise
+            raise EvalEngineError(f"could not write {folder / name}: {why.strerror or why}; cure that, or leave "
+                                  "output_dir and --output_path out") from error  # fmt: skip
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self.published = target
-        logger.info("records of %d requests: %s, digest %s", len(rows), target, digest.run)
+        logger.info("records of %d requests: %s, digest %s", len(self._answers), target, self.digest)
 
     def end(self) -> dict[str, str]:
         """Ends the evaluation. Returns what names its records in lm-eval's results, {} if it has none."""
-        names = {}
-        if self.published is not None:
-            names = {"records": self.published.name, "digest": digests(self._rows.values()).run}
-        self._asked, self._rows, self.published, self.templated, self.cache = {}, {}, None, False, None
+        names = {} if self.published is None else {"records": self.published.name, "digest": self.digest}
+        self._asked, self._answers, self.published, self.templated = {}, {}, None, False
+        self.cache, self.cached = None, set()
         self.begin = self.loaded = time.perf_counter()  # the next evaluation finds the weights loaded
         self.seconds = 0.0
         return names
 
-    def _fill(self, folder: Path, rows: Sequence[RequestRecord], digest: Digests) -> None:
-        write_whole(folder / RECORDS, lambda path: write_records(path, rows))
-        pieces = token_bytes(self.llm.tokenizer, used_ids(row.output_ids for row in rows))
-        _write_json(folder / TOKENS, tokens_json(pieces))
-        bound = bind(self._manifest(rows, digest), folder, digest.run)
-        write_whole(folder / MANIFEST, lambda path: path.write_text(bound.file_text(), encoding="utf-8"))
-        write_whole(folder / DIGEST, lambda path: path.write_text(f"{digest.run}\n", encoding="utf-8"))
-
-    def _manifest(self, rows: Sequence[RequestRecord], digest: Digests) -> Manifest:
-        llm, config = self.llm, self.arguments.config
-        identity = self._run_identity()
-        run = run_context(config, llm, identity, {}, self.started)
-        outcome = RunOutcome(
-            digest,
-            _counts(rows, 0 if self.cache is None else self.cache.hits),
-            RunTimings(self.loaded - self.begin, self.seconds, time.perf_counter() - self.begin),
-            engine_facts(llm, llm.stats),
+    def _fill(self, folder: Path) -> str:
+        """Writes the evaluation's files; returns its digest."""
+        ended = EndedRun(
+            config=self.arguments.config,
+            llm=self.llm,
+            identity=self._run_identity(),
+            engine=engine_facts(self.llm, self.llm.stats),
+            started=self.started,
+            begin=self.begin,
+            load_seconds=self.loaded - self.begin,
+            run_seconds=self.seconds,
+            cached=self.cached,
+            libraries={"lm-eval": str(getattr(lm_eval, "__version__", "unknown"))},
             cache=None if self.cache is None else asdict(self.cache),
         )
-        libraries = {"lm-eval": str(getattr(lm_eval, "__version__", "unknown"))}
-        return build_manifest(replace(run, libraries=libraries), outcome)
+        plan = Plan([], [*self._asked.values()])
+        return finish_run(RunFolder(folder), plan, self._answers, ended, None)
 
     def _run_identity(self) -> dict[str, Any]:
         """The run's identity: the engine's, every prompt, and what decides which part of an answer is scored. Settings
@@ -355,38 +359,6 @@ class EvaluationRecorder:
         return {**identity, **set_here, "harness": "lm-eval"}
 
 
-def _record(item: EngineRequest, output: RequestOutput, text: str) -> RequestRecord:
-    task, document, index, repeat = item.key
-    return RequestRecord(
-        task=task,
-        doc_id=document,
-        request_index=index,
-        repeat=repeat,
-        kind=item.kind,
-        prompt_ids=item.prompt_ids,
-        prompt_sha256=ids_sha256(item.prompt_ids),
-        output_ids=output.token_ids,
-        logprobs=output.logprobs,
-        finish_reason=output.finish_reason,
-        truncated=item.truncated,
-        text=text,
-        is_greedy=output.is_greedy,
-    )
-
-
-def _counts(rows: Sequence[RequestRecord], cached: int) -> RunCounts:
-    return RunCounts(
-        documents=len({row.key[:2] for row in rows}),
-        requests=len(rows),
-        resumed_requests=0,
-        cached_requests=cached,
-        truncated_prompts=sum(row.truncated > 0 for row in rows),
-        prompt_tokens=sum(len(row.prompt_ids) for row in rows),
-        output_tokens=sum(len(row.output_ids) for row in rows),
-        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
-    )
-
-
 def _free(path: Path) -> Path:
     """The path, or one beside it if another evaluation of the same second has the same digest."""
     number, free = 1, path
@@ -394,11 +366,6 @@ def _free(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}.{number}")
     return free
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from evalengine.engine.submission import check_requests, refused
 from evalengine.errors import ConfigError
 from evalengine.harness.execute import through_cache
 from evalengine.harness.identity import engine_identity
+from evalengine.harness.requests import HarnessRequest
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.base import EngineBackedModel
 from evalengine.lm_eval_model.generation import answer_text, read_generation
 from evalengine.lm_eval_model.requests import (
-    EngineRequest,
     check_outputs,
     generated,
     instance_keys,
@@ -36,7 +36,7 @@ logger = logging.getLogger(LOGGER)
 Finished = Callable[[int, RequestOutput], None]  # takes a request's place in its call, and its output
 
 
-def _name_of(asked: Sequence[EngineRequest], request: Request) -> str:
+def _name_of(asked: Sequence[HarnessRequest], request: Request) -> str:
     return asked[request.request_id].named
 
 
@@ -163,7 +163,7 @@ class EvalEngineLM(EngineBackedModel):
 
     def _run(
         self,
-        asked: Sequence[EngineRequest],
+        asked: Sequence[HarnessRequest],
         kind: str,
         disable_tqdm: bool,
         finished: Finished = lambda place, output: None,
@@ -191,7 +191,7 @@ class EvalEngineLM(EngineBackedModel):
         return ordered, time.perf_counter() - started
 
     @contextmanager
-    def _answering(self, asked: Sequence[EngineRequest]) -> Iterator[Any]:
+    def _answering(self, asked: Sequence[HarnessRequest]) -> Iterator[Any]:
         """The engine, through the cache if one is set; what the cache did is logged."""
         config = self.arguments.config
         if config.cache.path is None:
@@ -204,12 +204,10 @@ class EvalEngineLM(EngineBackedModel):
             assert cached is not None
             yield cached
             logger.info("cache=%s: %s", config.cache.path, cached.counts)
-            if self._recorder is not None:
-                before = self._recorder.cache
-                self._recorder.cache = cached.counts if before is None else before + cached.counts
+            self._cached = cached
 
     def _record(
-        self, asked: Sequence[EngineRequest], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
+        self, asked: Sequence[HarnessRequest], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
     ) -> None:
         if self._recorder is not None:
-            self._recorder.add(asked, outputs, texts, seconds)
+            self._recorder.add(asked, outputs, texts, seconds, self._cached)

@@ -39,12 +39,18 @@ class RunFolder:
     unfinished one."""
 
     def __init__(
-        self, path: Path, lock: int, resumed: bool, identity: Mapping[str, Any], made_with: Versions = NO_VERSIONS
+        self,
+        path: Path,
+        lock: int | None = None,
+        resumed: bool = False,
+        identity: Mapping[str, Any] | None = None,
+        made_with: Versions = NO_VERSIONS,
     ) -> None:
+        """lock: the lock's descriptor; None for a folder that no other process uses, which no command resumes."""
         self.path = path
         self.resumed = resumed
-        self.identity_sha256 = content_sha256(identity)
-        self._lock: int | None = lock
+        self.identity_sha256 = content_sha256(identity or {})
+        self._lock = lock
         self._made_with = made_with
 
     @classmethod

@@ -15,9 +15,8 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,27 +24,23 @@ from typing import Any
 from evalengine.config.schema import Config, to_yaml
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
-from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
-from evalengine.harness.described import engine_facts, invocation, model_info, run_context
 from evalengine.harness.execute import expected_entry, journal_entry
+from evalengine.harness.finish import EndedRun, engine_facts, finish_run
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.journal import Journal, JournalEntry
-from evalengine.harness.outcome import SampleHashes, hash_string, records, task_hash
+from evalengine.harness.outcome import SampleHashes, hash_string, task_hash
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import requests_sha256
 from evalengine.harness.thinking import thoughts
-from evalengine.records.digest import digests
-from evalengine.records.evidence import ASKED, CONFIG, bind
-from evalengine.records.folder import RECORDS, RunFolder, write_failed
+from evalengine.records.evidence import ASKED, CONFIG
+from evalengine.records.folder import RunFolder, write_failed
 from evalengine.records.line_file import LineFile
-from evalengine.records.lm_eval import Sample, TaskResult, remove_results, write_results, write_samples
-from evalengine.records.manifest import MANIFEST, RunOutcome, build_manifest, run_id, run_identity
-from evalengine.records.manifest_parts import RunCounts, RunTimings
-from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256, write_records
+from evalengine.records.lm_eval import Sample, TaskResult
+from evalengine.records.manifest import run_id, run_identity
+from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import canonical
-from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 
 SCORES = "prompts"  # the task of prompts whose logprobs were asked for
 BITS = 52  # of a document's number: JavaScript reads 53 exactly
@@ -62,7 +57,7 @@ class ServedRun:
     journal: Journal
     asked: dict[RecordKey, Request]  # what `file` has
     file: LineFile  # `asked.jsonl`
-    resumed: int  # answers of a server that was killed
+    resumed: Set[RecordKey]  # answers of a server that was killed
     started: float = field(default_factory=time.time)
     begin: float = field(default_factory=time.perf_counter)
 
@@ -90,7 +85,7 @@ class ServedRun:
         except BaseException:
             folder.close()
             raise
-        return cls(config, llm, identity, folder, journal, asked, file, len(journal.finished))
+        return cls(config, llm, identity, folder, journal, asked, file, {*journal.finished})
 
     def add(self, answers: Iterable[tuple[str, Request, RequestOutput]]) -> None:
         """Keeps the answers of one client's request, (task, request, answer) each: all of them or none.
@@ -134,29 +129,20 @@ class ServedRun:
 
     def _write(self, plan: Plan) -> str:
         folder, llm, answers = self.folder, self.llm, self.journal.finished
-        thought = thoughts(plan, answers, llm.tokenizer)
-        rows = records(plan, answers, thought)
-        found, finished = digests(rows), datetime.now()
         folder.write_text(ASKED, b"".join(asked_line(i.key, i.request) for i in plan.requests).decode())
-        folder.write_with(RECORDS, lambda path: write_records(path, rows))
-        folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used_ids(row.output_ids for row in rows))))
-        remove_results(folder)
-        results = [*_results(rows, self.asked, llm.tokenizer)]
-        for result in results:
-            write_samples(folder, result, finished)
-        seconds = time.perf_counter() - self.begin
-        timings = RunTimings(0.0, seconds, seconds)
-        identity = {**self.identity, "prompts": requests_sha256((item.key, item.request) for item in plan.requests)}
-        write_results(
-            *(folder, results, model_info(self.config, llm, identity), invocation(self.config, self.started, timings)),
-            finished,
+        ended = EndedRun(
+            config=self.config,
+            llm=llm,
+            identity={**self.identity, "prompts": requests_sha256((item.key, item.request) for item in plan.requests)},
+            engine=engine_facts(llm, llm.stats),
+            started=self.started,
+            begin=self.begin,
+            load_seconds=0.0,
+            run_seconds=time.perf_counter() - self.begin,
+            resumed=self.resumed,
+            thoughts=thoughts(plan, answers, llm.tokenizer),
         )
-        context = run_context(self.config, llm, identity, {}, self.started)
-        outcome = RunOutcome(found, _counts(rows, self.resumed), timings, engine_facts(llm, llm.stats))
-        manifest = bind(build_manifest(context, outcome), folder.path, found.run)
-        folder.write_text(MANIFEST, manifest.file_text())
-        folder.finish(found.run)
-        return found.run
+        return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.asked, llm.tokenizer)])
 
 
 def recorded(request: Request) -> Request:
@@ -216,15 +202,3 @@ def _sample(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], toke
         answers = [(math.fsum(one.logprobs.tolist()), one.is_greedy) for one in rows]
     hashes = hash_string(canonical([doc, arguments])), hash_string(prompt), hash_string("")
     return Sample(row.doc_id, doc, "", [arguments], [answers], answers[:1], "none", {}, *hashes)
-
-
-def _counts(rows: Sequence[RequestRecord], resumed: int) -> RunCounts:
-    return RunCounts(
-        documents=len({row.key[:2] for row in rows}),
-        requests=len(rows),
-        resumed_requests=resumed,
-        truncated_prompts=0,
-        prompt_tokens=sum(len(row.prompt_ids) for row in rows),
-        output_tokens=sum(len(row.output_ids) for row in rows),
-        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
-    )

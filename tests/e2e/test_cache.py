@@ -254,5 +254,10 @@ def test_the_model_of_lm_eval_takes_a_cache(
     (folder,) = (tmp_path / "records").glob("*/records-*")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["cache"]["hits"], manifest["cache"]["misses"]) == (4, 0)
+    assert manifest["counts"]["cached_requests"] == 4 and manifest["counts"]["output_tokens"] == 0
+    assert warm_model.loglikelihood(scoring_requests()) == answers[0]  # asked again: the next evaluation
+    (folder,) = {*(tmp_path / "records").glob("*/records-*")} - {folder}
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["cache"]["hits"] == 3 == manifest["counts"]["cached_requests"]
     with pytest.raises(ConfigError, match="fast numerics"):
         lm_eval_model(batch_invariant=False)

@@ -16,6 +16,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.harness.journal import Journal, JournalEntry
 from evalengine.harness.judge_run import digest_of
+from evalengine.records.folder import RunFolder
 from evalengine.report.html.samples import Truncator, _texts
 from evalengine.report.read.load import load_run_data
 from tests.e2e.command import SHORT, Run, call, finish, finished, runs, start
@@ -247,17 +248,17 @@ def test_a_run_killed_while_it_is_judged_goes_on(
             raise EvalEngineError("killed")
         append(self, entry)
 
-    def dies_late(this: Any, *more: Any) -> str:
-        if "judge" not in this.folder.path.parts:
+    def dies_late(folder: RunFolder, *more: Any) -> str:
+        if "judge" not in folder.path.parts:
             raise EvalEngineError("killed late")
-        return write(this, *more)
+        return write(folder, *more)
 
-    write, same = runner._write, [word for word in words(task, tmp_path) if word != "resume=never"]
+    write, same = runner.finish_run, [word for word in words(task, tmp_path) if word != "resume=never"]
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", dies)
         assert "killed" in call(*same).err
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_write", dies_late)
+        patched.setattr(runner, "finish_run", dies_late)
         assert "killed late" in call(*same).err
     (verdicts,) = tmp_path.glob("*/judge/*/digest.txt")
     written = verdicts.stat().st_mtime_ns

@@ -13,7 +13,7 @@ import pytest
 
 from evalengine import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
-from evalengine.harness import plan, runner
+from evalengine.harness import finish, plan, runner
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
 from evalengine.records import digest
@@ -129,7 +129,7 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
     assert _page(alone, monkeypatch) == whole
 
 
-SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (runner, "MANY_DOCUMENTS"), (runner, "MANY"),
+SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (runner, "MANY_DOCUMENTS"), (finish, "MANY"),
          (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"), (html_run_page, "MANY"),
          (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
 

@@ -234,7 +234,7 @@ def test_an_interrupted_write_leaves_nothing(tasks: list[str], tmp_path: Path, m
         raise KeyboardInterrupt
 
     model = our_model(output_dir=str(tmp_path))
-    monkeypatch.setattr("evalengine.lm_eval_model.base.write_whole", killed)
+    monkeypatch.setattr("evalengine.records.folder.write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, tasks[:1], 1)
     assert [*tmp_path.glob("*/*")] == [*tmp_path.glob("*/.*")] == []
@@ -251,6 +251,7 @@ def killed(*given):
     calls.append(fill(*given))
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
+    return calls[-1]
 base.EvaluationRecorder._fill = killed
 lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
 main(["lm_eval", *sys.argv[1:]])

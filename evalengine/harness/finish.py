@@ -1,0 +1,215 @@
+"""Write the files of a run whose answers are complete, and describe the run in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from importlib import metadata
+from typing import Any
+
+from evalengine.config.schema import Config
+from evalengine.engine.answering import Answering
+from evalengine.engine.stats import EngineStats
+from evalengine.engine.text.encode import find_prefix_token_id
+from evalengine.engine.text.token_bytes import token_bytes
+from evalengine.harness.metrics import group_results
+from evalengine.harness.outcome import Answers, Thoughts, Verdicts, records
+from evalengine.harness.plan import Plan
+from evalengine.harness.verdicts import program_facts
+from evalengine.models.decoder import num_parameters
+from evalengine.models.spec import dtype_name
+from evalengine.records.digest import digests
+from evalengine.records.evidence import bind, bind_failed
+from evalengine.records.folder import RECORDS, RunFolder
+from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results, write_samples
+from evalengine.records.manifest import MANIFEST, RunContext, RunOutcome, build_manifest, code_version
+from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
+from evalengine.records.schema import RecordKey, RequestRecord, write_records
+from evalengine.records.sealed import content_sha256
+from evalengine.records.tokens import TOKENS, tokens_json, used_ids
+from evalengine.util.forked import ForkedTask
+from evalengine.version import __version__
+
+MANY = 5_000  # requests whose records take a quarter of a second to write and hash
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run with all its answers, as `finish_run` records it.
+
+    engine: `engine_facts`. resumed, cached: the requests whose answers come from an interrupted run and from the cache.
+    cache, judge: as in `RunOutcome`.
+    """
+
+    config: Config
+    llm: Answering
+    identity: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    started: float  # UNIX seconds
+    begin: float  # the monotonic clock at the start
+    load_seconds: float
+    run_seconds: float
+    resumed: Set[RecordKey] = frozenset()
+    cached: Set[RecordKey] = frozenset()
+    thoughts: Thoughts = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=dict)
+    datasets: Mapping[str, Any] = field(default_factory=dict)
+    command: Sequence[str] | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    cache: Mapping[str, Any] | None = None
+    judge: Mapping[str, Any] | None = None
+
+
+Score = Callable[[Sequence[RequestRecord], datetime], Sequence[TaskResult]]
+
+
+def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, score: Score | None) -> str:
+    """Write records, tokens, results, manifest and digest; returns the digest.
+
+    The manifest follows the files whose hashes it lists, and the digest is the last. score: returns the tasks' results,
+    with the samples that it has not written itself; None where another program scores.
+    Raises: EvalEngineError if the disk fails.
+    """
+    rows = records(plan, answers, run.thoughts, run.verdicts)
+    # Several forked processes need it, and this one later. It takes 0.2 s, which a rejected run does not need.
+    import pyarrow.parquet  # noqa: F401
+
+    def write() -> None:
+        folder.write_with(RECORDS, lambda path: write_records(path, rows))
+
+    with ForkedTask(write, len(rows) >= MANY) as written:
+        finished, results = datetime.now(), None
+        if score is not None:
+            remove_results(folder)
+            results = score(rows, finished)
+            for result in results:
+                if result.samples:
+                    write_samples(folder, result, finished)
+        pieces = token_bytes(run.llm.tokenizer, used_ids(row.output_ids for row in rows))
+        folder.write_json(TOKENS, tokens_json(pieces))
+        found = digests(rows)
+        written.result()
+    timings = RunTimings(run.load_seconds, run.run_seconds, time.perf_counter() - run.begin)
+    if results is not None:
+        model, how = model_info(run.config, run.llm, run.identity), invocation(run.config, run.started, timings)
+        write_results(folder, results, model, how, finished, group_results(run.config.groups, results))
+    outcome = RunOutcome(
+        *(found, _counts(plan, rows, run), timings, run.engine, program_facts(plan, run.config, run.verdicts)),
+        cache=run.cache,
+        cluster=run.llm.facts().cluster,
+        judge=run.judge,
+    )
+    try:
+        bound = bind(build_manifest(_run_context(run), outcome), folder.path, found.run)
+    except OSError as error:
+        raise bind_failed(folder.path, error) from error
+    folder.write_text(MANIFEST, bound.file_text())
+    folder.finish(found.run)
+    return found.run
+
+
+def _counts(plan: Plan, rows: Sequence[RequestRecord], run: EndedRun) -> RunCounts:
+    computed = [row for row in rows if row.key not in run.resumed and row.key not in run.cached]
+    return RunCounts(
+        documents=sum(len(own.instances) for own in plan.tasks) or len({row.key[:2] for row in rows}),
+        requests=len(rows),
+        resumed_requests=len(run.resumed),
+        cached_requests=len(run.cached),
+        truncated_prompts=sum(row.truncated > 0 for row in rows),
+        truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
+        unended_thinking=sum(thought.unended for thought in run.thoughts.values()),
+        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
+        own_exemplar_prompts=plan.own_exemplars,
+        special_token_documents=plan.special_documents,
+        prompt_tokens=sum(len(row.prompt_ids) for row in computed),
+        output_tokens=sum(len(row.output_ids) for row in computed),
+    )
+
+
+def _run_context(run: EndedRun) -> RunContext:
+    config, llm, identity = run.config, run.llm, run.identity
+    merged: dict[str, Any] = {}
+    if (adapter := llm.checkpoint.adapter) is not None:
+        sha256 = llm.checkpoint.hashes.get("adapter")  # known, since the identity holds the hash of the weights
+        merged = {"source": adapter.source, "revision": adapter.revision, "sha256": sha256}
+    model = Model(
+        name=config.model.name,
+        source=llm.checkpoint.source,
+        revision=llm.checkpoint.revision,
+        format=llm.checkpoint.format,
+        architecture=llm.spec.described,
+        num_parameters=num_parameters(llm.spec),
+        weights_sha256=identity["weights"],
+        eos_token_ids=list(llm.spec.eos_token_ids),
+        prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
+        processors=llm.spec.processors.in_force(),
+        adapter=merged,
+    )
+    tokenizer = {**identity["tokenizer"], "vocab_size": llm.spec.vocab_size}
+    run_id, device = content_sha256(identity)[:8], str(llm.settings.device)
+    return RunContext(
+        *(run_id, identity, model, tokenizer, run.datasets, device, run.started, run.command), libraries=run.libraries
+    )
+
+
+def engine_facts(llm: Answering, stats: EngineStats) -> dict[str, Any]:
+    """The manifest's `engine`: its settings, its verdicts on kernels and on itself, and what it counted for the run."""
+    verdicts = {"kernels": llm.kernels_verdict, "self_test_verdict": llm.self_test_verdict}
+    return {**engine_settings(llm), **verdicts, "stats": asdict(stats)}
+
+
+def engine_settings(llm: Answering) -> dict[str, Any]:
+    """The engine's settings as they were resolved, as plain JSON values."""
+    resolved = {
+        "numerics": llm.settings.numerics,
+        "dtype": dtype_name(llm.settings.dtype),
+        "device": str(llm.settings.device),
+        "attention_backend": llm.settings.attention_backend,
+        "max_model_len": llm.settings.max_model_len,
+        "block_size": llm.settings.block_size,
+        "num_kv_blocks": llm.num_kv_blocks,
+        "num_threads": llm.settings.num_threads,
+        "speculation": llm.settings.speculation,
+    }
+    return {**asdict(llm.config), **resolved}
+
+
+def model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> ModelInfo:
+    """The model as lm-eval's results describe it."""
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None, "prepare() refuses a model without one"
+    return ModelInfo(
+        name=config.model.name,
+        path=llm.checkpoint.source,
+        dtype=str(llm.settings.dtype),
+        revision=llm.checkpoint.revision,
+        sha=identity["weights"],
+        num_parameters=num_parameters(llm.spec),
+        max_length=llm.settings.max_model_len,
+        device=str(llm.settings.device),
+        eot_token_id=tokenizer.eos_token_id,
+        pad_token=(tokenizer.pad_token, tokenizer.pad_token_id),
+        eos_token=(tokenizer.eos_token, tokenizer.eos_token_id),
+        bos_token=(tokenizer.bos_token, tokenizer.bos_token_id),
+        chat_template=tokenizer.chat_template if config.apply_chat_template else None,
+    )
+
+
+def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
+    """How the run was asked for, as lm-eval's results say it."""
+    peft = {} if config.model.adapter is None else {"peft": config.model.adapter}
+    return Invocation(
+        limit=config.limit,
+        seed=config.seed,
+        fewshot_seed=config.fewshot_seed,
+        started=started,
+        total_seconds=timings.total_seconds,
+        evalengine_version=__version__,
+        transformers_version=metadata.version("transformers"),
+        git_hash=code_version().commit,
+        system_instruction=config.system_instruction,
+        fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,
+        model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant, **peft},
+    )
