@@ -38,10 +38,8 @@ from evalengine.records.lm_eval import (
     ModelInfo,
     TaskResult,
     remove_results,
-    results_dict,
-    results_name,
     unanswered_words,
-    write_samples,
+    write_results,
 )
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest_data import Manifest
@@ -172,10 +170,6 @@ def _write(
         rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]
         rejections = {REJECTED: out[result.name]} if out[result.name] else {}
         first.append(replace(result, samples=rows, unanswered={**rejections, **result.unanswered}))
-    finished = datetime.now()
-    remove_results(folder)
-    for result in first:
-        write_samples(folder, result, finished)
     facts = endpoint_facts(asked, config.model.name, answers, rejected)
     facts |= {
         "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
@@ -187,13 +181,14 @@ def _write(
     }
     scored = {result.name for result in first}
     groups = {name: group for name, group in config.groups.items() if scored.issuperset(leaves(name, config.groups))}
-    model = ModelInfo(config.model.name, asked.url, "", None, None, 0, 0, "", None)
-    how = invocation(config, started, timings)
-    content = results_dict([replace(one, samples=()) for one in first], model, how, group_results(groups, first))
-    content["config"] |= {"model": "endpoint", "model_args": {"base_url": asked.url, "model": config.model.name}}
-    content["harness"] = "endpoint"
-    content["endpoint"] = {**facts, "in_words": lines(facts)}
-    folder.write_json(results_name(finished), json.loads(json.dumps(content, default=str)))
+    arguments = {"base_url": asked.url, "model": config.model.name}
+    model = ModelInfo(
+        config.model.name, asked.url, "", None, None, 0, 0, "", None, program="endpoint", arguments=arguments
+    )
+    more = {"harness": "endpoint", "endpoint": {**facts, "in_words": lines(facts)}}
+    remove_results(folder)
+    how, added_up = invocation(config, started, timings), group_results(groups, first)
+    write_results(folder, first, model, how, datetime.now(), added_up, more)
 
 
 def _without(plan: Plan, documents: Set[Document]) -> Plan:

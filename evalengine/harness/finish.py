@@ -23,7 +23,7 @@ from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import bind, bind_failed
 from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results, write_samples
+from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results
 from evalengine.records.manifest import MANIFEST, RunContext, RunOutcome, build_manifest, code_version
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
@@ -84,9 +84,6 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
         if score is not None:
             remove_results(folder)
             results = score(rows, finished)
-            for result in results:
-                if result.samples:
-                    write_samples(folder, result, finished)
         pieces = token_bytes(run.llm.tokenizer, used_ids(row.output_ids for row in rows))
         folder.write_json(TOKENS, tokens_json(pieces))
         found = digests(rows)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from evalengine.records.folder import RunFolder
@@ -103,6 +104,8 @@ class ModelInfo:
     eos_token: tuple[str | None, int | None] = (None, None)
     bos_token: tuple[str | None, int | None] = (None, None)
     chat_template: str | None = None  # only if it was applied
+    program: str = "evalengine"  # what asked the model
+    arguments: Mapping[str, Any] | None = None  # lm-eval's `model_args`; None: the path, and the invocation's
 
 
 @dataclass(frozen=True)
@@ -226,15 +229,18 @@ def write_results(
     invocation: Invocation,
     finished: datetime,
     groups: Sequence[GroupResult] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Writes the results file, after the samples with the same time in their names. Raises as `write_samples`."""
-    results = json.dumps(results_dict(tasks, model, invocation, groups), indent=2, ensure_ascii=False, default=_plain)
-    return folder.write_text(results_name(finished), results)
+    """Writes the samples that the tasks have, then the results with the same time in their names.
 
-
-def results_name(finished: datetime) -> str:
-    """The name of a results file."""
-    return f"results_{_iso(finished)}.json"
+    more: further keys of the results. Raises as `write_samples`.
+    """
+    for task in tasks:
+        if task.samples:
+            write_samples(folder, task, finished)
+    content = {**results_dict(tasks, model, invocation, groups), **more}
+    results = json.dumps(content, indent=2, ensure_ascii=False, default=_plain)
+    return folder.write_text(f"results_{_iso(finished)}.json", results)
 
 
 def _iso(finished: datetime) -> str:
@@ -244,8 +250,8 @@ def _iso(finished: datetime) -> str:
 def _execution(model: ModelInfo, invocation: Invocation) -> dict[str, Any]:
     """lm-eval's `config`: the model and how it was run."""
     return {
-        "model": "evalengine",
-        "model_args": {"pretrained": model.path, **invocation.model_args},
+        "model": model.program,
+        "model_args": model.arguments or {"pretrained": model.path, **invocation.model_args},
         "model_num_parameters": model.num_parameters,
         "model_dtype": model.dtype,
         "model_revision": model.revision,
