@@ -44,10 +44,11 @@ def _fill(settings: Sequence[str]) -> int:
     how many there are."""
     import numpy as np
 
-    from evalengine.cache.answers import entry_of
-    from evalengine.engine.request import GenerateRequest, RequestOutput
+    from evalengine.cache.store import Row
+    from evalengine.engine.request import GenerateRequest
     from evalengine.harness.execute import through_cache
     from evalengine.harness.identity import run_facts
+    from evalengine.records.schema import Answer
 
     config, plan, llm = planned(settings)
     identity = run_facts(config, plan, llm).identity
@@ -59,8 +60,8 @@ def _fill(settings: Sequence[str]) -> int:
             generates = isinstance(request, GenerateRequest)
             ids = [llm.spec.eos_token_ids[0]] if isinstance(request, GenerateRequest) else request.continuation_ids
             logprobs = np.full(len(ids), -1 - number % 7 / 8, dtype=np.float32)
-            answer = RequestOutput(number, [], ids, logprobs, "stop" if generates else "length")
-            entries.append((cached.key(request), entry_of(request, answer)))
+            answer = Answer(ids, logprobs, "stop" if generates else "length", "", False)
+            entries.append((cached.key(request), Row.of(answer, not generates)))
         cached.store.put({**cached.computer.facts, "name": "made up"}, entries)
     return len(entries)
 

@@ -29,7 +29,8 @@ def generated(doc: int, seed: int = 0, task: str = "sums", length: int = 3) -> R
     prompt, output = draw.integers(0, 1000, 5).tolist(), draw.integers(0, 1000, length).tolist()
     logprobs = -draw.random(length, dtype=np.float32)
     return RequestRecord(
-        task, doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), output, logprobs, "stop", 0, f"is {doc}", False
+        *(output, logprobs, "stop", f"is {doc}", False),
+        *(task, doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), 0),
     )
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evalengine.cache.answers import answer_of, entry_of
 from evalengine.cache.keys import Computer, Keys
-from evalengine.cache.store import Lookup, Store, StoredAnswer, cure
+from evalengine.cache.store import Lookup, Row, Store, cure
 from evalengine.engine.answering import Answering, OnStep
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
-from evalengine.engine.request import Request, RequestOutput
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import EvalEngineError, ReplicaMismatchError, listed
 from evalengine.plain_text import warn
+from evalengine.records.schema import Answer
 
 BATCH, SECONDS = 512, 5.0  # computed answers are written in batches: of this many, or after this many seconds
 MAX_LISTED = 5
@@ -65,7 +65,7 @@ class CachedEngine:
         self._expected = partial(
             ExpectedAnswer.of, spec=engine.spec, max_model_len=engine.settings.max_model_len, tokenizer=engine.tokenizer
         )
-        self._looked_up: dict[int, tuple[Request, bytes, RequestOutput | None]] = {}  # id -> request, key, answer
+        self._looked_up: dict[int, tuple[Request, bytes, Answer | None]] = {}  # id -> request, key, answer
         self._corrupt: set[bytes] = set()
         if store.read_only:
             warn(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
@@ -83,7 +83,7 @@ class CachedEngine:
         lookup = self._read([key for _, key in new])
         for request, key in new:
             entry = lookup.entries.get(key)
-            answer = None if entry is None else answer_of(request, entry, self._expected(request))
+            answer = None if entry is None else self._answer(request, entry)
             if entry is not None and answer is None:
                 lookup.corrupt.append(key)
             self._looked_up[request.request_id] = request, key, answer
@@ -107,7 +107,8 @@ class CachedEngine:
         self._check(hits, on_step)
         self.counts.hits += len(hits)
         self.answered.update(hits)  # The run's loop holds this very set: `|=` with a dict's keys would make another.
-        yield from hits.values()
+        for number, answer in hits.items():
+            yield RequestOutput.of(answers[number][0], answer)
         rest = [request for request in batch if request.request_id not in hits]
         if rest:
             yield from self._computed(rest, on_step)
@@ -115,6 +116,14 @@ class CachedEngine:
     def _is_known(self, request: Request) -> bool:
         looked_up = self._looked_up.get(request.request_id)
         return looked_up is not None and looked_up[0] is request
+
+    def _answer(self, request: Request, row: Row) -> Answer | None:
+        """The answer in a row; None if it cannot be this request's."""
+        try:
+            answer = row.answer(None if isinstance(request, GenerateRequest) else request.continuation_ids)
+        except ValueError:
+            return None
+        return None if self._expected(request).problem(answer) is not None else answer
 
     def _read(self, keys: list[bytes]) -> Lookup:
         if self.counts.failed is not None:
@@ -125,7 +134,7 @@ class CachedEngine:
             self._fail(error)
             return Lookup()
 
-    def _check(self, hits: dict[int, RequestOutput], on_step: OnStep) -> None:
+    def _check(self, hits: dict[int, Answer], on_step: OnStep) -> None:
         """Computes a sample of the hits again and compares it, bit by bit."""
         chosen = self._sample(hits)
         if not chosen:
@@ -141,7 +150,7 @@ class CachedEngine:
                 )
             self.counts.audited += 1
 
-    def _sample(self, hits: dict[int, RequestOutput]) -> list[int]:
+    def _sample(self, hits: dict[int, Answer]) -> list[int]:
         """The hits to audit: those whose keys come first in an order that the seed draws."""
 
         def drawn(number: int) -> bytes:
@@ -150,7 +159,7 @@ class CachedEngine:
         return sorted(hits, key=drawn)[: math.ceil(self._audit * len(hits))] if self._audit else []
 
     def _computed(self, requests: list[Request], on_step: OnStep) -> Iterator[RequestOutput]:
-        waiting: list[tuple[bytes, StoredAnswer]] = []
+        waiting: list[tuple[bytes, Row]] = []
         last = time.monotonic()
         try:
             for output in self._engine.run(requests, on_step):
@@ -158,7 +167,7 @@ class CachedEngine:
                 self.counts.misses += 1
                 self.counts.corrupt += key in self._corrupt
                 if output.error is None:
-                    waiting.append((key, entry_of(request, output)))
+                    waiting.append((key, Row.of(output.answer, not isinstance(request, GenerateRequest))))
                 if len(waiting) >= BATCH or time.monotonic() - last > SECONDS:
                     self._keep(waiting)
                     last = time.monotonic()
@@ -169,7 +178,7 @@ class CachedEngine:
         finally:  # an interrupted run also keeps what it computed
             self._keep(waiting)
 
-    def _forget(self, keys: set[bytes], waiting: list[tuple[bytes, StoredAnswer]]) -> None:
+    def _forget(self, keys: set[bytes], waiting: list[tuple[bytes, Row]]) -> None:
         """Deletes the answers of a machine that is in doubt."""
         waiting[:] = [(key, entry) for key, entry in waiting if key not in keys]
         if self.counts.read_only or self.counts.failed is not None:
@@ -179,7 +188,7 @@ class CachedEngine:
         except sqlite3.Error as error:
             self._fail(error)
 
-    def _keep(self, waiting: list[tuple[bytes, StoredAnswer]]) -> None:
+    def _keep(self, waiting: list[tuple[bytes, Row]]) -> None:
         """Writes the batch and empties it."""
         batch = waiting[:]
         waiting.clear()

@@ -19,10 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.records.schema import Answer, packed_ids
 from evalengine.util.plain_files import parse_json
 
 FILE = "answers.sqlite"
@@ -35,7 +38,6 @@ _TABLES = (
     "token_ids BLOB, logprobs BLOB, finish_reason BLOB, is_greedy INTEGER, text BLOB, top_ids BLOB, top_logprobs BLOB, "
     "sha256 BLOB)",
 )
-_CONTENT = "token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_logprobs"
 _CURE = "delete it (every answer is then computed again), or name another folder"
 # What SQLite says of a file that is whole and cannot be used now, and what helps.
 _PASSING = {
@@ -54,30 +56,70 @@ def cure(error: Exception) -> str:
     return next((words for said, words in _PASSING.items() if said in str(error)), _CURE)
 
 
-@dataclass  # not frozen, as `RequestRecord`
-class StoredAnswer:
-    """One kept answer, its arrays as little-endian bytes. A score's entry has no token ids: its request has them."""
+class Row(NamedTuple):
+    """One answer as the table holds it, its arrays as little-endian bytes. A score's row has no token ids, which are
+    its request's."""
 
+    token_ids: bytes | None  # int32 [tokens]
     logprobs: bytes  # float32 [tokens]
     finish_reason: bytes
     is_greedy: bool
-    token_ids: bytes | None = None  # int32 [tokens]
-    text: bytes = b""  # UTF-8
-    top_ids: bytes | None = None  # int32 [tokens, n]
-    top_logprobs: bytes | None = None  # float32 [tokens, n]
+    text: bytes  # UTF-8
+    top_ids: bytes | None  # int32 [tokens, n]
+    top_logprobs: bytes | None  # float32 [tokens, n]
+
+    @classmethod
+    def of(cls, answer: Answer, is_score: bool) -> Row:
+        """The row that holds an answer."""
+        assert answer.logprobs.dtype == np.float32
+        return cls(
+            token_ids=None if is_score else packed_ids(answer.output_ids),
+            logprobs=answer.logprobs.astype("<f4").tobytes(),
+            finish_reason=answer.finish_reason.encode(),
+            is_greedy=answer.is_greedy,
+            text=answer.text.encode("utf-8", "surrogatepass"),
+            top_ids=None if answer.top_ids is None else answer.top_ids.astype("<i4").tobytes(),
+            top_logprobs=None if answer.top_logprobs is None else answer.top_logprobs.astype("<f4").tobytes(),
+        )
+
+    def answer(self, scored: Sequence[int] | None) -> Answer:
+        """The answer in this row. scored: the tokens of a score's request; None for a generation's.
+
+        Raises ValueError for a row of the other kind, half a number, a text that is no UTF-8, and alternatives that are
+        no table.
+        """
+        if (scored is None) != (self.token_ids is not None):
+            raise ValueError("a row of the other kind of request")
+        ids = np.frombuffer(self.token_ids or b"", dtype="<i4").tolist() if scored is None else scored
+        top_ids = top_logprobs = None
+        if self.top_ids is not None and self.top_logprobs is not None:
+            top_ids = np.frombuffer(self.top_ids, dtype="<i4").reshape(len(ids), -1)
+            top_logprobs = np.frombuffer(self.top_logprobs, dtype="<f4").reshape(len(ids), -1)
+        return Answer(
+            output_ids=ids,
+            logprobs=np.frombuffer(self.logprobs, dtype="<f4").astype(np.float32),
+            finish_reason=self.finish_reason.decode("ascii", "replace"),
+            text=self.text.decode("utf-8", "surrogatepass"),
+            is_greedy=bool(self.is_greedy),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+        )
 
     def sha256(self, key: bytes) -> bytes:
         """SHA-256 over the key and every field, each with its length before it."""
         parts = (key, self.token_ids, self.logprobs, self.finish_reason, self.text, self.top_ids, self.top_logprobs)
-        lengths = struct.pack("<8q", self.is_greedy, *[-1 if part is None else len(part) for part in parts])
+        lengths = struct.pack("<8q", bool(self.is_greedy), *[-1 if part is None else len(part) for part in parts])
         return hashlib.sha256(b"".join([lengths, *[part for part in parts if part]])).digest()
+
+
+_CONTENT = ", ".join(Row._fields)
 
 
 @dataclass(frozen=True)
 class Lookup:
     """The entries that are kept under some keys."""
 
-    entries: dict[bytes, StoredAnswer] = field(default_factory=dict)
+    entries: dict[bytes, Row] = field(default_factory=dict)
     corrupt: list[bytes] = field(default_factory=list)  # keys whose entries fail their own hash
 
 
@@ -142,15 +184,15 @@ class Store:
             some = unique_keys[start : start + AT_ONCE]
             query = f"SELECT key, sha256, {_CONTENT} FROM answers WHERE key IN ({','.join('?' * len(some))})"
             for key, stored_hash, *content in self._connection.execute(query, some):
-                entry = _entry(content)
-                if entry is not None and entry.sha256(key) == stored_hash:
-                    lookup.entries[key] = entry
+                row = Row(*content)
+                if _is_plain(row) and row.sha256(key) == stored_hash:
+                    lookup.entries[key] = row
                 else:
                     lookup.corrupt.append(key)
         return lookup
 
     def put(
-        self, facts: Mapping[str, Any], entries: Sequence[tuple[bytes, StoredAnswer]], replace: Iterable[bytes] = ()
+        self, facts: Mapping[str, Any], entries: Sequence[tuple[bytes, Row]], replace: Iterable[bytes] = ()
     ) -> None:
         """Keeps answers of one model, all or none. facts: what computed them, shown by `evalengine cache`; they need a
         "name". An entry that is there already stays, unless its key is among `replace`."""
@@ -161,7 +203,7 @@ class Store:
             self._connection.executemany(
                 f"INSERT OR IGNORE INTO answers (key, model, written, sha256, {_CONTENT}) "
                 f"VALUES ({','.join('?' * 11)})",
-                [(key, model, now, entry.sha256(key), *_content(entry)) for key, entry in entries],
+                [(key, model, now, entry.sha256(key), *entry) for key, entry in entries],
             )
 
     def forget(self, keys: Iterable[bytes]) -> None:
@@ -322,15 +364,7 @@ def _facts(value: Any) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _content(entry: StoredAnswer) -> tuple[Any, ...]:
-    return tuple(getattr(entry, name) for name in _CONTENT.split(", "))
-
-
-def _entry(content: Sequence[Any]) -> StoredAnswer | None:
-    """The entry that a row holds; None if a value is of another type than was written."""
-    token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_logprobs = content
-    if not type(logprobs) is type(finish_reason) is type(text) is bytes or is_greedy not in (0, 1):
-        return None
-    if not {type(token_ids), type(top_ids), type(top_logprobs)} <= {bytes, type(None)}:
-        return None
-    return StoredAnswer(logprobs, finish_reason, bool(is_greedy), token_ids, text, top_ids, top_logprobs)
+def _is_plain(row: Row) -> bool:
+    """Whether every value has the type with which it was written."""
+    whole = type(row.logprobs) is type(row.finish_reason) is type(row.text) is bytes and row.is_greedy in (0, 1)
+    return whole and {type(row.token_ids), type(row.top_ids), type(row.top_logprobs)} <= {bytes, type(None)}

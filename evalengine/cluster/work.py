@@ -200,7 +200,7 @@ class Work:
         """Returns which of two answers stands. Raises ReplicaMismatchError if they differ."""
         (where, output), (other_where, other) = item.answers
         if not output.error and not other.error:
-            if found := difference(output, other, f"on {where}", f"on {other_where}"):
+            if found := difference(output.answer, other, f"on {where}", f"on {other_where}"):
                 raise self._doubt(item, found)
             self.audited += 1
             for holder in self.holders.values():

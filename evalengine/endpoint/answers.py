@@ -13,12 +13,11 @@ import numpy as np
 from evalengine.endpoint.http import Reply
 from evalengine.endpoint.received import Cleaner
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.folder import write_failed
 from evalengine.records.line_file import LineFile
 from evalengine.records.lm_eval import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answer, RecordKey
 from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
 from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
@@ -34,7 +33,7 @@ Place = tuple[int, int]  # (the request's place in the plan, which of its identi
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointAnswer:
     """One answer, as it came but for what `Cleaner` replaced in its strings."""
 
     text: str
@@ -50,7 +49,7 @@ class Answer:
     model: str | None = None  # the model that the endpoint named
 
 
-def answer_of(reply: Reply) -> Answer:
+def answer_of(reply: Reply) -> EndpointAnswer:
     """What a reply says, of either path's shape."""
     assert reply.value is not None
     choice = reply.value["choices"][0]
@@ -59,7 +58,7 @@ def answer_of(reply: Reply) -> Answer:
     text = choice.get("text") if message is None else message.get("content")
     reasoning = None if message is None else message.get("reasoning_content") or message.get("reasoning")
     fingerprint, spent = reply.value.get("system_fingerprint"), reply.value.get("usage")
-    return Answer(
+    return EndpointAnswer(
         text if isinstance(text, str) else "",
         str(choice.get("finish_reason")),
         reply.attempts,
@@ -90,7 +89,7 @@ class AnswersFile:
         except OSError as error:
             raise write_failed(path, error) from error
 
-    def append(self, place: Place, answer: Answer) -> None:
+    def append(self, place: Place, answer: EndpointAnswer) -> None:
         """Adds the answer of a place that has none. Raises EvalEngineError if the disk fails; the file then is as
         before."""
         assert place not in self.kept, place
@@ -104,11 +103,11 @@ class AnswersFile:
         self._file.close()
 
 
-def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
+def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, EndpointAnswer], int]:
     """(the answers, the bytes of its whole lines). Raises EvalEngineError for a damaged file."""
     content = read_bytes(path)
     whole = content[: content.rfind(b"\n") + 1]
-    answers: dict[Place, Answer] = {}
+    answers: dict[Place, EndpointAnswer] = {}
     try:
         for number, line in enumerate(whole.splitlines(), 1):
             cleaned = cleaner.clean(parse_json(line))  # older versions wrote lone surrogates
@@ -116,7 +115,7 @@ def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
             if problem := wrong(value, _LINE):
                 raise ValueError(f"line {number}: {problem}")
             place = value.pop("number"), value.pop("ask")
-            answer = Answer(**value)
+            answer = EndpointAnswer(**value)
             if place in answers:
                 raise ValueError(f"line {number}: a second answer to request {place[0]}, ask {place[1]}")
             answers[place] = replace(
@@ -131,21 +130,21 @@ def _read(path: Path, cleaner: Cleaner) -> tuple[dict[Place, Answer], int]:
 
 def entries(
     requests: Sequence[HarnessRequest],
-    answers: Mapping[Place, Answer],
+    answers: Mapping[Place, EndpointAnswer],
     ask: int,
     end_of_thinking: str | None,
     left_out: Set[Document],
-) -> dict[RecordKey, JournalEntry]:
+) -> dict[RecordKey, Answer]:
     """Key -> the answer of one ask, as scorers take it: a text without tokens. left_out: documents without entries."""
     none = np.empty(0, dtype=np.float32)
     return {
-        item.key: JournalEntry(item.key, "", [], none, _ending(answers[number, ask].finish_reason),
+        item.key: Answer([], none, _ending(answers[number, ask].finish_reason),
                                _cut(answers[number, ask].text, item.instance, end_of_thinking), False)
         for number, item in enumerate(requests) if item.key[:2] not in left_out
     }  # fmt: skip
 
 
-def why_unanswered(answer: Answer, scored: str) -> str | None:
+def why_unanswered(answer: EndpointAnswer, scored: str) -> str | None:
     """Why the answer is none, one of `UNANSWERED`; None for one with a text. scored: what is left of its text after its
     thinking and before its stop strings."""
     if answer.finish_reason.lower() in FILTERED:

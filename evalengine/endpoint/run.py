@@ -16,13 +16,12 @@ from statistics import fmean
 from typing import Any
 
 from evalengine.config.schema import Config, leaves, selection, to_yaml
-from evalengine.endpoint.answers import Answer, AnswersFile, Document, Place, answer_of, entries, why_unanswered
+from evalengine.endpoint.answers import AnswersFile, Document, EndpointAnswer, Place, answer_of, entries, why_unanswered
 from evalengine.endpoint.http import Client
 from evalengine.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.endpoint.received import HIDDEN
 from evalengine.errors import EvalEngineError, first_of, listed
 from evalengine.harness.finish import invocation
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import score_tasks, scorer
@@ -44,7 +43,7 @@ from evalengine.records.lm_eval import (
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import RunTimings
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answer, Answers, RecordKey
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.kappa import judge_lines
@@ -97,7 +96,7 @@ def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
 
 def _answers(
     config: Config, asked: EndpointPlan, folder: RunFolder, client: Client
-) -> tuple[dict[Place, Answer], dict[Place, str]]:
+) -> tuple[dict[Place, EndpointAnswer], dict[Place, str]]:
     """(every answer, the error of each request that the endpoint rejected). Answers in the folder are not requested
     again; rejected requests are, since the account or the filter may have changed."""
     file = AnswersFile(folder.path, client.cleaner)
@@ -135,7 +134,7 @@ def _answers(
 def _write(
     config: Config,
     asked: EndpointPlan,
-    answers: Mapping[Place, Answer],
+    answers: Mapping[Place, EndpointAnswer],
     rejected: Mapping[Place, str],
     folder: RunFolder,
     judge: Judge | None,
@@ -211,7 +210,7 @@ def print_run(folder: Path) -> None:
 
 
 def endpoint_facts(
-    asked: EndpointPlan, model: str, answers: Mapping[Place, Answer], rejected: Mapping[Place, str]
+    asked: EndpointPlan, model: str, answers: Mapping[Place, EndpointAnswer], rejected: Mapping[Place, str]
 ) -> dict[str, Any]:
     """What the endpoint sent, as plain JSON values. model: the requested one."""
     sent = answers.values()
@@ -241,7 +240,7 @@ def _rejected(plan: Plan, rejected: Mapping[Place, str]) -> dict[str, Any]:
 
 
 def unanswered_of(
-    plan: Plan, answers: Mapping[Place, Answer], scored: Mapping[RecordKey, JournalEntry], ask: int
+    plan: Plan, answers: Mapping[Place, EndpointAnswer], scored: Answers, ask: int
 ) -> dict[RecordKey, str]:
     """Key -> which of `UNANSWERED` the answer of one ask is; answers with a text are missing."""
     kinds = {item.key: why_unanswered(answers[number, ask], scored[item.key].text)
@@ -250,14 +249,14 @@ def unanswered_of(
 
 
 def thoughts_of(
-    plan: Plan, answers: Mapping[Place, Answer], scored: Mapping[RecordKey, JournalEntry], ask: int, end: str
+    plan: Plan, answers: Mapping[Place, EndpointAnswer], scored: Answers, ask: int, end: str
 ) -> dict[RecordKey, Thought]:
     """Key -> the thinking of one ask's answer, which `end` or the endpoint itself separates from the text."""
     return {item.key: _thought(answers[number, ask], end, item.instance.context, scored[item.key].finish_reason)
             for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
 
 
-def _thought(answer: Answer, end: str, prompt: str, finish_reason: str) -> Thought:
+def _thought(answer: EndpointAnswer, end: str, prompt: str, finish_reason: str) -> Thought:
     before, ended, _ = answer.text.rpartition(end)
     if ended:
         return Thought(before + ended, 0, False)
@@ -308,7 +307,7 @@ def _counted(count: int) -> str:
     return f"{count:,} answer{'s' * (count != 1)}"
 
 
-def noise(asks: Sequence[Mapping[Any, JournalEntry]], results: Sequence[Sequence[TaskResult]]) -> dict[str, Any]:
+def noise(asks: Sequence[Mapping[Any, Answer]], results: Sequence[Sequence[TaskResult]]) -> dict[str, Any]:
     """What `asks` of the same requests show, as plain JSON values. results: of each ask, the tasks' results with their
     samples.
 

@@ -7,7 +7,7 @@ run's digest; its text, its ending and whether it is greedy do not, and so follo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ from evalengine.engine.request import GenerateRequest, Request
 from evalengine.engine.schedule.sequence import Generating
 from evalengine.engine.submission import generating_sequence
 from evalengine.models.spec import ModelSpec
+from evalengine.records.schema import Answer
 
-Top = tuple[np.ndarray, np.ndarray]  # int32 token ids and float32 logprobs [tokens, n], best first
 ROUNDING = 1e-2  # rounding moves a logprob by less than this: the logarithm of a probability of 1 above 0, too
 
 
@@ -32,8 +32,8 @@ class ExpectedAnswer:
     room: int = 0  # how many tokens can be generated
     alternatives: int = 0  # how many for each token
     # generated tokens -> their text, stop strings cut; how they end the generation, None for tokens that do not
-    said: Callable[[list[int]], str] | None = None
-    ending: Callable[[list[int]], str | None] | None = None
+    said: Callable[[Sequence[int]], str] | None = None
+    ending: Callable[[Sequence[int]], str | None] | None = None
 
     @classmethod
     def of(cls, request: Request, spec: ModelSpec, max_model_len: int, tokenizer: Any) -> ExpectedAnswer:
@@ -50,21 +50,20 @@ class ExpectedAnswer:
             ending=lambda ids: _ending(sequence(), ids),
         )
 
-    def problem(
-        self, ids: list[int], logprobs: np.ndarray, finish_reason: str, text: str, is_greedy: bool, top: Top | None
-    ) -> str | None:
+    def problem(self, answer: Answer) -> str | None:
         """Why this cannot be the request's answer; None if it can."""
+        ids, logprobs, finish_reason, text = answer.output_ids, answer.logprobs, answer.finish_reason, answer.text
         if len(logprobs) != len(ids):
             return f"it has {len(ids)} output ids and {len(logprobs)} logprobs"
         # A request that met NaN or infinity failed and was not kept; a token that was ruled out has -inf.
         if ids and not logprobs.max() <= ROUNDING:
             return "its logprobs are no logarithms of probabilities"
-        if (problem := self._top_problem(len(ids), top)) is not None:
+        if (problem := self._top_problem(len(ids), answer.top_ids, answer.top_logprobs)) is not None:
             return problem
         if self.scored is not None:
             if (ids, finish_reason, text) != (self.scored, "length", ""):
                 return "it scores other tokens than the request's"
-            return self._greedy_problem(logprobs, is_greedy)
+            return self._greedy_problem(logprobs, answer.is_greedy)
         if any(not 0 <= token < self.vocab_size for token in ids):
             return f"its output ids are not all between 0 and {self.vocab_size - 1}"
         if not 1 <= len(ids) <= self.room:
@@ -85,11 +84,10 @@ class ExpectedAnswer:
             return "its logprobs say otherwise whether its tokens are the most probable ones"
         return None
 
-    def _top_problem(self, tokens: int, top: Top | None) -> str | None:
+    def _top_problem(self, tokens: int, ids: np.ndarray | None, values: np.ndarray | None) -> str | None:
         """Why the alternatives cannot be this request's; None if they can."""
-        if top is None:
+        if ids is None or values is None:
             return "it has no alternatives" if self.alternatives else None
-        ids, values = top
         if ids.shape != (tokens, self.alternatives) or values.shape != ids.shape:
             return f"its alternatives are not {self.alternatives} a token"
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
@@ -101,7 +99,7 @@ class ExpectedAnswer:
         return "the logprobs of its alternatives are not in order" if high or not falls else None
 
 
-def _ending(sequence: Generating, ids: list[int]) -> str | None:
+def _ending(sequence: Generating, ids: Sequence[int]) -> str | None:
     """How these tokens end the generation, by the engine's own code; None if some of them do earlier, or none does."""
     for number, token in enumerate(ids, 1):
         sequence.append(token, 0.0, True, {})

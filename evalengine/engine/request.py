@@ -16,6 +16,7 @@ import numpy as np
 
 from evalengine.config.arguments import LARGEST, Fields, integer, is_unicode, token_ids
 from evalengine.models.processors import LogitsProcessors, of_plain
+from evalengine.records.schema import Answer
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 1e-6  # 1/T times a logprob stays far inside float64; a colder sample is as good as greedy
@@ -85,21 +86,12 @@ class SamplingParams:
         return cls(**{**plain, "processors": None if processors is None else of_plain(processors)})
 
 
-@dataclass(frozen=True, eq=False)
-class BegunAnswer:
-    """The beginning of a request's own answer, as an engine of the same model gave it: the rest alone is computed."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # float32 values, one a token
-    is_greedy: bool
-
-
 @dataclass(frozen=True)
 class GenerateRequest:
     """Asks for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
 
-    `sample` tells apart requests that are equal in all else: each number has its own noise. `begun` is the beginning of
-    the answer, where an earlier run with fewer `max_tokens` has computed it: the output is the whole answer.
+    `sample` tells apart requests that are equal in all else: each number has its own noise. `begun` is the start of
+    the answer, as an engine of the same model computed it with fewer `max_tokens`: the output is the whole answer.
 
     Raises: ConfigError that lists every field of another type.
     """
@@ -108,7 +100,7 @@ class GenerateRequest:
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0
-    begun: BegunAnswer | None = field(default=None, compare=False)
+    begun: Answer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         read = Fields(self)
@@ -188,6 +180,34 @@ class RequestOutput:
     # Why the request failed (a non-finite activation): a score is then NaN, a generation ends before that token.
     error: str | None = None
     others: list[RequestOutput] = field(default_factory=list)  # the prompt's further samples (`SamplingParams.n`)
+
+    @classmethod
+    def of(cls, request: Request, answer: Answer) -> RequestOutput:
+        """The output of a request that was answered before."""
+        top = None
+        if answer.top_ids is not None and answer.top_logprobs is not None:
+            tables = zip(answer.top_ids.tolist(), answer.top_logprobs.tolist(), strict=True)
+            top = [dict(zip(ids, values, strict=True)) for ids, values in tables]
+        return cls(
+            request_id=request.request_id,
+            prompt_ids=request.prompt_ids,
+            token_ids=[*answer.output_ids],
+            logprobs=answer.logprobs,
+            finish_reason="stop" if answer.finish_reason == "stop" else "length",
+            text=answer.text,
+            is_greedy=answer.is_greedy,
+            top_logprobs=top,
+        )
+
+    @property
+    def answer(self) -> Answer:
+        """The output without its request, as journals, caches and records keep it; its alternatives are arrays."""
+        ids = values = None
+        if self.top_logprobs is not None:
+            ids = np.array([[*by_token] for by_token in self.top_logprobs], dtype=np.int32)
+            values = np.array([[*by_token.values()] for by_token in self.top_logprobs], dtype=np.float32)
+        said = self.finish_reason, self.text, self.is_greedy
+        return Answer(self.token_ids, self.logprobs, *said, top_ids=ids, top_logprobs=values)
 
     @property
     def outputs(self) -> list[RequestOutput]:

@@ -13,7 +13,7 @@ from evalengine.config.arguments import shown
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.kv_layout import ONE_TABLE, KVLayout, kv_layout
-from evalengine.engine.request import BegunAnswer, GenerateRequest, Request, SamplingParams, ScoreRequest
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.schedule.scoring import PendingScore, Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence
 from evalengine.engine.settings import Settings
@@ -22,6 +22,7 @@ from evalengine.engine.text.grammar import compiled, library
 from evalengine.errors import ConfigError, first_of
 from evalengine.models.processors import RequestProcessors
 from evalengine.models.spec import ModelSpec
+from evalengine.records.schema import Answer
 
 MAX_LISTED = 10
 
@@ -220,14 +221,14 @@ def generating_sequence(
     return seq
 
 
-def _go_on(seq: Generating, begun: BegunAnswer) -> None:
-    """Puts the sequence where the engine that began the answer left it: as one that was preempted there."""
-    assert len(begun.token_ids) == len(begun.logprobs) < seq.max_output_tokens, "it has ended"
-    seq.token_ids += begun.token_ids
-    seq.logprobs += begun.logprobs
-    seq.top += [{} for _ in begun.token_ids]
+def _go_on(seq: Generating, begun: Answer) -> None:
+    """Restore a partially generated sequence, as one that was preempted there."""
+    assert len(begun.output_ids) == len(begun.logprobs) < seq.max_output_tokens, "it has ended"
+    seq.token_ids += begun.output_ids
+    seq.logprobs += begun.logprobs.tolist()
+    seq.top += [{} for _ in begun.output_ids]
     seq.all_greedy = begun.is_greedy
-    for token in begun.token_ids if seq.detokenizer is not None else ():
+    for token in begun.output_ids if seq.detokenizer is not None else ():
         stopped = seq.detokenizer.stops_at(token)
         assert not stopped, "it has ended"
 

@@ -9,26 +9,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from evalengine.cache.engine import CachedEngine
 from evalengine.cache.keys import Computer
 from evalengine.cache.store import CacheUnavailableError, Store
 from evalengine.config.schema import Config
 from evalengine.engine.answering import Answering
-from evalengine.engine.expected import ExpectedAnswer, Top
+from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests
 from evalengine.errors import EvalEngineError, ReplicaMismatchError, first_of
-from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
+from evalengine.harness.journal import Expected, Journal
 from evalengine.harness.plan import Plan, request_names
 from evalengine.harness.progress import RunProgress, WorkAmount
 from evalengine.harness.requests import HarnessRequest
 from evalengine.plain_text import warn
 from evalengine.records.folder import RunFolder
-from evalengine.records.schema import RecordKey, ids_sha256
+from evalengine.records.schema import Answers, RecordKey, ids_sha256
 from evalengine.util.phases import phase
 
 MAX_LISTED = 10
@@ -44,7 +42,7 @@ def execute(
     progress: bool,
     part: Plan | None = None,
     ran: Set[RecordKey] = frozenset(),
-) -> tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]:
+) -> tuple[Answers, set[RecordKey]]:
     """Every request's answer, and the keys of those that ran now (the others come from the journal).
 
     part: the part of the plan that is asked now; None: all of it. ran: what this process has journaled before.
@@ -78,22 +76,24 @@ def execute(
                 if output.error:
                     failed.append(f"{item.named}: {output.error}")
                 else:
-                    keep = journal.note if output.request_id in read else journal.append
-                    keep(journal_entry(item.key, ids_sha256(item.prompt_ids), output))
+                    if output.request_id in read:
+                        journal.note(item.key, output.answer)
+                    else:
+                        journal.append((item.key, item.prompt_sha256, output.answer))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
         if failed:
             raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
         return journal.finished, {item.key for item in todo.values()}
 
 
-def keep(plan: Plan, llm: Answering, folder: RunFolder, whole: Mapping[RecordKey, JournalEntry]) -> None:
+def keep(plan: Plan, llm: Answering, folder: RunFolder, whole: Answers) -> None:
     """Journals answers of an earlier run that are this one's, too; `execute` then finds them. Raises as `execute`."""
     if not whole:
         return
     with Journal.open(folder.journal, folder.identity_sha256, _expected(plan, llm)) as journal:
-        for key, entry in whole.items():
-            if key not in journal.finished:
-                journal.append(entry)
+        for item in plan.requests:
+            if item.key in whole and item.key not in journal.finished:
+                journal.append((item.key, item.prompt_sha256, whole[item.key]))
 
 
 def _undoubted(
@@ -108,15 +108,15 @@ def _undoubted(
         raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
 
 
-def _expected(plan: Plan, llm: Answering) -> Callable[[RecordKey], ExpectedEntry | None]:
+def _expected(plan: Plan, llm: Answering) -> Callable[[RecordKey], Expected | None]:
     requests = {item.key: item.request for item in plan.requests}
     return lambda key: expected_entry(requests[key], llm) if key in requests else None
 
 
-def expected_entry(request: Request, llm: Answering) -> ExpectedEntry:
-    """Return the entry that the journal may hold for the request."""
+def expected_entry(request: Request, llm: Answering) -> Expected:
+    """Return what the journal may hold for the request."""
     answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
-    return ExpectedEntry(ids_sha256(request.prompt_ids), answer)
+    return ids_sha256(request.prompt_ids), answer
 
 
 def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
@@ -145,26 +145,6 @@ def _warn_of_mixing(done: int, requests: int) -> None:
         "depend on the batch: this run will not be repeatable. resume=never runs all of them again; "
         "batch_invariant=true makes a resumed run equal an unbroken one"
     )
-
-
-def journal_entry(key: RecordKey, prompt_sha256: str, output: RequestOutput) -> JournalEntry:
-    """An answer as the journal keeps it."""
-    return JournalEntry(
-        key=key,
-        prompt_sha256=prompt_sha256,
-        output_ids=output.token_ids,
-        logprobs=output.logprobs,
-        finish_reason=output.finish_reason,
-        text=output.text,
-        is_greedy=output.is_greedy,
-        top=None if output.top_logprobs is None else _table(output.top_logprobs),
-    )
-
-
-def _table(top: list[dict[int, float]]) -> Top:
-    """Alternatives, best first, as ids and logprobs [tokens, n]."""
-    ids = np.array([[*by_token] for by_token in top], dtype=np.int32)
-    return ids, np.array([[*by_token.values()] for by_token in top], dtype=np.float32)
 
 
 @contextmanager

@@ -12,20 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from evalengine.config.schema import Config
 from evalengine.engine.answering import Answering
-from evalengine.engine.request import BegunAnswer, GenerateRequest
+from evalengine.engine.request import GenerateRequest
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.asked import SERVED
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.plain_text import warn
 from evalengine.records.differences import differences
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST, IDENTITY, RECORDS
-from evalengine.records.schema import RecordKey, RequestRecord, read_records
+from evalengine.records.schema import Answer, Answers, RecordKey, read_records
 
 LENGTH = "max_gen_toks"  # the setting of a generation that may differ
 
@@ -34,13 +31,11 @@ LENGTH = "max_gen_toks"  # the setting of a generation that may differ
 class Earlier:
     """What a finished run leaves for one with longer answers."""
 
-    whole: Mapping[RecordKey, JournalEntry]  # answers that are those of this run, too
-    begun: Mapping[RecordKey, BegunAnswer]  # answers that the limit cut
+    whole: Answers  # answers that are those of this run, too
+    begun: Answers  # answers that the limit cut
 
 
-def continued(
-    config: Config, plan: Plan, identity: Mapping[str, Any], llm: Answering
-) -> tuple[Plan, str, Mapping[RecordKey, JournalEntry]]:
+def continued(config: Config, plan: Plan, identity: Mapping[str, Any], llm: Answering) -> tuple[Plan, str, Answers]:
     """(the plan, what `resume` means for its folder, the answers that are known): where `resume` names a finished run,
     cut answers begin with what is known of them, and the run has a folder of its own. Raises as `earlier_answers`."""
     folder = Path(config.resume)
@@ -65,8 +60,8 @@ def earlier_answers(folder: Path, config: Config, plan: Plan, identity: Mapping[
     if problems:
         raise ConfigError([f"{named}: {problem}" for problem in problems])
     rows = {row.key: row for row in read_records(folder / RECORDS)}
-    whole: dict[RecordKey, JournalEntry] = {}
-    begun: dict[RecordKey, BegunAnswer] = {}
+    whole: dict[RecordKey, Answer] = {}
+    begun: dict[RecordKey, Answer] = {}
     longest = 0
     for item in plan.requests:
         row, request = rows.get(item.key), item.request
@@ -78,9 +73,9 @@ def earlier_answers(folder: Path, config: Config, plan: Plan, identity: Mapping[
             room = min(request.params.max_tokens, llm.settings.max_model_len - len(request.prompt_ids))
             longest = max(longest, len(row.output_ids) - room)
             if len(row.output_ids) < room:
-                begun[item.key] = _begun(row)
+                begun[item.key] = row
                 continue
-        whole[item.key] = _entry(row)
+        whole[item.key] = row
     if longest > 0:
         raise ConfigError(f"{named}: its answers are longer than this run's may be; raise task.generation.{LENGTH}")
     return Earlier(whole, begun)
@@ -127,12 +122,3 @@ def _without_length(identity: Mapping[str, Any]) -> dict[str, Any]:
         generation = {key: value for key, value in (task.get("generation") or {}).items() if key != LENGTH}
         tasks[name] = {**task, "generation": generation}
     return {**plain, "tasks": tasks}
-
-
-def _begun(row: RequestRecord) -> BegunAnswer:
-    return BegunAnswer(tuple(map(int, row.output_ids)), tuple(np.asarray(row.logprobs).tolist()), row.is_greedy)
-
-
-def _entry(row: RequestRecord) -> JournalEntry:
-    said = row.finish_reason, row.text, row.is_greedy
-    return JournalEntry(row.key, row.prompt_sha256, [*map(int, row.output_ids)], row.logprobs, *said)

@@ -15,7 +15,7 @@ from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.harness.metrics import group_results
-from evalengine.harness.outcome import Answers, Thoughts, Verdicts, records
+from evalengine.harness.outcome import Thoughts, Verdicts, records
 from evalengine.harness.plan import Plan
 from evalengine.harness.verdicts import program_facts
 from evalengine.models.decoder import num_parameters
@@ -26,7 +26,7 @@ from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results
 from evalengine.records.manifest import MANIFEST, RunContext, RunOutcome, build_manifest, code_version
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
-from evalengine.records.schema import RecordKey, RequestRecord, write_records
+from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
 from evalengine.records.sealed import content_sha256
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.util.forked import ForkedTask

@@ -3,7 +3,7 @@
 A line is a JSON object that names its run (the hash of the run's whole identity) and ends with a CRC-32 of the bytes
 before it. A process killed in mid-write leaves a last line that fails its check; it is cut off and its request runs
 again. A damaged line anywhere else, a line of another run, or one that cannot answer any request of this run
-(`ExpectedEntry`) is an error: every kept answer must be one that this very run would have computed.
+(`ExpectedAnswer`) is an error: every kept answer must be one that this very run would have computed.
 """
 
 from __future__ import annotations
@@ -12,50 +12,24 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evalengine.engine.expected import ExpectedAnswer, Top
+from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.line_file import LineFile
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answer, RecordKey
 from evalengine.records.shapes import Count, Flag, Sha256, Text, fits, with_fields, wrong
 from evalengine.util.plain_files import parse_json, read_bytes
 
 CURE = "delete this file (its run starts again) or set resume=never"
 
 
-@dataclass(eq=False)  # not frozen, as `RequestRecord`
-class JournalEntry:
-    """The engine's answer to one request, and the hash of its prompt."""
-
-    key: RecordKey
-    prompt_sha256: str
-    output_ids: list[int]
-    logprobs: np.ndarray  # float32 [len(output_ids)]
-    finish_reason: str
-    text: str
-    is_greedy: bool
-    top: Top | None = None  # alternatives of each generated token, where the run keeps any
-
-
-@dataclass(frozen=True)
-class ExpectedEntry:
-    """One request of the run: the hash of its prompt, and the answers that it can have."""
-
-    prompt_sha256: str
-    answer: ExpectedAnswer
-
-    def problem(self, entry: JournalEntry) -> str | None:
-        """Why the entry cannot be this request's answer; None if it can."""
-        if entry.prompt_sha256 != self.prompt_sha256:
-            return "it answers another prompt"
-        said = (entry.finish_reason, entry.text, entry.is_greedy)
-        return self.answer.problem(entry.output_ids, entry.logprobs, *said, entry.top)
+Expected = tuple[str, ExpectedAnswer]  # SHA-256 of a request's prompt ids, and the answers that it can have
+Entry = tuple[RecordKey, str, Answer]  # a request, SHA-256 of its prompt ids, and its answer
 
 
 class Journal:
@@ -64,16 +38,15 @@ class Journal:
     A killed process loses at most what it was appending (`LineFile`).
     """
 
-    def __init__(self, path: Path, run_sha256: str, finished: dict[RecordKey, JournalEntry], size: int) -> None:
+    def __init__(self, path: Path, run_sha256: str, finished: dict[RecordKey, Answer], size: int) -> None:
         """size: bytes of the whole lines that `path` has. Raises OSError."""
         self.path = path
         self.finished = finished
-        self._elsewhere: set[RecordKey] = set()  # keys of those without a line (`note`)
         self._run_sha256 = run_sha256
         self.file = LineFile(path, size)
 
     @classmethod
-    def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], ExpectedEntry | None]) -> Journal:
+    def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], Expected | None]) -> Journal:
         """Reads `path` (it may not exist yet) and opens it for more.
 
         run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). asked: what a request of the run asks;
@@ -88,28 +61,26 @@ class Journal:
         except OSError as error:
             raise write_failed(path, error) from error
 
-    def append(self, *entries: JournalEntry) -> None:
+    def append(self, *entries: Entry) -> None:
         """Adds finished requests. Raises `EvalEngineError` if the disk fails; the journal then has none of them."""
-        self.file.append(b"".join(_encode(entry, self._run_sha256) for entry in entries))
-        self.finished.update((entry.key, entry) for entry in entries)
+        self.file.append(b"".join(_encode(*entry, self._run_sha256) for entry in entries))
+        self.finished.update((key, answer) for key, _, answer in entries)
 
-    def note(self, entry: JournalEntry) -> None:
+    def note(self, key: RecordKey, answer: Answer) -> None:
         """Adds a request whose answer is kept elsewhere, and writes no line: a resumed run finds it there again."""
-        self.finished[entry.key] = entry
-        self._elsewhere.add(entry.key)
+        self.finished[key] = answer
 
     def forget(self, keys: Set[RecordKey]) -> None:
         """Removes requests, as if they had not finished. The file is replaced whole or not at all."""
-        remaining = {key: entry for key, entry in self.finished.items() if key not in keys}
-        here = (entry for key, entry in remaining.items() if key not in self._elsewhere)
-        lines = b"".join(_encode(entry, self._run_sha256) for entry in here)
         self.close()
         try:
-            write_whole(self.path, lambda path: path.write_bytes(lines))
-            self.file = LineFile(self.path, len(lines))
+            lines = read_bytes(self.path).splitlines(keepends=True)
+            kept = b"".join(line for line in lines if _key(_body(line).get("key")) not in keys)
+            write_whole(self.path, lambda path: path.write_bytes(kept))
+            self.file = LineFile(self.path, len(kept))
         except OSError as error:
             raise write_failed(self.path, error) from error
-        self.finished = remaining
+        self.finished = {key: answer for key, answer in self.finished.items() if key not in keys}
 
     def close(self) -> None:
         """Forces the lines to disk and closes the file; further calls do nothing."""
@@ -122,31 +93,33 @@ class Journal:
         self.close()
 
 
-def _encode(entry: JournalEntry, run_sha256: str) -> bytes:
-    assert entry.logprobs.dtype == np.float32 and len(entry.logprobs) == len(entry.output_ids), entry.key
+def _encode(key: RecordKey, prompt_sha256: str, answer: Answer, run_sha256: str) -> bytes:
+    assert answer.logprobs.dtype == np.float32 and len(answer.logprobs) == len(answer.output_ids), key
     body: dict[str, Any] = {
         "run": run_sha256,
-        "key": entry.key,
-        "prompt_sha256": entry.prompt_sha256,
-        "output_ids": entry.output_ids,
-        "logprobs": base64.b64encode(entry.logprobs.astype("<f4").tobytes()).decode(),
-        "finish_reason": entry.finish_reason,
-        "text": entry.text,
-        "is_greedy": entry.is_greedy,
+        "key": key,
+        "prompt_sha256": prompt_sha256,
+        "output_ids": answer.output_ids,
+        "logprobs": _base64(answer.logprobs),
+        "finish_reason": answer.finish_reason,
+        "text": answer.text,
+        "is_greedy": answer.is_greedy,
     }
-    if entry.top is not None:
-        ids, values = entry.top
-        body["top_ids"] = ids.ravel().tolist()
-        body["top_logprobs"] = base64.b64encode(values.astype("<f4").tobytes()).decode()
+    if answer.top_ids is not None and answer.top_logprobs is not None:
+        body |= {"top_ids": answer.top_ids.ravel().tolist(), "top_logprobs": _base64(answer.top_logprobs)}
     start = json.dumps(body, separators=(",", ":")).encode()[:-1]
     return start + b',"crc":"%08x"}\n' % zlib.crc32(start)
 
 
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
 def _parse(
-    content: bytes, path: Path, run_sha256: str, asked: Callable[[RecordKey], ExpectedEntry | None]
-) -> tuple[dict[RecordKey, JournalEntry], int]:
+    content: bytes, path: Path, run_sha256: str, asked: Callable[[RecordKey], Expected | None]
+) -> tuple[dict[RecordKey, Answer], int]:
     """(finished requests, bytes of whole lines)."""
-    finished: dict[RecordKey, JournalEntry] = {}
+    finished: dict[RecordKey, Answer] = {}
     lines = content.splitlines(keepends=True)
     size = 0
     for number, line in enumerate(lines, 1):
@@ -155,11 +128,11 @@ def _parse(
                 break
             raise EvalEngineError(f"{path}: line {number} is damaged; {CURE}")
         try:
-            entry = _decode(line, run_sha256)
-            _check(entry, asked, finished)
+            key, prompt_sha256, answer = _decode(line, run_sha256)
+            _check(key, prompt_sha256, answer, asked(key), key in finished)
         except ValueError as error:
             raise EvalEngineError(f"{path}: line {number} is not of this run: {error}; {CURE}") from error
-        finished[entry.key] = entry
+        finished[key] = answer
         size += len(line)
     return finished, size
 
@@ -185,9 +158,13 @@ def _is_whole(line: bytes) -> bool:
     return line[-_TAIL:] == b',"crc":"%08x"}\n' % zlib.crc32(line[:-_TAIL])
 
 
-def _decode(line: bytes, run_sha256: str) -> JournalEntry:
+def _body(line: bytes) -> Any:
+    return parse_json(line[:-_TAIL] + b"}")
+
+
+def _decode(line: bytes, run_sha256: str) -> Entry:
     """The entry. Raises ValueError if it is another run's, or no entry at all."""
-    body = parse_json(line[:-_TAIL] + b"}")
+    body = _body(line)
     if isinstance(body, dict) and body.get("run") != run_sha256:
         raise ValueError(f"it names the run {str(body.get('run'))[:12]}, and this one is {run_sha256[:12]}")
     if problem := wrong(body, _LINE):
@@ -195,22 +172,23 @@ def _decode(line: bytes, run_sha256: str) -> JournalEntry:
     raw = base64.b64decode(body["logprobs"], validate=True)
     if len(raw) % 4:
         raise ValueError(f"its logprobs are {len(raw)} bytes, which no float32 numbers are")
-    return JournalEntry(
-        key=_key(body.get("key")),
-        prompt_sha256=body["prompt_sha256"],
+    ids, values = _alternatives(body)
+    answer = Answer(
         output_ids=body["output_ids"],
         logprobs=np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False),
         finish_reason=body["finish_reason"],
         text=body["text"],
         is_greedy=body["is_greedy"],
-        top=_alternatives(body),
+        top_ids=ids,
+        top_logprobs=values,
     )
+    return _key(body.get("key")), body["prompt_sha256"], answer
 
 
-def _alternatives(body: Mapping[str, Any]) -> Top | None:
-    """The alternatives of a line's tokens; None if it has none. Raises ValueError if they make no table."""
+def _alternatives(body: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """The alternatives of a line's tokens; Nones if it has none. Raises ValueError if they make no table."""
     if "top_ids" not in body:
-        return None
+        return None, None
     flat, tokens = body["top_ids"], max(1, len(body["output_ids"]))
     raw = base64.b64decode(body.get("top_logprobs", ""), validate=True)
     if len(raw) != 4 * len(flat) or len(flat) % tokens or max(flat, default=0) >= 1 << 31:
@@ -225,14 +203,14 @@ def _key(value: Any) -> RecordKey:
     return (value[0], value[1], value[2], value[3])
 
 
-def _check(
-    entry: JournalEntry, asked: Callable[[RecordKey], ExpectedEntry | None], finished: Mapping[RecordKey, JournalEntry]
-) -> None:
-    """Raises ValueError if no request of the run has this answer."""
-    named = f"{entry.key[0]}, document {entry.key[1]}, request {entry.key[2]}, repeat {entry.key[3]}"
-    if (wanted := asked(entry.key)) is None:
+def _check(key: RecordKey, prompt_sha256: str, answer: Answer, expected: Expected | None, is_known: bool) -> None:
+    """Raises ValueError if no request of the run has this answer. is_known: whether a line before answers it."""
+    named = f"{key[0]}, document {key[1]}, request {key[2]}, repeat {key[3]}"
+    if expected is None:
         raise ValueError(f"the run has no request {named}")
-    if entry.key in finished:
+    if is_known:
         raise ValueError(f"{named} stands in a line before")
-    if problem := wanted.problem(entry):
+    if prompt_sha256 != expected[0]:
+        raise ValueError(f"{named}: it answers another prompt")
+    if problem := expected[1].problem(answer):
         raise ValueError(f"{named}: {problem}")

@@ -18,14 +18,13 @@ from evalengine.engine.answering import Answering
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.harness.answering import deferred_llm
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
 from evalengine.harness.plan import Plan, TaskPlan, build_plan, prepare
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, file_sha256
 from evalengine.records.folder import IDENTITY, write_text_file
 from evalengine.records.lm_eval_file import results_files
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answers, RecordKey
 from evalengine.tasks.base import named_errors
 from evalengine.tasks.instance import MADE_UP
 from evalengine.tasks.judge import read_scale
@@ -59,9 +58,7 @@ class Judge:
     shares: bool  # whether the run's own engine judges
     identity: dict[str, Any]  # what a verdict depends on besides prompts and settings: the model, by content
 
-    def judge(
-        self, plan: Plan, answers: Mapping[RecordKey, JournalEntry], folder: Path, ask: Ask
-    ) -> tuple[Judgements, dict[str, Any]]:
+    def judge(self, plan: Plan, answers: Answers, folder: Path, ask: Ask) -> tuple[Judgements, dict[str, Any]]:
         """(the verdicts on a run's answers, the manifest's facts about them). folder: the run's.
 
         Raises what a run raises; the same command then goes on from here.

@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from evalengine.errors import EvalEngineError, one_line
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.judging import NOT_JUDGED, Judgement, Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
 from evalengine.programs.limits import ProgramVerdict
 from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
-from evalengine.records.schema import RecordKey, RequestRecord
+from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.judge import FILTER as JUDGE
@@ -32,12 +31,12 @@ from evalengine.tasks.rows import Doc
 from evalengine.util.forked import ForkedTask
 from evalengine.util.limits import OutOfTime, limited
 
-Answers = Mapping[RecordKey, JournalEntry]
 Thoughts = Mapping[RecordKey, Thought]
 Verdicts = Mapping[RecordKey, ProgramVerdict]
 NONE: Thoughts = {}
 NOT_RUN: Verdicts = {}
 NO_ANSWER = Response()  # what is scored of a generation that gets no credit
+ANSWER_FIELDS = [item.name for item in fields(Answer)]
 NOT_RUN_WORDS = "not run"  # as a program's outcome
 
 
@@ -47,26 +46,19 @@ def records(
     """A record per request, in the plan's order."""
     result = []
     for item in plan.requests:
-        answer = answers[item.key]
         task, doc_id, index, repeat = item.key
         thought, verdict = thoughts.get(item.key), verdicts.get(item.key)
         result.append(
             RequestRecord(
+                **{name: getattr(answers[item.key], name) for name in ANSWER_FIELDS},
                 task=task,
                 doc_id=doc_id,
                 request_index=index,
                 repeat=repeat,
                 kind=item.instance.kind,
                 prompt_ids=item.prompt_ids,
-                prompt_sha256=answer.prompt_sha256,
-                output_ids=answer.output_ids,
-                logprobs=answer.logprobs,
-                finish_reason=answer.finish_reason,
+                prompt_sha256=item.prompt_sha256,
                 truncated=item.truncated,
-                text=answer.text,
-                is_greedy=answer.is_greedy,
-                top_ids=None if answer.top is None else answer.top[0].ravel(),
-                top_logprobs=None if answer.top is None else answer.top[1].ravel(),
                 thinking=None if thought is None else thought.text,
                 thinking_tokens=None if thought is None else thought.num_tokens,
                 thinking_truncated=None if thought is None else thought.truncated,
@@ -90,7 +82,7 @@ def scorer(
     denied: generations that get no credit (`Task.without_credit`). unanswered: the kind (`UNANSWERED`) of each
     generation that an endpoint left without an answer; None for an engine's, whose empty texts only a judge counts.
     """
-    by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
+    by_instance: defaultdict[Instance, list[Answer]] = defaultdict(list)
     thought, verdict = {}, {}
     for item in plan.requests:
         by_instance[item.instance].append(answers[item.key])
@@ -120,7 +112,7 @@ def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: S
     return [by_name[own.task.name] for own in tasks]
 
 
-def _response(instance: Instance, entries: list[JournalEntry], verdict: ProgramVerdict | None) -> Response:
+def _response(instance: Instance, entries: list[Answer], verdict: ProgramVerdict | None) -> Response:
     """The answer to one instance; a rolling one has an entry per window, and none for an empty text.
 
     fsum is correctly rounded: a log-likelihood does not depend on the Python version (3.12's sum is compensated).
@@ -133,7 +125,7 @@ def _response(instance: Instance, entries: list[JournalEntry], verdict: ProgramV
 
 def _task_result(
     plan: TaskPlan,
-    entries: Mapping[Instance, list[JournalEntry]],
+    entries: Mapping[Instance, list[Answer]],
     thought: Mapping[Instance, Thought],
     verdict: Mapping[Instance, ProgramVerdict],
     judged: Mapping[int, Judgement],

@@ -10,13 +10,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id, stop_strings
 from evalengine.engine.text.rolling import rolling_windows
 from evalengine.errors import ConfigError, first_of
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.tasks.instance import Instance
 
 
@@ -37,6 +38,10 @@ class HarnessRequest:
     @property
     def prompt_ids(self) -> list[int]:
         return self.request.prompt_ids
+
+    @cached_property  # the journal and the records have it
+    def prompt_sha256(self) -> str:
+        return ids_sha256(self.prompt_ids)
 
     @property
     def named(self) -> str:

@@ -15,7 +15,6 @@ from evalengine.config.compose import COMPUTED_AGAIN, read_config
 from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
-from evalengine.engine.request import RequestOutput
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import deferred_llm
 from evalengine.harness.asked import SERVED, in_order, read_asked
@@ -24,7 +23,6 @@ from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.requests import requests_sha256
 from evalengine.records.differences import differences
 from evalengine.records.evidence import ASKED, CONFIG
-from evalengine.records.schema import RequestRecord
 
 MAX_LISTED = 5  # changed fields of the model that are listed
 NAME_IT = "by --with model.path=..."
@@ -75,16 +73,3 @@ def _as_served(folder: Path) -> Plan:
     """The plan of a run whose requests clients made."""
     requests = in_order(read_asked(folder))
     return Plan([], requests, prompts_sha256=requests_sha256((item.key, item.request) for item in requests))
-
-
-def answer_of(record: RequestRecord) -> RequestOutput:
-    """The answer of the run's engine, from its record."""
-    return RequestOutput(
-        request_id=0,
-        prompt_ids=list(record.prompt_ids),
-        token_ids=list(record.output_ids),
-        logprobs=record.logprobs,
-        finish_reason=record.finish_reason,  # type: ignore[arg-type]  # compared with what is computed, as a text
-        text=record.text,
-        is_greedy=record.is_greedy,
-    )

@@ -6,26 +6,25 @@ steps. What was asked when it was decided is what is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection
 from evalengine.engine.answering import Answering
 from evalengine.harness.execute import execute
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import thoughts, uncredited
 from evalengine.harness.verdicts import verdicts
 from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import TaskResult
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answers, RecordKey
 from evalengine.util.asking_order import first_of_order, in_order
 
 Document = tuple[str, int]  # task, document
 Scores = dict[tuple[str, str, str], dict[int, float]]  # (task, metric, filter) -> document -> value
-Answered = tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]
+Answered = tuple[Answers, set[RecordKey]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def answered(
     if config.sequential.step is None or gate is None:
         return plan, execute(plan, *asking, ran=kept)
 
-    def score(part: Plan, answers: Mapping[RecordKey, JournalEntry]) -> list[TaskResult]:
+    def score(part: Plan, answers: Answers) -> list[TaskResult]:
         thought = thoughts(part, answers, llm.tokenizer)
         denied = uncredited(thought, config)
         judged = verdicts(part, answers, config, selection(config), denied)
@@ -68,7 +67,7 @@ def in_steps(
     step: int,
     gate: Gate,
     ask: Callable[[Plan, Set[RecordKey]], Answered],
-    score: Callable[[Plan, Mapping[RecordKey, JournalEntry]], list[TaskResult]],
+    score: Callable[[Plan, Answers], list[TaskResult]],
 ) -> tuple[Plan, Answered]:
     """The part of the plan that was asked, its answers, and the keys of those that ran now.
 
@@ -79,7 +78,7 @@ def in_steps(
     done: set[Document] = set()
     ran: set[RecordKey] = set()
     part = plan
-    answers: Mapping[RecordKey, JournalEntry] = {}
+    answers: Answers = {}
     for documents in _steps(plan, step, gate.baseline):
         part = cut(plan, documents)
         answers, now = ask(part, ran)

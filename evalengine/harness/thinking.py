@@ -9,10 +9,9 @@ from typing import Any
 from evalengine.config.schema import Config
 from evalengine.engine.request import GenerateRequest
 from evalengine.engine.text.thinking import end_of_thinking, part
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import HarnessRequest
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answer, Answers, RecordKey
 
 TAIL = 256  # tokens at the end of a prompt in which an end of thinking is looked for
 
@@ -32,7 +31,7 @@ class Thought:
         return self.truncated or self.unended
 
 
-def thoughts(plan: Plan, answers: Mapping[RecordKey, JournalEntry], tokenizer: Any) -> dict[RecordKey, Thought]:
+def thoughts(plan: Plan, answers: Answers, tokenizer: Any) -> dict[RecordKey, Thought]:
     """Request key -> the generation's thinking; empty where no end of thinking is named."""
     by_request = {}
     tasks = {item.task.name: item.task for item in plan.tasks}
@@ -50,9 +49,9 @@ def thoughts(plan: Plan, answers: Mapping[RecordKey, JournalEntry], tokenizer: A
     return by_request
 
 
-def _thought(answer: JournalEntry, tokenizer: Any, end: str | int) -> Thought:
+def _thought(answer: Answer, tokenizer: Any, end: str | int) -> Thought:
     """The thinking of one generation, whose prompt does not end it."""
-    parts = part(tokenizer, answer.output_ids, end)
+    parts = part(tokenizer, [*answer.output_ids], end)
     if parts.ended:
         return Thought(parts.thinking, parts.num_tokens, False)
     if answer.finish_reason != "length":
@@ -76,9 +75,7 @@ def uncredited(thoughts: Mapping[RecordKey, Thought], config: Config) -> Set[Rec
     return {key for key, thought in thoughts.items() if thought.unfinished}
 
 
-def answers_alone(
-    answers: Mapping[RecordKey, JournalEntry], denied: Set[RecordKey]
-) -> Mapping[RecordKey, JournalEntry]:
+def answers_alone(answers: Answers, denied: Set[RecordKey]) -> Answers:
     """The answers, with the empty text for those in `denied`."""
     if not denied:
         return answers

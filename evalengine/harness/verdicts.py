@@ -13,18 +13,17 @@ from dataclasses import asdict
 from typing import Any
 
 from evalengine.config.schema import Config
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.plan import Plan, isolated
 from evalengine.harness.progress import ProgramProgress
 from evalengine.programs.limits import OUTCOMES, ProgramLimits, ProgramVerdict
 from evalengine.programs.run import run_programs
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answers, RecordKey
 from evalengine.tasks.code import CodeTask
 
 
 def verdicts(
     plan: Plan,
-    answers: Mapping[RecordKey, JournalEntry],
+    answers: Answers,
     config: Config,
     label: str,
     denied: Set[RecordKey] = frozenset(),

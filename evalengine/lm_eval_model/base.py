@@ -39,10 +39,8 @@ from evalengine.engine.text.encode import prefix_token_id
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness.execute import journal_entry
 from evalengine.harness.finish import EndedRun, engine_facts, finish_run
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import HarnessRequest, requests_sha256
 from evalengine.lm_eval_model import LOGGER
@@ -57,7 +55,7 @@ from evalengine.lm_eval_model.tokens import encode_scored, set_add_bos_token
 from evalengine.models.decoder import num_parameters
 from evalengine.records.folder import RunFolder
 from evalengine.records.manifest import run_identity
-from evalengine.records.schema import RecordKey, ids_sha256
+from evalengine.records.schema import Answer, RecordKey
 
 # Settings that lm-eval decides in a run of its own; its results hold them.
 LM_EVALS = ("tasks", "limit", "fewshot_seed", "fewshot_as_multiturn", "system_instruction", "long_prompts")
@@ -257,7 +255,7 @@ class EvaluationRecorder:
     published: Path | None = None
     digest: str = ""  # of the published records
     _asked: dict[RecordKey, HarnessRequest] = field(default_factory=dict)
-    _answers: dict[RecordKey, JournalEntry] = field(default_factory=dict)
+    _answers: dict[RecordKey, Answer] = field(default_factory=dict)
     _identity: dict[bool, dict[str, Any]] = field(default_factory=dict)  # templated -> the engine's identity
 
     def add(
@@ -287,8 +285,7 @@ class EvaluationRecorder:
             self.cached |= {asked[number].key for number in cached.answered}
         for item, output, text in zip(asked, outputs, texts, strict=True):
             self._asked[item.key] = item
-            entry = journal_entry(item.key, ids_sha256(item.prompt_ids), replace(output, text=text))
-            self._answers[item.key] = replace(entry, top=None)
+            self._answers[item.key] = replace(output.answer, text=text)
         self.publish()
 
     def publish(self) -> None:

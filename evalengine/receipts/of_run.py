@@ -19,7 +19,7 @@ from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, listed
 from evalengine.harness.identity import plain_spec
 from evalengine.harness.plan import Plan
-from evalengine.harness.same_run import answer_of, config_again, plan_again
+from evalengine.harness.same_run import config_again, plan_again
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params
@@ -83,7 +83,7 @@ def differing(run: Run, sample: int, seed: int, places: Sequence[str] = ()) -> t
         for output in llm.run([item.request for item in chosen.values()]):
             key = chosen[output.request_id].key
             output.top_logprobs = None  # alternatives are no part of the digest
-            if difference_in_words := difference(answer_of(records[key]), output, "in the run"):
+            if difference_in_words := difference(records[key].without_top(), output, "in the run"):
                 sentences[key] = f"{'/'.join(map(str, key))}: {difference_in_words}"
     return len(chosen), [sentences[key] for key in sorted(sentences)]
 
@@ -146,7 +146,7 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
         if (dtype := dtype_name(llm.settings.dtype)) != receipt.computed_by["dtype"]:
             raise ConfigError(f"{whose}: computed in {receipt.computed_by['dtype']}, and this engine in {dtype}")
         (output,) = llm.run([request])
-    return difference(answer_of(receipt.record), output, "in the receipt")
+    return difference(receipt.record, output, "in the receipt")
 
 
 def _other_model(receipt: Receipt, checkpoint: Checkpoint, whose: str) -> Iterator[str]:

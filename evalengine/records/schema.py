@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise, starmap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise, repeat, starmap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 RecordKey = tuple[str, int, int, int]  # task, document, request index, repeat
 
 
-@dataclass(eq=False)  # A frozen one takes eight times as long to make, and a run makes one for each request.
-class RequestRecord:
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What an engine answered to one request, from the engine to the report. Compare answers by their bits, not by
+    `==`."""
+
+    output_ids: Sequence[int]  # generated (up to and including the token that completes a stop), or scored
+    logprobs: np.ndarray  # float32 [len(output_ids)]: natural log-probability of each token
+    finish_reason: str  # stop | length
+    text: str  # generated text, stop strings cut; empty for a score
+    is_greedy: bool  # whether every token is the raw model's arg max
+    # The n most probable tokens at each one, best first; None for a run that does not keep them.
+    top_ids: np.ndarray | None = field(default=None, kw_only=True)  # int32 [len(output_ids), n]
+    top_logprobs: np.ndarray | None = field(default=None, kw_only=True)  # float32 [len(output_ids), n]
+
+    def without_top(self) -> Self:
+        """The answer without alternatives, which no digest covers."""
+        return replace(self, top_ids=None, top_logprobs=None)
+
+
+Answers = Mapping[RecordKey, Answer]
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRecord(Answer):
     """One finished request. Records compare by their digest's leaf (`digest.leaf_hash`), not by `==`."""
 
     task: str
@@ -26,21 +51,13 @@ class RequestRecord:
     kind: str  # generate_until | loglikelihood | loglikelihood_rolling
     prompt_ids: Sequence[int]
     prompt_sha256: str  # `ids_sha256(prompt_ids)`
-    output_ids: Sequence[int]  # generated (up to and including the token that completes a stop), or scored
-    logprobs: np.ndarray  # float32 [len(output_ids)]
-    finish_reason: str  # stop | length
     truncated: int  # tokens cut from the prompt's left
-    text: str  # generated text, stop strings cut
-    is_greedy: bool
     # Only generations of a run that names the end of thinking have these; other runs lack the columns.
     thinking: str | None = None  # what was generated before the answer, with the text of its end
     thinking_tokens: int | None = None  # how many of `output_ids` that took
     thinking_truncated: bool | None = None  # the length limit came before the end
     # How the program in the text ended. Only tasks that run what the model wrote have this; other runs lack the column.
     outcome: str | None = None  # "passed", "failed: AssertionError", "timeout: ...", "memory", "refused: ..."
-    # The n most probable tokens at each generated one, best first. Runs that do not keep them lack the columns.
-    top_ids: np.ndarray | None = None  # int32 [len(output_ids) * n]
-    top_logprobs: np.ndarray | None = None  # float32 [len(output_ids) * n]
 
     @property
     def key(self) -> RecordKey:
@@ -90,16 +107,22 @@ def read_records(path: Path, lists: bool = True) -> list[RequestRecord]:
     """
     table = _read(path).combine_chunks()
     _check_columns({column.name: column.type for column in table.schema})
-    columns: dict[str, list[Any]] = {
-        name: _lists(table.column(name)) if name in (*_LISTS, *_OPTIONAL_LISTS) else table.column(name).to_pylist()
-        for name in table.column_names
-    }
-    for name in ("prompt_ids", "output_ids") if lists else ():
-        columns[name] = _plain_lists(columns[name])
-    rows = zip(*columns.values(), strict=True)
-    if [*columns] == [item.name for item in fields(RequestRecord)][: len(columns)]:  # as most runs have them
+    columns: dict[str, Iterable[Any]] = {}
+    for name in table.column_names:
+        column, is_ids = table.column(name), lists and name in ("prompt_ids", "output_ids")
+        values = _lists(column) if name in _LISTS else column.to_pylist()
+        columns[name] = _plain_lists(values) if is_ids else values
+    names = [item.name for item in fields(RequestRecord) if not item.kw_only]
+    rows = zip(*(columns.get(name, repeat(None)) for name in names), strict=False)
+    if "top_ids" not in columns:
         return [*starmap(RequestRecord, rows)]
-    return [RequestRecord(**dict(zip(columns, row, strict=True))) for row in rows]
+    found = []
+    for row, ids, values in zip(rows, columns["top_ids"], columns["top_logprobs"], strict=True):
+        shape = (len(row[0]), -1)
+        # A row without alternatives has empty lists.
+        top = {"top_ids": ids.reshape(shape), "top_logprobs": values.reshape(shape)} if len(ids) else {}
+        found.append(RequestRecord(*row, **top))
+    return found
 
 
 def read_endings(path: Path) -> dict[RecordKey, tuple[str, int]]:
@@ -148,27 +171,31 @@ def _names(path: Path) -> list[str]:
 
 
 _KEY = ("task", "doc_id", "request_index", "repeat")
-_LISTS = {"prompt_ids": "int32", "output_ids": "int32", "logprobs": "float32"}
-_SCALARS = {
+_COLUMNS = {  # in the file's order
     "task": "string",
     "doc_id": "int64",
     "request_index": "int64",
     "repeat": "int64",
     "kind": "string",
+    "prompt_ids": "int32",
     "prompt_sha256": "string",
+    "output_ids": "int32",
+    "logprobs": "float32",
     "finish_reason": "string",
     "truncated": "int64",
     "text": "string",
     "is_greedy": "bool_",
-}
-_LONGEST = (1 << 31) - 1  # bytes of all texts of one array, whose offsets are int32
-_OPTIONAL_LISTS = {"top_ids": "int32", "top_logprobs": "float32"}
-_OPTIONAL = {  # columns that are written where any row has a value
     "thinking": "string",
     "thinking_tokens": "int64",
     "thinking_truncated": "bool_",
     "outcome": "string",
+    "top_ids": "int32",
+    "top_logprobs": "float32",
 }
+_LISTS = ("prompt_ids", "output_ids", "logprobs", "top_ids", "top_logprobs")
+# Columns that are written if any row has a value.
+_OPTIONAL = ("thinking", "thinking_tokens", "thinking_truncated", "outcome", "top_ids", "top_logprobs")
+_LONGEST = (1 << 31) - 1  # bytes of all texts of one array, whose offsets are int32
 
 
 def _read(path: Path, columns: list[str] | None = None) -> Any:
@@ -183,37 +210,35 @@ def _check_columns(types: dict[str, Any]) -> None:
     """Raises ValueError unless all columns of records are there with their types, and no others."""
     import pyarrow as pa
 
-    flat, lists = {**_SCALARS, **_OPTIONAL}, {**_LISTS, **_OPTIONAL_LISTS}
     wrong = []
     for name, kind in types.items():
         inner = getattr(kind, "value_type", None)  # of a list
-        wanted = lists.get(name) if inner is not None else flat.get(name)
-        if wanted is None or (kind if inner is None else inner) != getattr(pa, wanted)():
+        known = name in _COLUMNS and (inner is not None) == (name in _LISTS)
+        if not known or (kind if inner is None else inner) != getattr(pa, _COLUMNS[name])():
             wrong.append(name)
-    if missing := [name for name in (*_SCALARS, *_LISTS) if name not in types] + wrong:
+    wrong += ["top_ids"] if ("top_ids" in types) != ("top_logprobs" in types) else []
+    if missing := [name for name in _COLUMNS if name not in _OPTIONAL and name not in types] + wrong:
         raise ValueError(f"not a file of records: it lacks a column or has one of another kind: {missing[0][:60]}")
 
 
 def _table(records: Sequence[RequestRecord]) -> Any:
     import pyarrow as pa
 
-    columns = {name: _column([getattr(record, name) for record in records], kind) for name, kind in _SCALARS.items()}
-    for name, kind in _LISTS.items():
-        columns[name] = _list_column([getattr(record, name) for record in records], kind)
-    for name, kind in _OPTIONAL_LISTS.items():
-        if any(getattr(record, name) is not None for record in records):
-            none = np.empty(0, dtype=kind)  # what a row without such a list holds
-            columns[name] = _list_column([none if (x := getattr(r, name)) is None else x for r in records], kind)
-    for name, kind in _OPTIONAL.items():
+    columns = {}
+    for name, kind in _COLUMNS.items():
         values = [getattr(record, name) for record in records]
-        if any(value is not None for value in values):
-            columns[name] = pa.array(values, type=getattr(pa, kind)())
-    names = [item.name for item in fields(RequestRecord) if item.name in columns]
-    return pa.Table.from_arrays([columns[name] for name in names], names)
+        if name in _OPTIONAL and all(value is None for value in values):
+            continue
+        if name in _LISTS:
+            flat = [() if value is None else value.ravel() for value in values] if name in _OPTIONAL else values
+            columns[name] = _list_column(flat, kind)
+        else:
+            columns[name] = pa.array(values, type=getattr(pa, kind)()) if name in _OPTIONAL else _column(values, kind)
+    return pa.Table.from_arrays([*columns.values()], [*columns])
 
 
 def _column(values: Sequence[Any], kind: str) -> Any:
-    """Values without nulls as an Arrow array of one of `_SCALARS`' types.
+    """Values without nulls as an Arrow array.
 
     It is made of its buffers: `pyarrow.array` imports pandas, if that is installed, to see whether it was given some,
     which takes 0.3 s of every run.

@@ -26,10 +26,10 @@ from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
-from evalengine.harness.execute import expected_entry, journal_entry
+from evalengine.harness.execute import expected_entry
 from evalengine.harness.finish import EndedRun, engine_facts, finish_run
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Entry, Journal
 from evalengine.harness.outcome import SampleHashes, hash_string, task_hash
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import requests_sha256
@@ -39,7 +39,7 @@ from evalengine.records.folder import RunFolder, write_failed
 from evalengine.records.line_file import LineFile
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.manifest import run_id, run_identity
-from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256
+from evalengine.records.schema import Answer, RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import canonical
 
 SCORES = "prompts"  # the task of prompts whose logprobs were asked for
@@ -93,15 +93,15 @@ class ServedRun:
         Raises: EvalEngineError if the disk fails, and for an answer that is not the one given before.
         """
         requests: dict[RecordKey, Request] = {}
-        entries: dict[RecordKey, JournalEntry] = {}
+        entries: dict[RecordKey, Entry] = {}
         for task, request, output in answers:
             plain = recorded(request)
             key = served_key(task, plain, request)
-            entry = journal_entry(key, ids_sha256(plain.prompt_ids), replace(output, top_logprobs=None))
-            before = self.journal.finished.get(key) or entries.get(key)
+            answer = output.answer.without_top()
+            before = entries[key][2] if key in entries else self.journal.finished.get(key)
             if before is None:
-                requests[key], entries[key] = plain, entry
-            elif not _same(before, entry):
+                requests[key], entries[key] = plain, (key, ids_sha256(plain.prompt_ids), answer)
+            elif not _same(before, answer) or plain.prompt_ids != (requests.get(key) or self.asked[key]).prompt_ids:
                 raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
                                       "this machine computes wrong")  # fmt: skip
         new = {key: request for key, request in requests.items() if key not in self.asked}
@@ -172,8 +172,8 @@ def _opened(path: Path) -> LineFile:
         raise write_failed(path, error) from error
 
 
-def _same(a: JournalEntry, b: JournalEntry) -> bool:
-    said = [(e.prompt_sha256, list(e.output_ids), e.logprobs.tobytes(), e.finish_reason, e.text) for e in (a, b)]
+def _same(a: Answer, b: Answer) -> bool:
+    said = [(list(e.output_ids), e.logprobs.tobytes(), e.finish_reason, e.text) for e in (a, b)]
     return said[0] == said[1]
 
 

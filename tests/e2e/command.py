@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Entry, Journal
 from evalengine.records.digest import leaf_hash
 from evalengine.records.schema import RecordKey, RequestRecord, read_records
 
@@ -87,7 +87,7 @@ def after_entries(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[]
     """Has `act` called once journals have got so many entries more."""
     append, written = Journal.append, 0
 
-    def counted(self: Journal, entry: JournalEntry) -> None:
+    def counted(self: Journal, entry: Entry) -> None:
         nonlocal written
         append(self, entry)
         written += 1

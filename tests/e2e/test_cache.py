@@ -15,7 +15,7 @@ import evalengine
 from evalengine import version
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Entry, Journal
 from tests.e2e.cache_runs import ROWS, SETTINGS, TOKENS, counts, run
 from tests.e2e.command import Run, call, over
 
@@ -52,7 +52,7 @@ def test_without_cold_and_warm_are_the_same_bytes(warm_cache: tuple[Path, Run], 
 def test_a_run_of_hits_loads_no_weights_and_journals_nothing(
     warm_cache: tuple[Path, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def append(self: Journal, entry: JournalEntry) -> None:
+    def append(self: Journal, entry: Entry) -> None:
         raise AssertionError("an answer of the cache was journaled")
 
     monkeypatch.setattr(Journal, "append", append)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from evalengine.cache import engine as cached_engine
 from evalengine.cache import store as store_module
-from evalengine.cache.store import FILE, Store, StoredAnswer
+from evalengine.cache.store import FILE, Row, Store
 from evalengine.engine.llm import LLM
 from tests.e2e.cache_runs import ROWS, SETTINGS, counts, run
 from tests.e2e.command import Run, call, over, runs
@@ -40,7 +39,7 @@ def test_a_damaged_entry_is_named_computed_again_and_replaced(
     assert counts(second) == (ROWS, 0) and first.digest == second.digest == warm_cache[1].digest
 
 
-def forge(cache: Path, number: int, changed: Callable[[StoredAnswer], StoredAnswer]) -> None:
+def forge(cache: Path, number: int, changed: Callable[[Row], Row]) -> None:
     """Changes the entry `number`, and seals it again, so that it passes its own hash."""
     with Store.open(cache) as store:
         rows = store._connection.execute("SELECT key FROM answers ORDER BY key").fetchall()
@@ -49,10 +48,10 @@ def forge(cache: Path, number: int, changed: Callable[[StoredAnswer], StoredAnsw
         store.put(facts, [(key, changed(store.get([key]).entries[key]))], replace=[key])
 
 
-def another_logprob(entry: StoredAnswer) -> StoredAnswer:
+def another_logprob(entry: Row) -> Row:
     logprobs = np.frombuffer(entry.logprobs, dtype="<f4").copy()
     logprobs[2] = np.nextafter(logprobs[2], np.float32(-9))
-    return replace(entry, logprobs=logprobs.tobytes())
+    return entry._replace(logprobs=logprobs.tobytes())
 
 
 def ids(*values: int) -> bytes:
@@ -89,7 +88,7 @@ def test_an_answer_that_cannot_be_is_computed_again(
     names = [*IMPOSSIBLE]
     for some in (names[start : start + ROWS] for start in range(0, len(names), ROWS)):
         for number, name in enumerate(some):
-            forge(copied_cache, number, lambda entry, name=name: replace(entry, **IMPOSSIBLE[name]))  # type: ignore[misc]
+            forge(copied_cache, number, lambda entry, name=name: entry._replace(**IMPOSSIBLE[name]))  # type: ignore[misc]
         forged = run(tmp_path / some[0], f"cache={copied_cache}")
         assert counts(forged) == (ROWS - len(some), len(some)), some
         assert forged.manifest["cache"]["corrupt"] == len(some)

@@ -14,7 +14,7 @@ import pytest
 from evalengine.engine.llm import LLM
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Entry, Journal
 from evalengine.harness.judge_run import digest_of
 from evalengine.records.folder import RunFolder
 from evalengine.report.html.samples import Truncator, _texts
@@ -243,7 +243,7 @@ def test_a_run_killed_while_it_is_judged_goes_on(
     """Killed between verdicts, and between the judge's end and its own: nothing is asked twice, and no byte differs."""
     append = Journal.append
 
-    def dies(self: Journal, entry: JournalEntry) -> None:
+    def dies(self: Journal, entry: Entry) -> None:
         if "judge" in self.path.parts and len(self.finished) == 5:
             raise EvalEngineError("killed")
         append(self, entry)

@@ -21,7 +21,8 @@ def tables(run: Run) -> list[tuple[np.ndarray, np.ndarray]]:
     alternatives = []
     for record in run.records:
         assert record.top_ids is not None and record.top_logprobs is not None
-        alternatives.append((record.top_ids.reshape(-1, 4), record.top_logprobs.reshape(-1, 4)))
+        assert record.top_ids.shape == record.top_logprobs.shape == (len(record.output_ids), 4)
+        alternatives.append((record.top_ids, record.top_logprobs))
     return alternatives
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.request import BegunAnswer, GenerateRequest
+from evalengine.engine.request import GenerateRequest
 from evalengine.models.processors import LogitsProcessors
+from evalengine.records.schema import Answer
 from evalengine.records.tokens import TOKENS, read_tokens
 from tests.e2e.command import Run, call, finished, runs
 
@@ -120,7 +121,7 @@ def test_a_stop_string_and_a_penalty_over_the_seam(begun: int) -> None:
         stop = llm.tokenizer.decode(free.token_ids[begun - 1 : begun + 1])  # of two tokens, one on each side
         params = SamplingParams(max_tokens=24, temperature=0.8, processors=rules, stop=(stop,))
         (whole,) = llm.run([GenerateRequest(0, ids, params)])
-        known = BegunAnswer(tuple(free.token_ids[:begun]), tuple(free.logprobs[:begun].tolist()), False)
+        known = Answer(free.token_ids[:begun], free.logprobs[:begun], "length", "", False)
         if len(whole.token_ids) <= begun:
             pytest.skip("this stop string occurs earlier")
         (output,) = llm.run([GenerateRequest(0, ids, params, begun=known)])

@@ -13,7 +13,7 @@ from evalengine.cli import jobs
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Entry, Journal
 from tests.e2e.command import Run, call, over, runs
 
 SETTINGS = ("engine.device=cpu", "limit=3", "task.generation.max_gen_toks=3", "progress=false", "engine.max_num_seqs=1")
@@ -29,7 +29,7 @@ def interrupted(run_config: Config) -> Run:
     """The unfinished folder of a run that was interrupted after its first request."""
     real = Journal.append
 
-    def append(self: Journal, entry: JournalEntry) -> None:
+    def append(self: Journal, entry: Entry) -> None:
         real(self, entry)
         raise KeyboardInterrupt
 

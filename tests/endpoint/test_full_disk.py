@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.endpoint.answers import ANSWERS, Answer, AnswersFile
+from evalengine.endpoint.answers import ANSWERS, AnswersFile, EndpointAnswer
 from evalengine.endpoint.received import Cleaner
 from evalengine.errors import EvalEngineError
 from tests.endpoint.asking import COUNT, ask, only
@@ -24,8 +24,8 @@ from tests.serve.running import serving
 PLAIN = Cleaner(None)
 
 
-def answer(number: int) -> Answer:
-    return Answer(f"answer {number} \u00fc", "stop", 1)
+def answer(number: int) -> EndpointAnswer:
+    return EndpointAnswer(f"answer {number} \u00fc", "stop", 1)
 
 
 def test_an_unfinished_line_is_removed_without_rewriting_the_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from evalengine import LLM
-from evalengine.engine.expected import ExpectedAnswer, Top
+from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 
 PROMPT = [40, 50, 60]
@@ -22,14 +23,8 @@ def of(llm: LLM, request: Request) -> ExpectedAnswer:
     return ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
 
 
-def problem(expected: ExpectedAnswer, answer: RequestOutput, **changes: Any) -> str | None:
-    top: Top | None = None
-    if answer.top_logprobs is not None:
-        ids = np.array([[*by_token] for by_token in answer.top_logprobs], dtype=np.int32)
-        top = ids, np.array([[*by_token.values()] for by_token in answer.top_logprobs], dtype=np.float32)
-    fields = {"ids": answer.token_ids, "logprobs": answer.logprobs, "finish_reason": answer.finish_reason}
-    fields |= {"text": answer.text, "is_greedy": answer.is_greedy, "top": top}
-    return expected.problem(**{**fields, **changes})
+def problem(expected: ExpectedAnswer, output: RequestOutput, **changes: Any) -> str | None:
+    return expected.problem(replace(output.answer, **changes))
 
 
 def answered(llm: LLM, request: Request) -> RequestOutput:
@@ -65,8 +60,8 @@ def test_a_generation_ends_where_its_tokens_end_it(stopped: tuple[ExpectedAnswer
     assert problem(expected, answer) is None
     ids, logprobs = answer.token_ids, answer.logprobs
     assert problem(expected, answer, finish_reason="length") == "its finish reason is not that of its output"
-    assert problem(expected, answer, ids=ids[:-1], logprobs=logprobs[:-1]), "it would have gone on"
-    longer = {"ids": [*ids, ids[0]], "logprobs": np.append(logprobs, logprobs[:1])}
+    assert problem(expected, answer, output_ids=ids[:-1], logprobs=logprobs[:-1]), "it would have gone on"
+    longer = {"output_ids": [*ids, ids[0]], "logprobs": np.append(logprobs, logprobs[:1])}
     assert problem(expected, answer, **longer) == "its finish reason is not that of its output", "it would have ended"
     assert problem(expected, answer, text="1") == "its text is not that of its output ids"
 
@@ -90,7 +85,7 @@ CHANGES: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "not in order": lambda ids, values: (ids, values[:, ::-1]),
     "not in order ": lambda ids, values: (ids, np.full_like(values, np.nan)),
     "not in order  ": lambda ids, values: (ids, values + np.float32(50)),
-    "has no alternatives": lambda ids, values: None,
+    "has no alternatives": lambda ids, values: (None, None),
 }
 
 
@@ -99,11 +94,9 @@ def test_alternatives(llm: LLM, why: str) -> None:
     for request in (GenerateRequest(0, PROMPT, SamplingParams(max_tokens=3, logprobs=2)),
                     ScoreRequest(0, PROMPT, [7, 8], logprobs=2)):  # fmt: skip
         answer = answered(llm, request)
-        assert answer.top_logprobs is not None
-        ids = np.array([[*by_token] for by_token in answer.top_logprobs], dtype=np.int32)
-        values = np.array([[*by_token.values()] for by_token in answer.top_logprobs], dtype=np.float32)
+        ids, values = CHANGES[why](answer.answer.top_ids, answer.answer.top_logprobs)
         assert problem(of(llm, request), answer) is None
-        assert why.strip() in str(problem(of(llm, request), answer, top=CHANGES[why](ids, values)))
+        assert why.strip() in str(problem(of(llm, request), answer, top_ids=ids, top_logprobs=values))
 
 
 def test_scores(llm: LLM) -> None:
@@ -111,7 +104,7 @@ def test_scores(llm: LLM) -> None:
     expected, answer = of(llm, request), answered(llm, request)
     assert problem(expected, answer) is None
     for changes in (
-        {"ids": [7, 9]}, {"text": "a"}, {"finish_reason": "stop"}, {"logprobs": answer.logprobs[:1]},
+        {"output_ids": [7, 9]}, {"text": "a"}, {"finish_reason": "stop"}, {"logprobs": answer.logprobs[:1]},
         {"logprobs": np.float32([-1, 5])}, {"logprobs": np.float32([-1, np.nan])},
     ):  # fmt: skip
         assert problem(expected, answer, **changes), changes

@@ -10,11 +10,12 @@ import torch
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
-from evalengine.engine.request import BegunAnswer, GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.errors import ConfigError
 from evalengine.explain.align import explain
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
+from evalengine.records.schema import Answer
 from tests.engine.test_explain import heard
 from tests.engine.test_schedule_invariance import differing, one_by_one
 from tests.parity.families import VOCAB, make
@@ -79,7 +80,7 @@ def test_a_cut_answer_goes_on(checkpoint: Checkpoint, params: SamplingParams) ->
         (whole,) = llm.run([ask])
         assert len(whole.token_ids) == 12
         for number in (1, 5, 11):
-            begun = BegunAnswer(tuple(whole.token_ids[:number]), tuple(whole.logprobs[:number].tolist()), False)
+            begun = Answer(whole.token_ids[:number], whole.logprobs[:number], "length", "", False)
             (output,) = llm.run([replace(ask, begun=begun)])
             assert output.token_ids == whole.token_ids
             assert output.logprobs.tobytes() == whole.logprobs.tobytes()

@@ -261,9 +261,9 @@ def test_a_run_asks_what_an_earlier_one_answered(tmp_path: Path) -> None:
     right = f"{stats['num_right_guesses']:,} of {stats['num_guesses']:,} were right"
     assert right in (again.path / "report.html").read_text(encoding="utf-8")
     records = read_records(first.path / RECORDS)
-    for record in records:
-        record.output_ids = [*record.output_ids[:2], 7, *record.output_ids[2:]]
-        record.logprobs = np.zeros(len(record.output_ids), dtype=np.float32)
+    for place, record in enumerate(records):
+        ids = [*record.output_ids[:2], 7, *record.output_ids[2:]]
+        records[place] = replace(record, output_ids=ids, logprobs=np.zeros(len(ids), dtype=np.float32))
     (tmp_path / "other").mkdir()
     write_records(tmp_path / "other" / RECORDS, records)
     other = evaluate(

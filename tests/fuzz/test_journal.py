@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import pytest
 
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
-from evalengine.records.schema import RecordKey, ids_sha256
+from evalengine.harness.journal import Entry, Expected, Journal
+from evalengine.records.schema import Answer, RecordKey, ids_sha256
 from tests.fuzz.cases import Case, cases
 
 RUN, OTHER = "0123456789abcdef" * 4, "fedcba9876543210" * 4
@@ -28,35 +29,36 @@ VOCABULARY, ROOM = 1000, 6
 TAIL = len(b',"crc":"00000000"}\n')
 
 
-def text_of(ids: list[int]) -> str:
+def text_of(ids: Sequence[int]) -> str:
     """A text that follows from the ids, as the text of a tokenizer does."""
     return " ".join(f"t{token}" for token in ids)
 
 
-def answer(doc: int) -> JournalEntry:
+def answer(doc: int) -> Entry:
     """The unbroken run's answer to the document's request."""
     draw = np.random.default_rng(doc)
     ids = draw.integers(0, VOCABULARY, 1 + doc % ROOM).tolist()
     scored = doc % 3 == 0
     ended = "length" if scored or len(ids) == ROOM else "stop"
     values = -draw.random(len(ids), dtype=np.float32)
-    return JournalEntry(("t", doc, 0, 0), ids_sha256([doc]), ids, values, ended, "" if scored else text_of(ids), True)
+    told = Answer(ids, values, ended, "" if scored else text_of(ids), True)
+    return ("t", doc, 0, 0), ids_sha256([doc]), told
 
 
-def asked(doc: int) -> ExpectedEntry:
+def asked(doc: int) -> Expected:
     """What the run's plan says of the document's request; every third one is scored."""
     if doc % 3 == 0:
-        return ExpectedEntry(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=answer(doc).output_ids))
-    return ExpectedEntry(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of))
+        return (ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=[*answer(doc)[2].output_ids]))
+    return (ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of))
 
 
 DOCS = 8
-PLAN: dict[RecordKey, ExpectedEntry] = {("t", doc, 0, 0): asked(doc) for doc in range(DOCS)}
-UNBROKEN = {key: answer(key[1]) for key in PLAN}
+PLAN: dict[RecordKey, Expected] = {("t", doc, 0, 0): asked(doc) for doc in range(DOCS)}
+UNBROKEN = {key: answer(key[1])[2] for key in PLAN}
 
 
-def same(entry: JournalEntry, other: JournalEntry) -> bool:
-    """Whether two entries are equal, logprobs to the bit."""
+def same(entry: Answer, other: Answer) -> bool:
+    """Whether two answers are equal, logprobs to the bit."""
     fields, other_fields = vars(entry).copy(), vars(other).copy()
     return bool(fields.pop("logprobs").tobytes() == other_fields.pop("logprobs").tobytes() and fields == other_fields)
 

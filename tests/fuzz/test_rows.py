@@ -18,11 +18,10 @@ import pytest
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, TaskConfig, TemplateConfig
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import records, scorer
 from evalengine.harness.plan import Plan, build_plan
 from evalengine.records.lm_eval import sample_row
-from evalengine.records.schema import ids_sha256
+from evalengine.records.schema import Answer
 from evalengine.tasks.code import CodeTask, first_block
 from evalengine.tasks.filters import ExactMatch
 from evalengine.tasks.multiple_choice import clean_wikihow
@@ -194,7 +193,7 @@ def answered(plan: Plan) -> list[str]:
     for item in plan.requests:
         ids = getattr(item.request, "continuation_ids", [1, 2])
         logprobs = -np.ones(len(ids), dtype=np.float32)
-        entries[item.key] = JournalEntry(item.key, ids_sha256(item.prompt_ids), ids, logprobs, "stop", "#### 4", False)
+        entries[item.key] = Answer(ids, logprobs, "stop", "#### 4", False)
     assert len(records(plan, entries)) == len(plan.requests)
     result = scorer(plan, entries)(plan.tasks[0])
     assert all(not isinstance(value, float) or value == value for value in result.metrics.values())

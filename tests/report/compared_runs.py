@@ -36,8 +36,7 @@ def record(doc: int, ids: Sequence[int], logprobs: Sequence[float], kind: str, p
     """The record of the document's only request."""
     values = np.asarray(logprobs, dtype=np.float32)
     text = " ".join(f"t{i}" for i in ids)
-    rest = ("stop", 0, text, True)
-    return RequestRecord(TASK, doc, 0, 0, kind, prompt, ids_sha256(prompt), ids, values, *rest)
+    return RequestRecord(ids, values, "stop", text, True, TASK, doc, 0, 0, kind, prompt, ids_sha256(prompt), 0)
 
 
 def item(r: RequestRecord) -> Item:

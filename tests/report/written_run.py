@@ -67,8 +67,9 @@ def write_choices(
     for number, (row, target) in enumerate(zip(sums, targets, strict=True)):
         for place, value in enumerate(row):
             ids, prompt = [place], [9, number]
-            rest = (ids, np.array([value], dtype=np.float32), "stop", 0, "", False)
-            records.append(RequestRecord(task, number, place, 0, "loglikelihood", prompt, ids_sha256(prompt), *rest))
+            answer = (ids, np.array([value], dtype=np.float32), "stop", "", False)
+            own = (task, number, place, 0, "loglikelihood", prompt, ids_sha256(prompt), 0)
+            records.append(RequestRecord(*answer, *own))
         acc = float(int(np.argmax(row)) == target)
         accuracies.append(acc)
         pairs = [(value, False) for value in row]
@@ -85,8 +86,9 @@ def _record(task: str, number: int, doc: Doc, vocabulary: dict[str, int], shift:
     ids = [vocabulary.setdefault(piece, len(vocabulary)) for piece in pieces]
     logprobs = -np.arange(len(ids), dtype=np.float32) / 10 + np.float32(shift)
     prompt = [number, *doc.prompt.encode("utf-8", "replace")[:40]]
-    rest = (ids, logprobs, doc.finish, doc.truncated, _without_surrogates(doc.output), True)
-    return RequestRecord(task, number, 0, 0, "generate_until", prompt, ids_sha256(prompt), *rest)
+    answer = (ids, logprobs, doc.finish, _without_surrogates(doc.output), True)
+    own = (task, number, 0, 0, "generate_until", prompt, ids_sha256(prompt), doc.truncated)
+    return RequestRecord(*answer, *own)
 
 
 def _sample(task: str, number: int, doc: Doc) -> Sample:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalengine.engine.request import GenerateRequest, RequestOutput
+from evalengine.errors import EvalEngineError
 from evalengine.records.line_file import LineFile
 from evalengine.records.schema import RequestRecord
 from evalengine.serve.recorder import RECEIPT, RUN, Recorder
@@ -230,6 +232,18 @@ def test_a_machine_that_computes_wrong_is_found(tmp_path: Path, monkeypatch: pyt
         refused = server.post(*ASKED[0])
         assert refused.status_code == 500 and "could not be recorded" in refused.text
         monkeypatch.undo()
+
+
+def test_two_prompts_under_one_key_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers may be equal, and then only the prompts differ."""
+    output = RequestOutput(0, [7, 8], [5, 6], np.float32([-1, -2]), "length", "ab")
+    with recording(tmp_path) as server:
+        run = server.server.recorder.run  # type: ignore[union-attr]
+        monkeypatch.setattr("evalengine.serve.served_run.served_key", lambda *_: ("completions", 1, 0, 0))
+        for _ in range(2):
+            run.add([("completions", GenerateRequest(0, [7, 8]), output)])
+        with pytest.raises(EvalEngineError, match="the same request has another answer"):
+            run.add([("completions", GenerateRequest(0, [7, 9]), output)])
 
 
 def test_nothing_asked_leaves_nothing_and_fast_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ ARROWS: dict[str, set[str]] = {
     "verification": {"kernels", "util"},
     "layers": {"kernels", "verification", "errors", "version"},
     "models": {"invariant", "kernels", "layers", "config", "util", "errors"},
-    "engine": {"models", "layers", "verification", "kernels", "config", "util", "errors", "version"},
+    "engine": {"records", "models", "layers", "verification", "kernels", "config", "util", "errors", "version"},
     "invariant": {"layers", "kernels", "verification", "errors"},
     "programs": {"errors"},
     "tasks": {"programs", "config", "util", "errors"},

@@ -12,24 +12,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.cache.store import FILE, Store, StoredAnswer
+from evalengine.cache.store import FILE, Row, Store
 from evalengine.cli.cache import main
 from evalengine.errors import ConfigError
 
 FACTS = {"name": "m", "weights": "ab" * 32, "numerics": "exact", "dtype": "float32", "contract_version": 2}
-ENTRY = StoredAnswer(
-    b"\0\0\x80\xbf" * 2, b"stop", True, b"\1\0\0\0\2\0\0\0", "a\x00ü".encode(), b"\3\0\0\0", b"\0\0\0\0"
-)
+ENTRY = Row(b"\1\0\0\0\2\0\0\0", b"\0\0\x80\xbf" * 2, b"stop", True, "a\x00ü".encode(), b"\3\0\0\0", b"\0\0\0\0")
+EMPTY = Row(None, b"", b"", False, b"", None, None)
 optional = st.none() | st.binary(max_size=40)
 binary = st.binary(max_size=9)
-entries = st.builds(StoredAnswer, binary, binary, st.booleans(), optional, binary, optional, optional)
+entries = st.builds(Row, optional, binary, binary, st.booleans(), binary, optional, optional)
 
 
 def key(number: int) -> bytes:
@@ -44,7 +42,7 @@ def fill(folder: Path, count: int, start: int = 0) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(entries, max_size=6))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[StoredAnswer]) -> None:
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[Row]) -> None:
     """The entries that a store takes are read from it, and from the file when it is opened again."""
     folder = tmp_path_factory.mktemp("cache")
     kept = {key(i): entry for i, entry in enumerate(drawn)}
@@ -58,18 +56,17 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[Stored
 @given(
     entries, st.sampled_from(["logprobs", "token_ids", "text", "is_greedy", "finish_reason", "top_ids", "top_logprobs"])
 )
-def test_the_hash_is_over_every_field_and_the_key(entry: StoredAnswer, name: str) -> None:
+def test_the_hash_is_over_every_field_and_the_key(entry: Row, name: str) -> None:
     value = getattr(entry, name)
-    other = replace(entry, **{name: (not value) if name == "is_greedy" else (value or b"") + b"\0"})
+    other = entry._replace(**{name: (not value) if name == "is_greedy" else (value or b"") + b"\0"})
     assert entry.sha256(key(1)) != other.sha256(key(1))
     assert entry.sha256(key(1)) != entry.sha256(key(2))
 
 
 def test_fields_do_not_run_into_one_another() -> None:
-    assert StoredAnswer(b"ab", b"c", False).sha256(key(1)) != StoredAnswer(b"a", b"bc", False).sha256(key(1))
-    assert StoredAnswer(b"", b"", False, top_ids=None).sha256(key(1)) != StoredAnswer(
-        b"", b"", False, top_ids=b""
-    ).sha256(key(1))
+    rows = [EMPTY._replace(logprobs=b"ab", finish_reason=b"c"), EMPTY._replace(logprobs=b"a", finish_reason=b"bc")]
+    rows += [EMPTY, EMPTY._replace(top_ids=b"")]
+    assert len({row.sha256(key(1)) for row in rows}) == 4
 
 
 @pytest.mark.parametrize("change", [
@@ -103,7 +100,7 @@ def test_an_entry_under_another_key_is_damage(tmp_path: Path) -> None:
 def test_a_batch_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         with pytest.raises(TypeError):
-            store.put(FACTS, [(key(0), ENTRY), (key(1), replace(ENTRY, logprobs=object()))])  # type: ignore[arg-type]
+            store.put(FACTS, [(key(0), ENTRY), (key(1), ENTRY._replace(logprobs=object()))])  # type: ignore[arg-type]
         assert not store.get([key(0), key(1)]).entries
         store.put(FACTS, [(key(0), ENTRY)])
         assert store.get([key(0)]).entries
@@ -158,7 +155,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
         store.put(FACTS, [(key(0), ENTRY)])
         store._connection.execute("PRAGMA max_page_count=12")  # SQLite's own "database or disk is full"
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            store.put(FACTS, [(key(i), replace(ENTRY, text=bytes(9000))) for i in range(1, 9)])
+            store.put(FACTS, [(key(i), ENTRY._replace(text=bytes(9000))) for i in range(1, 9)])
         assert [*store.get(key(i) for i in range(9)).entries] == [key(0)]
 
 

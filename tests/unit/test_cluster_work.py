@@ -212,7 +212,7 @@ def test_the_sample_is_seeded_and_of_its_share() -> None:
 
 
 def test_a_difference_is_found_in_any_field() -> None:
-    original = answer(0, (-1.0, 0.0))
+    original = answer(0, (-1.0, 0.0)).answer
     assert difference(original, answer(0, (-1.0, 0.0)), "here") is None
     assert difference(original, answer(0, (-1.0, -0.0)), "here"), "zeros of unlike signs are unlike bits"
     assert difference(original, answer(0, (-1.0,)), "here"), "only one goes on"

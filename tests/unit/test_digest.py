@@ -34,7 +34,7 @@ def make(
     logprobs = np.linspace(-1, -2, len(output), dtype=np.float32) if logprobs is None else logprobs
     sha = ids_sha256(prompt)
     return RequestRecord(
-        task, doc, index, repeat, "generate_until", prompt, sha, output, logprobs, "stop", 0, "x", False
+        output, logprobs, "stop", "x", False, task, doc, index, repeat, "generate_until", prompt, sha, 0
     )
 
 

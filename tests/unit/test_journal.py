@@ -17,20 +17,20 @@ import pytest
 
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import ExpectedEntry, Journal, JournalEntry
-from evalengine.records.schema import RecordKey
+from evalengine.harness.journal import Entry, Expected, Journal
+from evalengine.records.schema import Answer, RecordKey
 from tests.full_disk import Disk
 
 RUN = "0123456789abcdef" * 4
 ODD = np.array([0x80000000, 0x80000001, 0xFF800000, 0xC0490FDB], dtype=np.uint32).view(np.float32)
-ASKED = ExpectedEntry("ab" * 32, ExpectedAnswer(2**31, room=200))
+ASKED = "ab" * 32, ExpectedAnswer(2**31, room=200)
 
 
-def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> JournalEntry:
-    return JournalEntry(("task/x", doc, 1, 2), "ab" * 32, [1, 2, 3, 2**31 - 1], ODD, "stop", text, True)
+def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> Entry:
+    return ("task/x", doc, 1, 2), "ab" * 32, Answer([1, 2, 3, 2**31 - 1], ODD, "stop", text, True)
 
 
-def asked(count: int) -> dict[RecordKey, ExpectedEntry]:
+def asked(count: int) -> dict[RecordKey, Expected]:
     """What the run asked of its first `count` documents."""
     return {("task/x", doc, 1, 2): ASKED for doc in range(count)}
 
@@ -46,8 +46,8 @@ def fill(path: Path, count: int) -> None:
             journal.append(entry(doc))
 
 
-def same(first: JournalEntry, second: JournalEntry) -> bool:
-    """Whether two entries are equal, their logprobs byte by byte."""
+def same(first: Answer, second: Answer) -> bool:
+    """Whether two answers are equal, their logprobs byte by byte."""
     left, right = vars(first).copy(), vars(second).copy()
     return left.pop("logprobs").tobytes() == right.pop("logprobs").tobytes() and left == right
 
@@ -57,16 +57,17 @@ def test_round_trip(tmp_path: Path, count: int) -> None:
     fill(tmp_path / "j", count)
     with opened(tmp_path / "j") as journal:
         assert list(journal.finished) == [("task/x", doc, 1, 2) for doc in range(count)]
-        assert all(same(kept, entry(kept.key[1])) for kept in journal.finished.values())
+        assert all(same(kept, entry(key[1])[2]) for key, kept in journal.finished.items())
 
 
 def test_what_is_kept_elsewhere_has_no_line(tmp_path: Path) -> None:
     """A cache gives such answers again. A line would make them look as if this run had computed them."""
     with opened(tmp_path / "j") as journal:
         for doc in range(4):
-            (journal.note if doc % 2 else journal.append)(entry(doc))
+            key, _, answer = entry(doc)
+            journal.note(key, answer) if doc % 2 else journal.append(entry(doc))
         assert [key[1] for key in journal.finished] == [0, 1, 2, 3]
-        journal.forget({entry(0).key})
+        journal.forget({entry(0)[0]})
         assert [key[1] for key in journal.finished] == [1, 2, 3]
         journal.append(entry(0))
     with opened(tmp_path / "j") as journal:
@@ -77,7 +78,7 @@ def test_what_is_forgotten_is_as_if_it_had_not_finished(tmp_path: Path) -> None:
     fill(tmp_path / "j", 5)
     before = (tmp_path / "j").read_bytes().splitlines(keepends=True)
     with opened(tmp_path / "j") as journal:
-        journal.forget({entry(1).key, entry(3).key})
+        journal.forget({entry(1)[0], entry(3)[0]})
         assert [key[1] for key in journal.finished] == [0, 2, 4]
         journal.append(entry(3))
     assert (tmp_path / "j").read_bytes() == b"".join([before[0], before[2], before[4], before[3]])
@@ -121,7 +122,7 @@ def test_a_full_disk_fails_the_run_and_leaves_whole_lines(tmp_path: Path, monkey
     disk.room = 10
     with pytest.raises(EvalEngineError, match="No space left"):
         journal.append(entry(1), entry(2))
-    assert path.read_bytes() == before and journal.finished.keys() == {entry(0).key}
+    assert path.read_bytes() == before and journal.finished.keys() == {entry(0)[0]}
     assert len(opened(path).finished) == 1
 
 
@@ -129,11 +130,12 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Journal
+from evalengine.records.schema import Answer
 with Journal.open(Path(sys.argv[1]), "0" * 64, {}.get) as journal:
     for doc in range(10**9):
         logprobs = np.full(200, -1, dtype=np.float32)
-        journal.append(JournalEntry(("t", doc, 0, 0), "ab" * 32, [1] * 200, logprobs, "stop", "x" * 500, True))
+        journal.append((("t", doc, 0, 0), "ab" * 32, Answer([1] * 200, logprobs, "stop", "x" * 500, True)))
         if doc == 20:
             print("ready", flush=True)
 """
@@ -206,7 +208,7 @@ FORGED: list[tuple[dict[str, Any], str]] = [
 def test_a_line_with_a_right_check_that_is_not_this_runs_is_refused(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    wanted = {("task/x", 0, 1, 2): ExpectedEntry("ab" * 32, ExpectedAnswer(2**31, room=200, said=lambda ids: "x"))}
+    wanted = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, room=200, said=lambda ids: "x"))}
     path = tmp_path / "j"
     path.write_bytes(line())
     with Journal.open(path, RUN, wanted.get) as journal:
@@ -222,7 +224,7 @@ def test_a_request_answered_twice_and_a_scored_one_are_checked(tmp_path: Path) -
     path.write_bytes(line() * 2)
     with pytest.raises(EvalEngineError, match=r"line 2 .* stands in a line before"):
         opened(path)
-    scored = {("task/x", 0, 1, 2): ExpectedEntry("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]))}
+    scored = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]))}
     path.write_bytes(line(finish_reason="length", text=""))
     with Journal.open(path, RUN, scored.get) as journal:
         assert len(journal.finished) == 1
@@ -243,22 +245,23 @@ def test_a_line_that_is_no_object_is_refused(tmp_path: Path, body: bytes) -> Non
 def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Path) -> None:
     ids, values = np.array([[7, 9], [4, 1]], dtype=np.int32), np.array([[-0.5, -1], [-0.25, -0.25]], dtype=np.float32)
     key, path = ("t", 0, 0, 0), tmp_path / "journal.jsonl"
-    entry = JournalEntry(key, "ab" * 32, [7, 4], values[:, 0], "stop", "", True, (ids, values))
-    wanted = {key: ExpectedEntry("ab" * 32, ExpectedAnswer(10, room=2, alternatives=2))}
+    answer = Answer([7, 4], values[:, 0], "stop", "", True, top_ids=ids, top_logprobs=values)
+    wanted = {key: ("ab" * 32, ExpectedAnswer(10, room=2, alternatives=2))}
     with Journal.open(path, "cd" * 32, wanted.get) as journal:
-        journal.append(entry)
+        journal.append((key, "ab" * 32, answer))
     with Journal.open(path, "cd" * 32, wanted.get) as journal:
-        alternatives = journal.finished[key].top
-    assert alternatives is not None and [part.tobytes() for part in alternatives] == [ids.tobytes(), values.tobytes()]
+        read = journal.finished[key]
+    assert same(read.without_top(), answer.without_top()) and read.top_ids is not None and read.top_logprobs is not None
+    assert [part.tobytes() for part in (read.top_ids, read.top_logprobs)] == [ids.tobytes(), values.tobytes()]
     for other, message in (
-        (ExpectedEntry("ab" * 32, ExpectedAnswer(10, room=2, alternatives=1)), "its alternatives are not 1 a token"),
+        (("ab" * 32, ExpectedAnswer(10, room=2, alternatives=1)), "its alternatives are not 1 a token"),
         (
-            ExpectedEntry("ab" * 32, ExpectedAnswer(9, room=2, alternatives=2)),
+            ("ab" * 32, ExpectedAnswer(9, room=2, alternatives=2)),
             "its alternatives are no tokens of the model",
         ),
-        (ExpectedEntry("ab" * 32, ExpectedAnswer(10, room=2)), "its alternatives are not 0 a token"),
+        (("ab" * 32, ExpectedAnswer(10, room=2)), "its alternatives are not 0 a token"),
     ):
         with pytest.raises(EvalEngineError, match=message):
             Journal.open(path, "cd" * 32, {key: other}.get)
-    assert wanted[key].problem(replace(entry, top=(ids, values[:, ::-1]))) is not None, "not in order"
-    assert wanted[key].problem(replace(entry, top=None)) == "it has no alternatives"
+    assert wanted[key][1].problem(replace(answer, top_logprobs=values[:, ::-1])) is not None, "not in order"
+    assert wanted[key][1].problem(answer.without_top()) == "it has no alternatives"

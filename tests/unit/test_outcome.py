@@ -15,12 +15,11 @@ import pytest
 from evalengine.config.schema import DatasetConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import TaskResult
-from evalengine.records.schema import ids_sha256
+from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
 from evalengine.util import limits
@@ -39,7 +38,7 @@ def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
     task = loaded(tmp_path, "wikitext", "wikitext:WikiText", 2.0, rows)
     instances = task.instances(None)
     key = ("wikitext", 1, 0, 0)
-    answer = JournalEntry(key, ids_sha256([0]), [5, 6], np.array([-1, -2], dtype=np.float32), "length", "", False)
+    answer = Answer([5, 6], np.array([-1, -2], dtype=np.float32), "length", "", False)
     plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[1][0], ScoreRequest(0, [0], [5, 6]), 0)])
     result = scorer(plan, {key: answer})(plan.tasks[0])
     assert result.metrics["bits_per_byte,none"] == pytest.approx(3 / len("two words") / math.log(2))
@@ -71,7 +70,7 @@ def test_patterns_have_limits_for_each_answer(
                                               for key in keys])  # fmt: skip
 
     def score(*texts: str) -> list[TaskResult]:
-        answers = {key: JournalEntry(key, ids_sha256([0]), [5], np.array([-1], dtype=np.float32), "stop", text, None)
+        answers = {key: Answer([5], np.array([-1], dtype=np.float32), "stop", text, None)
                    for key, text in zip(keys, texts, strict=True)}  # fmt: skip
         score_task = scorer(plan, answers)
         return score_tasks(lambda tasks: [*map(score_task, tasks)], plan.tasks)
@@ -102,7 +101,7 @@ def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypat
     task = loaded(tmp_path, "mine", "gsm8k:GSM8K", 3.0, '{"question": "1 + 1?", "answer": "2"}\n')
     instances = task.instances(None)
     key = ("mine", 0, 0, 0)
-    answer = JournalEntry(key, ids_sha256([0]), [5], np.array([-1], dtype=np.float32), "length", "2", None)
+    answer = Answer([5], np.array([-1], dtype=np.float32), "length", "2", None)
     plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[0][0], GenerateRequest(0, [0]), 0)])
     assert scorer(plan, {key: answer})(plan.tasks[0]).effective == 1
     monkeypatch.setattr(type(task), "score", lambda self, doc, answers: [][0])

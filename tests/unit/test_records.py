@@ -58,8 +58,10 @@ def config(*overrides: str) -> Config:
 
 def record(doc: int, output: list[int], logprobs: np.ndarray, **more: Any) -> RequestRecord:
     prompt = list(range(doc))
-    fields = {"text": "tëxt\n\0", "finish_reason": "stop", "truncated": doc, "is_greedy": doc % 2 == 0, **more}
-    return RequestRecord("t/ask", doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), output, logprobs, **fields)
+    fields = {"text": "tëxt\n\0", "finish_reason": "stop", "is_greedy": doc % 2 == 0, **more}
+    fields |= {"task": "t/ask", "doc_id": doc, "request_index": 0, "repeat": 0, "kind": "generate_until"}
+    fields |= {"prompt_ids": prompt, "prompt_sha256": ids_sha256(prompt), "truncated": doc}
+    return RequestRecord(output, logprobs, **fields)
 
 
 # -- records.parquet -------------------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ def test_records_are_written_and_read_without_pandas(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; import numpy; "
         "from evalengine.records.schema import RequestRecord, read_records, write_records; "
-        "record = RequestRecord('t', 0, 0, 0, 'k', [1], '', [2], numpy.ones(1, 'f'), 'stop', 0, 'x', True); "
+        "record = RequestRecord([2], numpy.ones(1, 'f'), 'stop', 'x', True, 't', 0, 0, 0, 'k', [1], '', 0); "
         "write_records(Path(sys.argv[1]), [record]); assert read_records(Path(sys.argv[1]))[0].text == 'x'; "
         "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
     )

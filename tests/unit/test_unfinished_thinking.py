@@ -15,7 +15,6 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, SamplingParams
 from evalengine.errors import ConfigError
-from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
@@ -23,7 +22,7 @@ from evalengine.harness.thinking import Thought, answers_alone, thoughts, uncred
 from evalengine.harness.verdicts import verdicts
 from evalengine.programs.limits import ProgramVerdict
 from evalengine.records.lm_eval import TaskResult, sample_row
-from evalengine.records.schema import ids_sha256
+from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
 from evalengine.tasks.judge import CLS
@@ -66,7 +65,7 @@ def made(folder: Path, row: dict[str, Any] | None = None, cls: str = "templated:
     return task
 
 
-def answered(task: Task, *texts: tuple[str, str], prompt: str = "1 + 1") -> tuple[Plan, dict[Any, JournalEntry]]:
+def answered(task: Task, *texts: tuple[str, str], prompt: str = "1 + 1") -> tuple[Plan, dict[Any, Answer]]:
     """A plan of the task's one document, with (text, finish reason) as the answers to its requests."""
     instances, requests, answers = task.instances(), [], {}
     for number, (instance, (text, reason)) in enumerate(zip(instances[0], texts, strict=True)):
@@ -76,7 +75,7 @@ def answered(task: Task, *texts: tuple[str, str], prompt: str = "1 + 1") -> tupl
         requests.append(HarnessRequest(key, instance, request, 0))
         answer = text.rpartition(END)[2].strip()
         logprobs = np.zeros(len(ids), dtype=np.float32)
-        answers[key] = JournalEntry(key, ids_sha256(prompt_ids), ids, logprobs, reason, answer, None)
+        answers[key] = Answer(ids, logprobs, reason, answer, None)
     return Plan([TaskPlan(task, instances)], requests), answers
 
 

@@ -31,7 +31,7 @@ FOREIGN: dict[str, tuple[Program, str]] = {
 UNBOUND = "its files are not bound (its manifest does not list their hashes), so edits would pass unseen"
 
 
-@dataclass(eq=False)  # not frozen, as `RequestRecord`
+@dataclass(eq=False)  # not frozen: a run can have 56,000
 class Item:
     """One request. What the source does not hold is None, or "" for a hash."""
 
