@@ -40,14 +40,13 @@ def timed(bench: str, arguments: Sequence[str]) -> Process:
 def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
     """(the configuration, the plan, an engine without weights) of the run that the settings describe."""
     from evalengine.config.compose import compose_jobs
-    from evalengine.engine.deferred import DeferredLLM
+    from evalengine.harness.answering import deferred_llm
     from evalengine.harness.plan import build_plan, prepare
 
     (job,) = compose_jobs(settings)
     config = job.config
     checkpoint, tasks = prepare(config)
-    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
-    llm: Any = DeferredLLM(checkpoint, **mode, engine=config.engine)
+    llm = deferred_llm(config, checkpoint)
     return config, build_plan(config, tasks, llm), llm
 
 

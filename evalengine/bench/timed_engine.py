@@ -106,7 +106,7 @@ class TimedEngine:
             "max_num_seqs": llm.config.max_num_seqs,
             "max_num_batched_tokens": llm.config.max_num_batched_tokens,
             "tensor_parallel_size": llm.config.tensor_parallel_size,
-            "num_kv_tokens": llm.num_kv_blocks * llm.settings.block_size,
+            "num_kv_tokens": llm.limits.num_kv_blocks * llm.settings.block_size,
         }
 
 

@@ -56,6 +56,8 @@ class Engine(LoadedModel):
         batch_invariant: equal bits whatever the schedule (the default), or the ordinary fast mode.
         numerics: auto | native | exact | fast (see `resolve_numerics`).
         engine: an `EngineConfig`; or its fields as keyword arguments (`max_num_seqs=8`, ...).
+        load: whether to load the weights now; False: with the first request. What only loading shows
+            (memory) is raised then.
 
     Raises:
         ConfigError: a model that is not found or not supported and settings that cannot be honoured, all at once.
@@ -68,6 +70,7 @@ class Engine(LoadedModel):
         batch_invariant: bool = True,
         numerics: str = "auto",
         engine: EngineConfig | None = None,
+        load: bool = True,
         **settings: Any,
     ) -> None:
         self._in_flight: Launched | None = None  # the step whose results are not taken yet
@@ -75,7 +78,14 @@ class Engine(LoadedModel):
         self._lock = threading.Lock()  # held while an iterator of run() is alive
         self._stepping = threading.RLock()  # held during a step: close() waits for its end
         self._closed = self._released = False  # closing is asked for first; the memory is freed after the step
-        super().__init__(model, engine_config(engine, settings), batch_invariant, numerics)
+        self._known: list[tuple[SequenceOf[int], SequenceOf[int]]] = []  # `learn_answers` before the weights are loaded
+        super().__init__(model, engine_config(engine, settings), batch_invariant, numerics, load)
+
+    def _make(self) -> None:
+        super()._make()
+        known, self._known = self._known, []
+        if known:
+            self.learn_answers(known)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -133,6 +143,8 @@ class Engine(LoadedModel):
                 "let other threads wait for it, or give each an LLM of its own"
             )
         try:
+            if not self._closed:
+                self._make()
             if self.runner is None:
                 raise EvalEngineError(f"this LLM is closed: it cannot {what}; make a new one")
             yield
@@ -200,6 +212,9 @@ class Engine(LoadedModel):
         They change no answer, only the time: a guess is accepted only if it is the token that is chosen. Where nothing
         may be guessed (`Settings.speculation`), they are ignored with a warning. `reconfigure` forgets them.
         """
+        if not self.loaded:
+            self._known += answers
+            return
         if self.scheduler.drafter is None and self.settings.speculation == KNOWN_ANSWERS:
             self.scheduler.drafter = Drafter(known_only=True)
         drafter = self.scheduler.drafter
@@ -221,6 +236,8 @@ class Engine(LoadedModel):
 
         Weights, pool, CUDA graphs, settings and counters stay. Raises EvalEngineError while requests run.
         """
+        if not self.loaded:
+            return
         with self._alone("empty its prefix cache"):
             self.block_manager = self._new_block_manager()
             self.scheduler.block_manager = self.block_manager
@@ -232,7 +249,8 @@ class Engine(LoadedModel):
         with self._stepping:
             if not self._released:  # not `runner is not None`: an engine that could not be rebuilt has no runner
                 self._released = True
-                self._release()
+                if self.loaded:
+                    self._release()
 
     def __enter__(self) -> Self:
         return self

@@ -24,6 +24,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput, S
 from evalengine.engine.text.chat_template import ChatTemplate, Wording
 from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id
 from evalengine.engine.text.rolling import rolling_windows
+from evalengine.engine.warm_up import warm_up
 from evalengine.errors import ConfigError
 
 OF_CHAT = Wording(
@@ -39,6 +40,13 @@ class LLM(Engine):
 
     A request that fails (a non-finite activation) does not fail the others: its output says why, in `error`.
     """
+
+    def load(self) -> None:
+        """Load the weights unless that is done, and warm up on a GPU. Raises ConfigError and EvalEngineError."""
+        if not self.loaded:
+            self._make()
+            if self.settings.device.type == "cuda":
+                warm_up(self)
 
     def generate(
         self,

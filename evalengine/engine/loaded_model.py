@@ -1,6 +1,6 @@
 """What an engine holds in memory: the weights, the paged KV pool, the scheduler over it and the CUDA graphs.
 
-It is built once from a checkpoint and settings; the pool and the scheduler can be built anew over the same weights.
+It is loaded once from a checkpoint and settings; the pool and the scheduler can be built anew over the same weights.
 """
 
 from __future__ import annotations
@@ -39,18 +39,29 @@ FIXED = ("device", "tensor_parallel_size", "self_test")  # the settings of loadi
 RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes
 
 
+ANY_POOL = 1 << 62  # pages: before memory is planned, no pool is too small
+
+
 class LoadedModel:
     """A model on its devices, with its paged KV pool and its scheduler.
 
+    load: False defers reading the weights to `_make`. What only loading shows (memory) is raised then.
     Raises ConfigError for a model that is not found or not supported and for settings that cannot be honoured, all at
     once.
     """
 
+    loaded = False  # whether the weights are loaded, or were until the engine was closed
+    num_kv_blocks: int | None  # pages of the pool; before it is planned, those that the settings ask for
     self_test_verdict: dict[str, Any] | None = None  # plain JSON values; None where no self-test was needed
     _layers: tuple[int, ...] | None = None  # those of the loaded model that a trial of the self-test has
 
     def __init__(
-        self, model: str | ModelConfig | Checkpoint, config: EngineConfig, batch_invariant: bool, numerics: str
+        self,
+        model: str | ModelConfig | Checkpoint,
+        config: EngineConfig,
+        batch_invariant: bool,
+        numerics: str,
+        load: bool = True,
     ) -> None:
         self.config = config
         try:
@@ -62,18 +73,28 @@ class LoadedModel:
         self.spec = self.checkpoint.spec
         self.tokenizer = self.checkpoint.tokenizer
         self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
-        if problems := list(memory_problems(self.config, self.spec, self.settings)):
-            raise ConfigError(problems)
         self.runner: ModelRunner | None = None
         self.stats = EngineStats()
+        self.num_kv_blocks = config.num_kv_blocks
         self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # block size -> `kernels_verdict`
+        if load:
+            self._make()
+
+    def _make(self) -> None:
+        """Load the weights and build the pool, unless that is done."""
+        if self.loaded:
+            return
+        if problems := list(memory_problems(self.config, self.spec, self.settings)):
+            raise ConfigError(problems)
         self._num_threads_before = torch.get_num_threads()
         torch.set_num_threads(self.settings.num_threads)
         self._ranks = Ranks(self.settings.devices)  # the other processes that share the model
+        self.loaded = True
         try:
             self._load()
         except BaseException:
             self._release()
+            self.loaded = False
             raise
 
     def _load(self) -> None:
@@ -135,6 +156,7 @@ class LoadedModel:
     def _new_block_manager(self) -> BlockManager:
         """An empty pool's."""
         config, groups = self.config, self.kv_layout.groups
+        assert self.num_kv_blocks is not None, "the pool is planned"
         pool = self.num_kv_blocks, self.settings.block_size, config.enable_prefix_caching
         slots = self.config.max_num_seqs
         snapshots = Snapshots(range(slots, slots + NUM_SNAPSHOTS)) if self.spec.recurrences else None
@@ -142,21 +164,14 @@ class LoadedModel:
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
-        """What `verify_heads` found for the current block size."""
-        return self._kernels_verdicts[self.settings.block_size]
+        """What `verify_heads` found for the current block size; None while no kernel has run."""
+        return self._kernels_verdicts.get(self.settings.block_size)
 
     @property
     def limits(self) -> RequestLimits:
-        """The bounds of the requests that can run."""
-        return request_limits(self.spec, self.settings, self.config, self.num_kv_blocks, self.tokenizer is not None)
-
-    @property
-    def loaded(self) -> bool:
-        """True: weights are loaded where an engine is made. (`DeferredLLM` is an engine that waits with that.)"""
-        return True
-
-    def load(self) -> None:
-        """Does nothing, for the same reason."""
+        """The bounds of the requests that can run, as far as they are known."""
+        pages = self.num_kv_blocks or ANY_POOL
+        return request_limits(self.spec, self.settings, self.config, pages, self.tokenizer is not None)
 
     def capture_graphs(self) -> None:
         """Captures the CUDA graphs of all usual decode steps now, which takes seconds; otherwise each is captured when
@@ -165,7 +180,7 @@ class LoadedModel:
         self.runner.capture_graphs()
 
     def facts(self) -> EngineFacts:
-        """What answers depend on here. Reads all weight files, unless they have been hashed already."""
+        """What answers depend on here; loads nothing, but reads all weight files unless they have been hashed."""
         return EngineFacts.here(self.checkpoint, self.settings.device)
 
     def _reconfigure(self, schedule: dict[str, Any]) -> None:

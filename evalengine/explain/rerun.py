@@ -75,8 +75,9 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
     """
     config = _configuration(side)
     same_model = not _names(side.instead, "model.")
-    plan, deferred = plan_again(side.label, side.run.identity, config, side.run.source, same_model)
-    with deferred.made() as llm:
+    plan, llm = plan_again(side.label, side.run.identity, config, side.run.source, same_model)
+    with llm:
+        llm.load()
         item = next(planned for planned in plan.requests if planned.key == key)
         recorder = ComputationRecorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)

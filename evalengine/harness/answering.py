@@ -11,8 +11,8 @@ from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.settings import ray_problems, uses_ray
 from evalengine.config.schema import Config
 from evalengine.engine.answering import Answering
-from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.engine import Engine
+from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import EvalEngineError
@@ -40,10 +40,10 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
             yield deferred
 
 
-def deferred_llm(config: Config, checkpoint: Checkpoint) -> DeferredLLM:
+def deferred_llm(config: Config, checkpoint: Checkpoint) -> LLM:
     """The engine of the configuration, which loads its weights when they are first needed."""
     mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
-    return DeferredLLM(checkpoint, **mode, engine=config.engine)
+    return LLM(checkpoint, **mode, engine=config.engine, load=False)
 
 
 def _generated(folder: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:

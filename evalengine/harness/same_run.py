@@ -13,7 +13,7 @@ from typing import Any
 
 from evalengine.config.compose import COMPUTED_AGAIN, read_config
 from evalengine.config.schema import ClusterConfig, Config
-from evalengine.engine.deferred import DeferredLLM
+from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import deferred_llm
@@ -42,7 +42,7 @@ def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) 
 
 def plan_again(
     name: str, identity: Mapping[str, Any], config: Config, folder: Path, same_model: bool = True
-) -> tuple[Plan, DeferredLLM]:
+) -> tuple[Plan, LLM]:
     """The plan of the run called `name`, whose recorded identity is given, and an engine without weights yet.
 
     folder: the run's, which holds the requests of a server. same_model: whether the model must be the run's. Raises

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import lm_eval
 import torch
@@ -28,8 +28,7 @@ from lm_eval import utils as lm_eval_utils
 from lm_eval.api.model import TemplateLM
 
 from evalengine.cache.engine import CachedEngine, Counts
-from evalengine.config.schema import TEMPLATE_DATE, Config
-from evalengine.engine.deferred import DeferredLLM
+from evalengine.config.schema import TEMPLATE_DATE
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import RequestOutput
@@ -87,7 +86,9 @@ class EngineBackedModel(TemplateLM):
         config = arguments.config
         self.arguments = arguments
         set_add_bos_token(checkpoint.tokenizer, arguments.add_bos_token)
-        self.llm = self._made(checkpoint, config)
+        # With a cache, the weights are loaded only if an answer is missing.
+        mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
+        self.llm = LLM(checkpoint, **mode, load=config.cache.path is None)
         self.tokenizer: Any = self.llm.tokenizer
         self._pieces = PieceTokenizer(self.tokenizer)  # it encodes the lines that few-shot prompts share once
         self._template: ChatTemplate | None = None
@@ -96,17 +97,6 @@ class EngineBackedModel(TemplateLM):
         self._cached: CachedEngine | None = None  # the cache of the last call, if one is set
         if place is not None:
             self._recorder = EvaluationRecorder(place, self.llm, arguments, begin, time.perf_counter())
-
-    def _made(self, checkpoint: Checkpoint, config: Config) -> LLM:
-        """The engine. If answers are kept in a cache, its weights are loaded only when they are needed."""
-        settings: Any = {
-            "batch_invariant": config.batch_invariant,
-            "numerics": config.numerics,
-            "engine": config.engine,
-        }
-        if config.cache.path is None:
-            return LLM(checkpoint, **settings)
-        return cast(LLM, DeferredLLM(checkpoint, **settings))  # a DeferredLLM has all that this model asks of an LLM
 
     # -- what lm-eval asks about the model ---------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from evalengine.config.schema import EngineConfig, ModelConfig
-from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.difference import difference
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
@@ -104,7 +103,7 @@ def _check_kind(run: Run, command: str) -> None:
         )
 
 
-def _planned(run: Run, places: Sequence[str]) -> tuple[Plan, DeferredLLM]:
+def _planned(run: Run, places: Sequence[str]) -> tuple[Plan, LLM]:
     """The run's plan, and an engine without weights yet that computes its items, one at a time, in its numerics.
 
     Where the run's numerics cannot be had on this machine, the engine is one that only plans.

@@ -43,16 +43,14 @@ def main(arguments: Namespace) -> int:
 def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: socket.socket) -> None:
     from evalengine.engine.llm import LLM
     from evalengine.engine.thread import EngineThread
-    from evalengine.engine.warm_up import warm_up
     from evalengine.serve.app import Server
     from evalengine.serve.model import ServedModel
 
     if settings.host not in LOOPBACK and api_key is None:
         warn(f"host={settings.host}: whoever reaches this machine can ask; EVALENGINE_API_KEY=... asks for a key")
-    llm = LLM(config.model, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine)
-    with llm:
-        if llm.settings.device.type == "cuda":
-            warm_up(llm)
+    mode = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
+    with LLM(config.model, **mode, load=False) as llm:
+        llm.load()
         llm.capture_graphs()  # now, while nobody waits
         model = ServedModel(config, llm)
         engine = EngineThread(llm)

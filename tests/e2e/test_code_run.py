@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.compose import compose_jobs
-from evalengine.engine import deferred
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
@@ -51,7 +50,7 @@ def test_programs_are_run_only_where_that_is_allowed(tmp_path: Path, monkeypatch
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr(deferred, "LLM", loaded)
+    monkeypatch.setattr(LLM, "_load", loaded)
     data = rows(tmp_path / "data", "a + b")
     done = call(*SETTINGS, data, f"output_dir={tmp_path / 'out'}")
     assert done.code == 2 and not (tmp_path / "out").exists()

@@ -215,17 +215,17 @@ def test_the_first_models_memory_is_given_back_before_the_judge_loads(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
-    made, released = LLM.__init__, LLM._release
+    load, released = LLM._load, LLM._release
 
-    def init(self: LLM, model: Any, **settings: Any) -> None:
-        events.append(f"load {Path(model.source).name}")
-        made(self, model, **settings)
+    def loading(self: LLM) -> None:
+        events.append(f"load {Path(self.checkpoint.source).name}")
+        load(self)
 
     def release(self: LLM) -> None:
         events.append("free")
         released(self)
 
-    monkeypatch.setattr(LLM, "__init__", init)
+    monkeypatch.setattr(LLM, "_load", loading)
     monkeypatch.setattr(LLM, "_release", release)
     copy = tmp_path / "copy"
     shutil.copytree(str(files("evalengine.assets") / "tinymath"), copy)

@@ -232,7 +232,7 @@ def test_what_is_beside_the_leaf_is_compared(
 @pytest.mark.parametrize(
     ("name", "value", "code", "words"),
     [
-        ("max_tokens", 5, 1, "token_ids is"),
+        ("max_tokens", 5, 1, "output_ids is"),
         ("temperature", 9.0, 1, "token "),
         ("max_tokens", 10**9, 2, "ask for the receipt again"),
         ("max_tokens", -1, 2, "max_tokens=-1"),

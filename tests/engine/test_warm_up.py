@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from evalengine.config.schema import EngineConfig, ModelConfig
-from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import SamplingParams, ScoreRequest
@@ -73,14 +72,20 @@ def test_a_model_of_unlike_layers_is_left_alone(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_run_warms_up_where_it_loads_beside_its_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[LLM] = []
-    monkeypatch.setattr("evalengine.engine.deferred.warm_up", warmed.append)
+    monkeypatch.setattr("evalengine.engine.llm.warm_up", warmed.append)
     checkpoint = resolve_checkpoint(ModelConfig(name="tinymath", path="asset:tinymath"))
     engine = EngineConfig(device="cpu", max_model_len=64)
-    with DeferredLLM(checkpoint, batch_invariant=True, numerics="auto", engine=engine) as llm:
+    with LLM(checkpoint, engine=engine, load=False) as llm:
         llm.load()
         assert not warmed  # a CPU has nothing to warm up
-    with DeferredLLM(checkpoint, batch_invariant=True, numerics="auto", engine=engine) as llm:
-        object.__setattr__(llm.settings, "device", torch.device("cuda"))
+    load = LLM._load
+
+    def onto_a_gpu(self: LLM) -> None:
+        load(self)
+        object.__setattr__(self.settings, "device", torch.device("cuda"))
+
+    monkeypatch.setattr(LLM, "_load", onto_a_gpu)
+    with LLM(checkpoint, engine=engine, load=False) as llm:
         llm.load()
         llm.load()
         assert len(warmed) == 1

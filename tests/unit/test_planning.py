@@ -13,9 +13,10 @@ import torch
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
-from evalengine.engine.deferred import DeferredLLM
+from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
+from evalengine.harness.answering import deferred_llm
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_task import LmEvalTask
@@ -46,11 +47,10 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return wrote
 
 
-def prepared(*settings: str) -> tuple[Config, list[Task], DeferredLLM]:
+def prepared(*settings: str) -> tuple[Config, list[Task], LLM]:
     (job,) = compose_jobs(["engine.device=cpu", *settings])
     checkpoint, tasks = prepare(job.config)
-    numerics, engine = job.config.numerics, job.config.engine
-    return job.config, tasks, DeferredLLM(checkpoint, batch_invariant=True, numerics=numerics, engine=engine)
+    return job.config, tasks, deferred_llm(job.config, checkpoint)
 
 
 @pytest.mark.parametrize(
