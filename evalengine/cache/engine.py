@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from evalengine.cache.keys import Computer, Keys
 from evalengine.cache.store import Lookup, Row, Store, cure
-from evalengine.engine.answering import Answering, OnStep
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
+from evalengine.engine.protocol import EngineProtocol, OnStep
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import EvalEngineError, ReplicaMismatchError, listed
 from evalengine.plain_text import warn
@@ -45,14 +44,14 @@ class Counts:
 
 
 class CachedEngine:
-    """An engine whose `run` goes through a cache; every other attribute is the engine's own.
+    """An engine whose `run` goes through a cache.
 
     A cache that fails in mid-run (a full disk, a damaged file) is not used from then on, and one message says so. The
     cache only saves time, so its failure must not end a run whose result it cannot change.
     """
 
     def __init__(
-        self, engine: Answering, store: Store, computer: Computer, *, audit: float = 0.0, seed: int = 0,
+        self, engine: EngineProtocol, store: Store, computer: Computer, *, audit: float = 0.0, seed: int = 0,
         name: Callable[[Request], str] = lambda request: f"request {request.request_id}",
     ) -> None:  # fmt: skip
         """Wraps `engine`. audit: the share of the hits that is computed again, at least one hit if it is positive.
@@ -69,9 +68,6 @@ class CachedEngine:
         self._corrupt: set[bytes] = set()
         if store.read_only:
             warn(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def key(self, request: Request) -> bytes:
         """The key under which the answer to a request is kept."""

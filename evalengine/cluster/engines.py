@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalengine.cluster.dispatch import POLL_SECONDS, Dispatch
 from evalengine.cluster.pool import Pool
@@ -31,10 +31,10 @@ from evalengine.cluster.roster import Roster
 from evalengine.cluster.settings import Share, cluster_share, local_replicas, local_share
 from evalengine.cluster.work import Work, sample
 from evalengine.config.schema import Config, ModelConfig
-from evalengine.engine.answering import EngineFacts, OnStep
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.prompts import items
+from evalengine.engine.protocol import EngineFacts, OnStep
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
@@ -159,21 +159,6 @@ class RayEngines:
         return self.first.limits
 
     @property
-    def num_kv_blocks(self) -> int:
-        """Pages of the first replica's pool."""
-        return self.first.limits.num_kv_blocks
-
-    @property
-    def kernels_verdict(self) -> dict[str, Any] | None:
-        """The first replica's verdict on its kernels."""
-        return self.first.kernels_verdict
-
-    @property
-    def self_test_verdict(self) -> dict[str, Any] | None:
-        """The first replica's self-test verdict."""
-        return self.first.self_test_verdict
-
-    @property
     def loaded(self) -> bool:
         """True: inside `with`, a replica is loaded."""
         return True
@@ -186,7 +171,8 @@ class RayEngines:
         weights' hash is that of the driver's files, which every other machine has as well."""
         first = self.first
         cluster = {"cluster": self.roster.facts(), "hardware": asdict(first.hardware)}
-        return EngineFacts(self._weights.result(), first.gpu_architecture, first.libraries, cluster)
+        own = cluster, first.limits.num_kv_blocks, first.kernels_verdict, first.self_test_verdict
+        return EngineFacts(self._weights.result(), first.gpu_architecture, first.libraries, *own)
 
     @property
     def stats(self) -> EngineStats:

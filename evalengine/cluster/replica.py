@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evalengine.config.schema import EngineConfig, ModelConfig
-from evalengine.engine.answering import gpu_architecture
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Stamp, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.protocol import gpu_architecture
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats

@@ -13,7 +13,6 @@ import torch
 from evalengine.config.arguments import no_model
 from evalengine.config.schema import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.config.shipped import shipped_model
-from evalengine.engine.answering import EngineFacts
 from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.execute.parallel.group import share_memory, slot_bytes
@@ -21,6 +20,7 @@ from evalengine.engine.execute.parallel.ranks import Ranks
 from evalengine.engine.execute.sharing import least_saved
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.protocol import EngineFacts
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
@@ -181,7 +181,8 @@ class LoadedModel:
 
     def facts(self) -> EngineFacts:
         """What answers depend on here; loads nothing, but reads all weight files unless they have been hashed."""
-        return EngineFacts.here(self.checkpoint, self.settings.device)
+        verdicts = {"kernels": self.kernels_verdict, "self_test": self.self_test_verdict}
+        return EngineFacts.here(self.checkpoint, self.settings.device, num_kv_blocks=self.num_kv_blocks, **verdicts)
 
     def _reconfigure(self, schedule: dict[str, Any]) -> None:
         """Builds the pool anew under other settings; the settings of before come back if that fails (ConfigError)."""

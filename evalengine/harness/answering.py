@@ -10,10 +10,10 @@ from typing import Any
 from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.settings import ray_problems, uses_ray
 from evalengine.config.schema import Config
-from evalengine.engine.answering import Answering
 from evalengine.engine.engine import Engine
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import EvalEngineError
 from evalengine.models.spec import ModelSpec
@@ -22,7 +22,7 @@ from evalengine.records.schema import read_records
 
 
 @contextmanager
-def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) -> Iterator[Answering]:
+def answering(config: Config, checkpoint: Checkpoint, loaded: EngineProtocol | None) -> Iterator[EngineProtocol]:
     """An engine for this run alone, its weights yet to be loaded, or replicas, as its cluster settings say; or the one
     that is loaded already, with its prefix cache emptied: under fast numerics bits could depend on cached prefixes."""
     if loaded is not None:

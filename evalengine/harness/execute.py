@@ -13,9 +13,9 @@ from evalengine.cache.engine import CachedEngine
 from evalengine.cache.keys import Computer
 from evalengine.cache.store import CacheUnavailableError, Store
 from evalengine.config.schema import Config
-from evalengine.engine.answering import Answering
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.interrupts import Interrupts
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests
@@ -35,7 +35,7 @@ MAX_LISTED = 10
 @phase("steps")
 def execute(
     plan: Plan,
-    llm: Answering,
+    llm: EngineProtocol,
     cached: CachedEngine | None,
     folder: RunFolder,
     label: str,
@@ -86,7 +86,7 @@ def execute(
         return journal.finished, {item.key for item in todo.values()}
 
 
-def keep(plan: Plan, llm: Answering, folder: RunFolder, whole: Answers) -> None:
+def keep(plan: Plan, llm: EngineProtocol, folder: RunFolder, whole: Answers) -> None:
     """Journals answers of an earlier run that are this one's, too; `execute` then finds them. Raises as `execute`."""
     if not whole:
         return
@@ -108,18 +108,18 @@ def _undoubted(
         raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
 
 
-def _expected(plan: Plan, llm: Answering) -> Callable[[RecordKey], Expected | None]:
+def _expected(plan: Plan, llm: EngineProtocol) -> Callable[[RecordKey], Expected | None]:
     requests = {item.key: item.request for item in plan.requests}
     return lambda key: expected_entry(requests[key], llm) if key in requests else None
 
 
-def expected_entry(request: Request, llm: Answering) -> Expected:
+def expected_entry(request: Request, llm: EngineProtocol) -> Expected:
     """Return what the journal may hold for the request."""
     answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
     return ids_sha256(request.prompt_ids), answer
 
 
-def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
+def _most_tokens(item: HarnessRequest, llm: EngineProtocol) -> int:
     """How many tokens the request adds to its prompt: the most that it may generate, or those that it scores."""
     request = item.request
     if not isinstance(request, GenerateRequest):
@@ -149,7 +149,7 @@ def _warn_of_mixing(done: int, requests: int) -> None:
 
 @contextmanager
 def through_cache(
-    config: Config, llm: Answering, identity: Mapping[str, Any], name: Callable[[Request], str]
+    config: Config, llm: EngineProtocol, identity: Mapping[str, Any], name: Callable[[Request], str]
 ) -> Iterator[CachedEngine | None]:
     """The engine whose answers `cache.path` keeps; None where no cache is set.
 
@@ -174,7 +174,7 @@ def through_cache(
 
 @contextmanager
 def open_answer_cache(
-    config: Config, plan: Plan, llm: Answering, identity: Mapping[str, Any]
+    config: Config, plan: Plan, llm: EngineProtocol, identity: Mapping[str, Any]
 ) -> Iterator[CachedEngine | None]:
     """`through_cache` for a run's plan. Kept answers are read at once, and the weights are loaded if one is missing:
     requests that no pool can hold are refused before anything is written, as in a run without a cache."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.config.schema import Config
-from evalengine.engine.answering import Answering
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.request import GenerateRequest
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.asked import SERVED
@@ -35,7 +35,9 @@ class Earlier:
     begun: Answers  # answers that the limit cut
 
 
-def continued(config: Config, plan: Plan, identity: Mapping[str, Any], llm: Answering) -> tuple[Plan, str, Answers]:
+def continued(
+    config: Config, plan: Plan, identity: Mapping[str, Any], llm: EngineProtocol
+) -> tuple[Plan, str, Answers]:
     """(the plan, what `resume` means for its folder, the answers that are known): where `resume` names a finished run,
     cut answers begin with what is known of them, and the run has a folder of its own. Raises as `earlier_answers`."""
     folder = Path(config.resume)
@@ -46,7 +48,9 @@ def continued(config: Config, plan: Plan, identity: Mapping[str, Any], llm: Answ
     return going_on(plan, earlier), "auto", earlier.whole
 
 
-def earlier_answers(folder: Path, config: Config, plan: Plan, identity: Mapping[str, Any], llm: Answering) -> Earlier:
+def earlier_answers(
+    folder: Path, config: Config, plan: Plan, identity: Mapping[str, Any], llm: EngineProtocol
+) -> Earlier:
     """What the finished run in `folder` answered of the plan.
 
     Raises ConfigError for a run that is another but for its length, and for one whose limit is no shorter.
@@ -92,7 +96,7 @@ def going_on(plan: Plan, earlier: Earlier) -> Plan:
     return replace(plan, requests=requests)
 
 
-def _problems(config: Config, llm: Answering) -> list[str]:
+def _problems(config: Config, llm: EngineProtocol) -> list[str]:
     problems = []
     if llm.settings.numerics == "fast":
         problems.append(

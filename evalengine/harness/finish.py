@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from evalengine.config.schema import Config
-from evalengine.engine.answering import Answering
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.engine.text.token_bytes import token_bytes
@@ -44,7 +44,7 @@ class EndedRun:
     """
 
     config: Config
-    llm: Answering
+    llm: EngineProtocol
     identity: Mapping[str, Any]
     engine: Mapping[str, Any]
     started: float  # UNIX seconds
@@ -151,13 +151,14 @@ def _run_context(run: EndedRun) -> RunContext:
     )
 
 
-def engine_facts(llm: Answering, stats: EngineStats) -> dict[str, Any]:
+def engine_facts(llm: EngineProtocol, stats: EngineStats) -> dict[str, Any]:
     """The manifest's `engine`: its settings, its verdicts on kernels and on itself, and what it counted for the run."""
-    verdicts = {"kernels": llm.kernels_verdict, "self_test_verdict": llm.self_test_verdict}
+    facts = llm.facts()
+    verdicts = {"kernels": facts.kernels, "self_test_verdict": facts.self_test}
     return {**engine_settings(llm), **verdicts, "stats": asdict(stats)}
 
 
-def engine_settings(llm: Answering) -> dict[str, Any]:
+def engine_settings(llm: EngineProtocol) -> dict[str, Any]:
     """The engine's settings as they were resolved, as plain JSON values."""
     resolved = {
         "numerics": llm.settings.numerics,
@@ -166,14 +167,14 @@ def engine_settings(llm: Answering) -> dict[str, Any]:
         "attention_backend": llm.settings.attention_backend,
         "max_model_len": llm.settings.max_model_len,
         "block_size": llm.settings.block_size,
-        "num_kv_blocks": llm.num_kv_blocks,
+        "num_kv_blocks": llm.facts().num_kv_blocks,
         "num_threads": llm.settings.num_threads,
         "speculation": llm.settings.speculation,
     }
     return {**asdict(llm.config), **resolved}
 
 
-def model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> ModelInfo:
+def model_info(config: Config, llm: EngineProtocol, identity: Mapping[str, Any]) -> ModelInfo:
     """The model as lm-eval's results describe it."""
     tokenizer = llm.tokenizer
     assert tokenizer is not None, "prepare() refuses a model without one"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalengine.config.schema import Config
-from evalengine.engine.answering import Answering
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.plan import Plan
 from evalengine.models.spec import ModelSpec, dtype_name
@@ -30,7 +30,7 @@ class Facts:
 
 
 def run_facts(
-    config: Config, plan: Plan, llm: Answering, judge: Mapping[str, Any] | None = None, baseline: str | None = None
+    config: Config, plan: Plan, llm: EngineProtocol, judge: Mapping[str, Any] | None = None, baseline: str | None = None
 ) -> Facts:
     """The run's facts. Hashing files and rows takes seconds, so that this is called once a run. judge: what the
     verdicts of its judge depend on; None for a run without one. baseline: the digest that orders the documents of a run
@@ -50,7 +50,7 @@ def run_facts(
     return Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 
-def engine_identity(config: Config, llm: Answering) -> dict[str, Any]:
+def engine_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
     """The part of the identity that computes: the model by content, numerics and dtype. Hashes the weight files."""
     facts = llm.facts()
     identity = {
@@ -67,7 +67,7 @@ def engine_identity(config: Config, llm: Answering) -> dict[str, Any]:
     return identity
 
 
-def model_identity(config: Config, llm: Answering) -> dict[str, Any]:
+def model_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
     """The model's identity besides its weights: the same weights under another `rope_theta` are another model."""
     template = llm.tokenizer.chat_template if config.apply_chat_template and llm.tokenizer is not None else None
     return {

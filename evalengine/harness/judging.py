@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from evalengine.config.schema import Config, JudgeConfig, to_yaml
-from evalengine.engine.answering import Answering
 from evalengine.engine.load.loader import resolve_checkpoint
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.harness.answering import deferred_llm
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
@@ -88,7 +88,7 @@ class Judge:
         run = {"run": f"{FOLDER}/{found.name}", "digest": digest, "model": config.model.name, "api": config.model.api}
         return judgements, {**run, "tasks": facts}
 
-    def rehearse(self, plan: Plan, engine: Answering) -> None:
+    def rehearse(self, plan: Plan, engine: EngineProtocol) -> None:
         """Raises ConfigError for what the judge could not be asked: a conversation that its chat template refuses, say.
 
         The first documents are planned with made-up answers. engine: the judge's, which needs no weights yet.
@@ -123,7 +123,7 @@ class Judge:
         return rows
 
 
-def find_judge(config: Config, plan: Plan, llm: Answering | None) -> Judge | None:
+def find_judge(config: Config, plan: Plan, llm: EngineProtocol | None) -> Judge | None:
     """The judge of a run, if it has one; `judge_run.judging_problems` found nothing wrong with it. Hashes its weights.
 
     llm: the run's engine; None where an endpoint answers. Raises ConfigError as `Judge.rehearse`.

@@ -17,8 +17,8 @@ from itertools import chain
 from typing import Any
 
 from evalengine.config.schema import Config, template_date, template_variables
-from evalengine.engine.answering import Answering
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.request import Request
 from evalengine.engine.submission import check_requests
 from evalengine.engine.text.chat_template import ChatTemplate
@@ -154,7 +154,7 @@ def load_tasks(config: Config) -> list[Task]:
     return tasks
 
 
-def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
+def build_plan(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
     """All prompts of all documents, in document order, and their requests.
 
     Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
@@ -163,7 +163,7 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     return _plan(tasks, [_write_prompts(config, llm, tasks)], llm)
 
 
-def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
+def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
     """`build_plan`; meanwhile an engine whose weights are not loaded yet loads them, if no cache may spare it that. The
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
     loads = not llm.loaded and config.cache.path is None
@@ -189,7 +189,7 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
 
 
 @phase("plan")
-def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
+def _plan(tasks: list[Task], written: list[Prompts], llm: EngineProtocol) -> Plan:
     requests = [*chain.from_iterable(part.requests for part in written)]
     pairs = ((item.key, item.request) for item in requests)
     with ForkedTask(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
@@ -207,7 +207,7 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
 
 
 @phase("prompts")
-def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task], first_id: int = 0) -> Prompts:
+def _write_prompts(config: Config, llm: EngineProtocol, tasks: Sequence[Task], first_id: int = 0) -> Prompts:
     written, special, warnings = [], 0, list[str]()
     for task in tasks:
         documents: set[int] = set()

@@ -15,7 +15,7 @@ from typing import Any
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection, to_yaml
-from evalengine.engine.answering import Answering
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import answering
@@ -61,7 +61,7 @@ class _ResolvedRun:
     begin: float  # seconds of the monotonic clock, as the next
     loaded: float
     plan: Plan
-    llm: Answering
+    llm: EngineProtocol
     facts: Facts
     cached: CachedEngine | None
     folder: RunFolder
@@ -76,7 +76,7 @@ def run(
     config: Config,
     on_complete: Callable[[Path], None] = lambda folder: None,
     command: Sequence[str] | None = None,
-    llm: Answering | None = None,
+    llm: EngineProtocol | None = None,
     gate: Gate | None = None,
     elsewhere: Callable[[Config], Path] | None = None,
 ) -> RunResult:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection
-from evalengine.engine.answering import Answering
+from evalengine.engine.protocol import EngineProtocol
 from evalengine.harness.execute import execute
 from evalengine.harness.outcome import score_tasks, scorer
 from evalengine.harness.plan import Plan, TaskPlan
@@ -38,7 +38,7 @@ class Gate:
 def answered(
     plan: Plan,
     config: Config,
-    llm: Answering,
+    llm: EngineProtocol,
     cached: CachedEngine | None,
     folder: RunFolder,
     gate: Gate | None,

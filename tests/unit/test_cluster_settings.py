@@ -21,8 +21,8 @@ from evalengine.cluster.replica import ReplicaFacts, tokenizer_sha256
 from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ClusterConfig, Config
-from evalengine.engine.answering import EngineFacts
 from evalengine.engine.load.loader import Checkpoint
+from evalengine.engine.protocol import EngineFacts
 from evalengine.engine.settings import Settings
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError

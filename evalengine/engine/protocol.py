@@ -1,4 +1,4 @@
-"""What answers requests: an `LLM` in this process, one whose weights are yet to be loaded, or replicas of it."""
+"""What runs and caches need of an engine: an `LLM` in this process, or replicas of it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ OnStep = Callable[[EngineStats], None] | None
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What answers can depend on besides the settings and the spec, where they are computed."""
+    """An engine's machine, on which answers can depend besides settings and spec, its pool and its verdicts."""
 
     weights_sha256: str
     gpu_architecture: str | None  # as `sm_90`; None on a CPU
     libraries: dict[str, str | None]  # what `installed_libraries` gives there
     cluster: dict[str, Any] = field(default_factory=dict)  # the manifest's facts about replicas; {} without them
+    num_kv_blocks: int | None = None  # pages of the pool; None before it is planned
+    kernels: dict[str, Any] | None = None  # what `verify_heads` found; None before the weights are loaded
+    self_test: dict[str, Any] | None = None  # the self-test's verdict; None where none was needed
 
     @classmethod
-    def here(cls, checkpoint: Checkpoint, device: torch.device) -> EngineFacts:
-        """That of this process. Reads all weight files, unless they have been hashed already."""
-        return cls(weights_fingerprint(checkpoint), gpu_architecture(device), installed_libraries())
+    def here(cls, checkpoint: Checkpoint, device: torch.device, **own: Any) -> EngineFacts:
+        """Those of this process. own: the fields of one engine. Reads all weight files unless they have been hashed."""
+        return cls(weights_fingerprint(checkpoint), gpu_architecture(device), installed_libraries(), **own)
 
 
-class Answering(Protocol):
-    """The part of an `LLM` that runs and caches use."""
+class EngineProtocol(Protocol):
+    """An engine as runs and caches use it."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -52,12 +55,6 @@ class Answering(Protocol):
     def limits(self) -> RequestLimits: ...
     @property
     def stats(self) -> EngineStats: ...
-    @property
-    def num_kv_blocks(self) -> int | None: ...
-    @property
-    def kernels_verdict(self) -> dict[str, Any] | None: ...
-    @property
-    def self_test_verdict(self) -> dict[str, Any] | None: ...
     @property
     def loaded(self) -> bool: ...
 
