@@ -72,10 +72,10 @@ def _step(lengths: list[int], before: list[int], device: torch.device) -> tuple[
     """Starts, lengths and slots of sequences with so many tokens from before; the decodes, and the others' chunks."""
     totals = [new + old for new, old in zip(lengths, before, strict=True)]
     decodes = len(lengths) if max(lengths) == 1 else 0
-    starts, slots = [0, *accumulate(lengths)], [*reversed(range(len(lengths)))]
-    columns = [starts, totals, slots, *chunk_table(lengths[decodes:], totals[decodes:])]
-    starts, totals, slots, *chunks = (torch.tensor(x, dtype=torch.int32, device=device) for x in columns)
-    return starts, totals, slots, decodes, None if decodes else ChunkTable(*chunks)
+    sequences = [0, *accumulate(lengths)], totals, [*reversed(range(len(lengths)))]
+    chunks = chunk_table(lengths[decodes:], totals[decodes:])
+    on_device = [torch.tensor(x, dtype=torch.int32, device=device) for x in (*sequences, *chunks)]
+    return *on_device[:3], decodes, None if decodes else ChunkTable(*on_device[3:])
 
 
 def _recurrence(
@@ -136,10 +136,10 @@ def _convolution(shape: tuple[int, int], target: float, timer: Timer, device: to
     normal = partial(torch.randn, generator=seeded(device, sequences + tokens), device=device, dtype=DTYPE)
     x, weight = normal(sequences * tokens, DELTA.channels), normal(DELTA.channels, DELTA.taps)
     state = normal(sequences, DELTA.taps - 1, DELTA.channels)
-    step = _step([tokens] * sequences, [7] * sequences, device)[:3]
+    starts, lengths, slots, *_ = _step([tokens] * sequences, [7] * sequences, device)
 
     def run() -> Tensor:
-        return causal_conv.causal_conv(x, weight, None, state, *step, tokens, silu=True)
+        return causal_conv.causal_conv(x, weight, None, state, starts, lengths, slots, tokens, silu=True)
 
     before = state[sequences - 1].clone()
     output = run_poisoned(lambda: [run()])[0]

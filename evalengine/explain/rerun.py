@@ -36,7 +36,7 @@ from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.same_run import config_again, plan_again
 from evalengine.layers.hooks import op_hook
-from evalengine.layers.recurrent import HybridCache
+from evalengine.layers.recurrent import HybridCache, States
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.report.compare.weight_tensors import ADAPTED, UNREAD
@@ -326,6 +326,7 @@ class ComputationRecorder:
             layer = int(op.split(".")[2])
             cache = runner.kv_caches[layer]
             pools = cache.kv if isinstance(cache, HybridCache) else cache
+            assert not isinstance(pools, States), "the layer has attention"
             output = pools[op.endswith(".v")].flatten(0, 1)  # [slots, Hkv, D]
             observed = [(row.slots[runner.table_of[layer]], row.computation) for row in self._rows]
         if not output.is_floating_point():

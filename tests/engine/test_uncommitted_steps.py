@@ -27,7 +27,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.engine.schedule.sequence import Generating
 from evalengine.layers.cuda import NativeOps
-from evalengine.layers.recurrent import HybridCache
+from evalengine.layers.recurrent import HybridCache, States
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.engine.test_schedule_invariance import differing, one_by_one
 from tests.parity.families import VOCAB
@@ -69,7 +69,10 @@ def requests() -> list[Request]:
 def pools(caches: Any) -> Iterator[Tensor]:
     """Every pool of keys, values and states."""
     for cache in caches:
-        yield from pools(cache) if isinstance(cache, HybridCache) else cache
+        if isinstance(cache, HybridCache):
+            yield from pools(cache)
+        else:
+            yield from cache.pools if isinstance(cache, States) else cache
 
 
 # -- a graph's warm-up -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from evalengine.engine.load.loader import Checkpoint, load_model
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.kernels import exact_recurrent
+from evalengine.kernels.recurrent_variant import ShortConv
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
 from tests.engine.test_schedule_invariance import differing
@@ -160,7 +161,7 @@ def test_a_sequence_may_be_preempted_anywhere(checkpoint: Checkpoint, offsets: s
 
 def test_a_state_that_is_not_reset_is_seen(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a preempted sequence goes on with what its slot holds."""
-    name = "initial_states" if checkpoint.spec.recurrent_kinds[0].state_shape else "causal_conv"
+    name = "causal_conv" if isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv) else "initial_states"
     function = getattr(exact_recurrent, name)
     place = 2 if name == "initial_states" else 5  # of the sequences' tokens so far among the arguments
 
