@@ -1,4 +1,4 @@
-"""`native` recurrences and their convolution, beside what they should take on an H200, scaled by the copy's bandwidth.
+"""`native` recurrences and their convolution, next to what they should take on an H200, scaled by the copy's bandwidth.
 
     S sequences of L new tokens each. Shapes: the gated delta rule of Qwen3.5-4B, the Mamba-2 of Granite 4.0 H Tiny.
 
@@ -59,7 +59,7 @@ def _case(shape: tuple[int, int]) -> str:
 def _line(
     what: str, shape: tuple[int, int], seconds: dict[str, float], target: float | None, num_bytes: int
 ) -> list[Line]:
-    """Beside the target, or a copy of so many bytes read and written together."""
+    """Compared with the target, or with a copy of so many bytes, read and written together."""
     rate = LARGE_COPY_BYTES / quickest_copy(seconds)
     theirs, beside = num_bytes / rate, "copy of the states"
     if target is not None:

@@ -1,8 +1,8 @@
-"""What the kernels of recurrences share: chunks of 64 tokens at absolute positions, and products of float32 operands.
+"""Parts of the kernels of recurrences: chunks of 64 tokens at absolute positions, and products of float32 operands.
 
-A recurrence's state is brought up to date once a chunk. The chunk's own tokens, its rows, are kept beside the state
-until then, so a step may begin and end at any row. A chunk is closed (its rows enter the state) by the step that begins
-the next one: until then a row may be computed again or dropped.
+A recurrence's state is updated once a chunk. The chunk's own tokens, its rows, are stored with the state until then, so
+a step may begin and end at any row. A chunk is closed (its rows enter the state) by the step that begins the next one:
+until then a row may be computed again or dropped.
 
 Tensor cores multiply bfloat16. An operand enters as a sum of bfloat16 terms, cut from its bits, which is exact; of the
 products of terms the largest six are added up in a fixed order, the smallest first (NUMERICS.md).

@@ -150,7 +150,7 @@ def _states_kernel(
     sums_ptr, states_ptr, state_pool, first_chunk, cu_seqlens, seqlens, state_slots, H: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of the state [P, N], head, sequence): each chunk's start state, in the place of what the chunk
+    """Program (block of the state [P, N], head, sequence): each chunk's start state replaces what the chunk
     adds; the last one's stays in the pool."""
     device_math.after_previous_kernel()
     head, s = tl.program_id(1), tl.program_id(2)

@@ -164,7 +164,7 @@ class LoadedModel:
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
-        """What `verify_heads` found for the current block size; None while no kernel has run."""
+        """The verdict of `verify_heads` for the current block size; None while no kernel has run."""
         return self._kernels_verdicts.get(self.settings.block_size)
 
     @property

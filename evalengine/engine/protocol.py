@@ -1,4 +1,4 @@
-"""What runs and caches need of an engine: an `LLM` in this process, or replicas of it."""
+"""The engine as runs and caches use it: an `LLM` in this process, or replicas of it."""
 
 from __future__ import annotations
 

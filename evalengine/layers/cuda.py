@@ -68,7 +68,7 @@ def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _step(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor, int, ChunkTable | None]:
-    """How those of recurrences in chunks are told of them."""
+    """The arguments that describe a step to the kernels of recurrences in chunks."""
     return *_sequences(metadata), metadata.num_decodes, metadata.chunks
 
 

@@ -60,7 +60,7 @@ class Ops(ABC):
     tp: TensorParallel = SINGLE
     sums_cross_ranks: bool = False
     vocabulary_block: int = 1
-    # Whether recurrences are computed in chunks, and keep the rows of the open one beside their states.
+    # Whether recurrences are computed in chunks, and store the rows of the open one with their states.
     chunked: bool = False
     # Whether products take `PackedRows`; and whether layers are made without storage for their weights, for now.
     keeps_packed: bool = False

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from evalengine import version
 from evalengine.kernels.attention_variant import AttentionVariant, Latent
 from evalengine.kernels.mixture_variant import Mixture
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
@@ -20,7 +21,6 @@ from evalengine.kernels.shapes import Shapes
 from evalengine.layers.variants import Activation, Norm
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.rope import LATER, RopeSpec, in_use, text_of
-from evalengine.version import CONTRACT_VERSION, RECURRENT_CONTRACT_VERSION
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class ModelSpec:
     def contract_version(self) -> int:
         """Of the numerics contract by which the model is computed."""
         chunked = any(not isinstance(kind, ShortConv) for kind in self.recurrent_kinds)
-        return RECURRENT_CONTRACT_VERSION if chunked else CONTRACT_VERSION
+        return version.RECURRENT_CONTRACT_VERSION if chunked else version.CONTRACT_VERSION
 
     @property
     def output_gate(self) -> bool:

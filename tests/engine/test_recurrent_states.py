@@ -15,6 +15,7 @@ from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.errors import ConfigError
 from evalengine.explain.align import explain
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
+from evalengine.models.spec import Block
 from evalengine.records.schema import Answer
 from tests.engine.test_explain import heard
 from tests.engine.test_schedule_invariance import differing, one_by_one
@@ -132,6 +133,13 @@ def test_an_explanation_follows_each_op_over_schedules(checkpoint: Checkpoint) -
     scaled = {"after_head.0"} if checkpoint.spec.logits_scale != 1.0 else set()
     assert {"logprob", "lm_head"} | scaled <= traces[0].ops.keys() and len(traces[0].ops) > 20
     assert explain(*traces).first is None
+
+
+def test_the_form_in_chunks_has_a_contract_version_of_its_own(checkpoint: Checkpoint) -> None:
+    """Dense models and convolutions have the bits that they had, and the version."""
+    in_chunks = not isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv)
+    assert checkpoint.spec.contract_version == (4 if in_chunks else 3)
+    assert replace(checkpoint.spec, blocks=(Block(),)).contract_version == 3
 
 
 def test_nothing_is_guessed(checkpoint: Checkpoint) -> None:
