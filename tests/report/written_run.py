@@ -19,6 +19,7 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 from evalengine.records.tokens import tokens_json
+from evalengine.version import CONTRACT_VERSION
 
 ISO = "2026-01-02T03-04-05.678901"
 IDENTITY = {"weights": "a" * 64, "tokenizer": "b" * 64, "prompts": "c" * 64, "tasks": {}, "dtype": "float32"}
@@ -158,7 +159,7 @@ def _manifest(
     )
     run = RunContext(
         run_id="0" * 8,
-        identity={**IDENTITY, "numerics": numerics, "weights": weights},
+        identity={"contract_version": CONTRACT_VERSION, **IDENTITY, "numerics": numerics, "weights": weights},
         model=model,
         tokenizer={"sha256": "b"},
         datasets={task: {"dataset": "made", "name": None, "split": "test", "rows": 2, "sha256": "d" * 64}},
