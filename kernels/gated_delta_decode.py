@@ -13,10 +13,8 @@ from evalengine.kernels.chunks import (
     dot,
     end_factors,
     load_state,
-    load_terms,
     padded,
     sequences_to_close,
-    store_terms,
     terms,
 )
 from evalengine.kernels.launching.launch import launch
@@ -24,55 +22,58 @@ from evalengine.kernels.recurrent_variant import DeltaState, GatedDelta
 
 # As in `gated_delta`: K' has four warps and 64 rows; other products have fewer of them.
 ROWS, WARPS, STAGES, COLUMNS = 32, 2, 2, 8
-ROW_WARPS = 2
 CLOSE_ROWS, CLOSE_PROGRAMS = 32, 264
 
 
 @triton.jit
-def _decode_row_kernel(
-    mixed_ptr, norms_ptr, gates_ptr, beta_ptr, factors_ptr, m_ptr, inverse_pool, keys_pool, key_norms_pool, sums_pool,
-    cu_seqlens, seqlens, state_slots, stride_mixed,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+def _decode_kernel(
+    mixed_ptr, norms_ptr, gates_ptr, beta_ptr, factors_ptr, out_ptr, state_pool, x_pool, inverse_pool, keys_pool,
+    key_norms_pool, sums_pool, cu_seqlens, seqlens, state_slots, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, sequence): the open chunk's new row of T, of the keys and of the gates' sums, and M's, in
-    three terms."""
+    """Program (value head, sequence): the open chunk's new rows of T, of the keys, of the gates' sums and of x, and the
+    output."""
+    PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
+    PART: tl.constexpr = KP // PARTS
     device_math.after_previous_kernel()
     head, s = tl.program_id(0), tl.program_id(1)
     key_head = head // (HV // HK)
     slot = tl.load(state_slots + s).to(tl.int64)
     if slot < 0:
         return
-    i = (tl.load(seqlens + s) - 1) % CHUNK
+    length = tl.load(seqlens + s)
+    i = (length - 1) % CHUNK
     t = tl.load(cu_seqlens + s).to(tl.int64)
-    row, key, n = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, 16)
-    own, real = slot * HV + head, key < K
+    row, key, n = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, N)
+    own, real_key = slot * HV + head, key < K
     k_row = (slot * HK + key_head) * CHUNK
     q_at = mixed_ptr + t * stride_mixed + key_head * K + key
-    q_new, k_new = tl.load(q_at, mask=real, other=0.0), tl.load(q_at + HK * K, mask=real, other=0.0)
+    q_new, k_new = tl.load(q_at, mask=real_key, other=0.0), tl.load(q_at + HK * K, mask=real_key, other=0.0)
     k_at = keys_pool + (k_row + row)[:, None] * K + key[None, :]
-    k = tl.load(k_at, mask=(row < i)[:, None] & real[None, :], other=0.0)
+    k = tl.load(k_at, mask=(row < i)[:, None] & real_key[None, :], other=0.0)
     k = tl.where((row == i)[:, None], k_new[None, :], k)
     pair = tl.where((n == 0)[None, :], k_new[:, None], tl.where((n == 1)[None, :], q_new[:, None], 0.0)).to(k.dtype)
-    both = dot(terms(k), tl.zeros((CHUNK, 16), tl.float32), terms(pair))
+    products = dot(terms(k), tl.zeros((CHUNK, N), tl.float32), terms(pair))
     kk, qk = (
-        tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1),
-        tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1),
+        tl.sum(tl.where((n == 0)[None, :], products, 0.0), 1),
+        tl.sum(tl.where((n == 1)[None, :], products, 0.0), 1),
     )
     total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0) + tl.load(gates_ptr + t * HV + head)
     norms = norms_ptr + t * 2 * HK + key_head
     q_norm, k_norm, beta = tl.load(norms), tl.load(norms + HK), tl.load(beta_ptr + t * HV + head)
     totals = tl.load(sums_pool + own * CHUNK + row, mask=row < i, other=0.0)
-    decay = device_math.exp(tl.where(row < i, total - totals, 0.0))
+    decays = device_math.exp(tl.where(row < i, total - totals, 0.0))
     k_norms = tl.load(key_norms_pool + k_row + row, mask=row < i, other=0.0)
     k_norms = tl.where(row == i, k_norm, k_norms)
-    a = (beta * decay) * ((k_norm * k_norms) * kk)
-    b = decay * ((q_norm * k_norms) * qk)
+    a = (beta * decays) * ((k_norm * k_norms) * kk)
+    b = decays * ((q_norm * k_norms) * qk)
     factors = factors_ptr + (s * HV + head).to(tl.int64) * (2 * CHUNK)
     tl.store(factors + row, tl.where(row < i, -a, 0.0))
     tl.store(factors + CHUNK + row, tl.where(row <= i, b, 0.0))
     tl.store(sums_pool + own * CHUNK + i, total)
     if head % (HV // HK) == 0:
-        tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real)
+        tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real_key)
         tl.store(key_norms_pool + k_row + i, k_norm)
     tl.debug_barrier()  # threads read what others have stored
     inverse = inverse_pool + own * (CHUNK * CHUNK)
@@ -85,40 +86,13 @@ def _decode_row_kernel(
             m = tl.fma(t_j, tl.broadcast_to(tl.load(factors + CHUNK + j), (CHUNK,)), m)
     tl.store(inverse + i * CHUNK + row, acc)
     m = tl.fma(acc, tl.broadcast_to(tl.load(factors + CHUNK + i), (CHUNK,)), m)
-    store_terms(m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row, CHUNK, m, row >= 0)
-
-
-@triton.jit
-def _decode_kernel(
-    mixed_ptr, norms_ptr, beta_ptr, m_ptr, out_ptr, state_pool, x_pool, sums_pool, cu_seqlens, seqlens, state_slots,
-    stride_mixed,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
-    N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Program (value head, sequence): the output, and the open chunk's new row of x."""
-    PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
-    PART: tl.constexpr = KP // PARTS
-    device_math.after_previous_kernel()
-    head, s = tl.program_id(0), tl.program_id(1)
-    key_head = head // (HV // HK)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    if slot < 0:
-        return
-    length = tl.load(seqlens + s)
-    i = (length - 1) % CHUNK
-    t = tl.load(cu_seqlens + s).to(tl.int64)
-    row, n = tl.arange(0, CHUNK), tl.arange(0, N)
-    own = slot * HV + head
+    m_terms = terms(tl.where((n == 0)[None, :], m[:, None], 0.0))
+    decay = device_math.exp(total)
     pairs = ()
     for part in tl.static_range(PARTS):
-        key = part * PART + tl.arange(0, PART)
-        at = mixed_ptr + t * stride_mixed + tl.where(n == 0, HK + key_head, key_head)[None, :] * K + key[:, None]
-        pairs += (tl.load(at, mask=(key < K)[:, None] & (n < 2)[None, :], other=0.0),)  # type: ignore[assignment]
-    m_at = m_ptr + (s * HV + head).to(tl.int64) * (3 * CHUNK) + row[:, None]
-    m = load_terms(m_at, CHUNK, (n == 0)[None, :] & (row >= 0)[:, None])
-    decay = device_math.exp(tl.load(sums_pool + own * CHUNK + i))
-    norms = norms_ptr + t * 2 * HK + key_head
-    q_norm, k_norm, beta = tl.load(norms), tl.load(norms + HK), tl.load(beta_ptr + t * HV + head)
+        column = part * PART + tl.arange(0, PART)
+        at = mixed_ptr + t * stride_mixed + tl.where(n == 0, HK + key_head, key_head)[None, :] * K + column[:, None]
+        pairs += (tl.load(at, mask=(column < K)[:, None] & (n < 2)[None, :], other=0.0),)  # type: ignore[assignment]
     zero = tl.zeros((ROWS, N), tl.float32)
     stored = tl.multiple_of((i + 15) // 16 * 16, 16)
     for tile in tl.range(0, (V + ROWS - 1) // ROWS, num_stages=STAGES):
@@ -138,7 +112,7 @@ def _decode_kernel(
         new = beta * (v - (decay * k_norm) * sk)
         tl.store(x_at + i, new, mask=real)
         x = tl.where((row < i)[None, :], x, tl.where((row == i)[None, :], new[:, None], 0.0))
-        added = dot(terms(x), zero, m)
+        added = dot(terms(x), zero, m_terms)
         out = (decay * q_norm) * sq + tl.sum(tl.where((n == 0)[None, :], added, 0.0), 1)
         tl.store(out_ptr + (t * HV + head) * V + value, out.to(out_ptr.dtype.element_ty), mask=real)
 
@@ -218,16 +192,10 @@ def decode(
     """Writes the outputs [T, Hv, V] of the first sequences, and each one's new row of its open chunk.
 
     norms [T, 2, Hk], gates and beta [T, Hv]: of `gated_delta`'s tokens; all float32."""
-    heads, device = variant.num_value_heads, mixed.device
-    step = cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)
-    factors = torch.empty((num_decodes, heads, 2, 64), device=device)
-    m = torch.empty((num_decodes, heads, 3, 64), dtype=torch.bfloat16, device=device)
-    launch(
-        _decode_row_kernel, (heads, num_decodes, 1),
-        (mixed, norms, gates, beta, factors, m, *state[2:], *step), sizes(variant), ROW_WARPS, 1,
-    )  # fmt: skip
+    heads = variant.num_value_heads
+    factors = torch.empty((num_decodes, heads, 2, 64), device=mixed.device)
     launch(
         _decode_kernel, (heads, num_decodes, 1),
-        (mixed, norms, beta, m, out, state.state, state.x, state.gate_sums, *step),
+        (mixed, norms, gates, beta, factors, out, *state, cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)),
         (*sizes(variant), variant.value_dim, ROWS, COLUMNS, STAGES), WARPS, STAGES,
     )  # fmt: skip
