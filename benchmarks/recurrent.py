@@ -61,11 +61,11 @@ def _line(
 ) -> list[Line]:
     """Compared with the target, or with a copy of so many bytes, read and written together."""
     rate = LARGE_COPY_BYTES / quickest_copy(seconds)
-    theirs, beside = num_bytes / rate, "copy of the states"
+    theirs, compared_with = num_bytes / rate, "copy of the states"
     if target is not None:
-        theirs, beside = target * COPY_OF_H200 / rate, "target"
+        theirs, compared_with = target * COPY_OF_H200 / rate, "target"
     least = None if target is None else 1.0
-    return [Timing(what, _case(shape), seconds["ours"], beside, theirs, "speed", least, num_bytes, "TB/s")]
+    return [Timing(what, _case(shape), seconds["ours"], compared_with, theirs, "speed", least, num_bytes, "TB/s")]
 
 
 def _step(lengths: list[int], before: list[int], device: torch.device) -> tuple[Any, ...]:

@@ -169,7 +169,7 @@ class LoadedModel:
 
     @property
     def limits(self) -> RequestLimits:
-        """The bounds of the requests that can run, as far as they are known."""
+        """The bounds of the requests that can run; before memory is planned, without the pool's."""
         pages = self.num_kv_blocks or ANY_POOL
         return request_limits(self.spec, self.settings, self.config, pages, self.tokenizer is not None)
 
@@ -180,7 +180,7 @@ class LoadedModel:
         self.runner.capture_graphs()
 
     def facts(self) -> EngineFacts:
-        """What answers depend on here; loads nothing, but reads all weight files unless they have been hashed."""
+        """The facts on which answers depend here. Loads nothing, but reads all weight files unless they are hashed."""
         verdicts = {"kernels": self.kernels_verdict, "self_test": self.self_test_verdict}
         return EngineFacts.here(self.checkpoint, self.settings.device, num_kv_blocks=self.num_kv_blocks, **verdicts)
 

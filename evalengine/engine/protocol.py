@@ -22,7 +22,7 @@ OnStep = Callable[[EngineStats], None] | None
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine's machine, on which answers can depend besides settings and spec, its pool and its verdicts."""
+    """An engine's machine, on which answers can depend as on settings and spec, its pool and its verdicts."""
 
     weights_sha256: str
     gpu_architecture: str | None  # as `sm_90`; None on a CPU

@@ -196,7 +196,7 @@ def model_info(config: Config, llm: EngineProtocol, identity: Mapping[str, Any])
 
 
 def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
-    """How the run was asked for, as lm-eval's results say it."""
+    """The run's settings in the form of lm-eval's results."""
     peft = {} if config.model.adapter is None else {"peft": config.model.adapter}
     return Invocation(
         limit=config.limit,
