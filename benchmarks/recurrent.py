@@ -2,8 +2,9 @@
 
     S sequences of L new tokens each. Shapes: the gated delta rule of Qwen3.5-4B, the Mamba-2 of Granite 4.0 H Tiny.
 
-A decode reads its state and the rows of its open chunk; decodes are at all rows of a chunk, so of 64 of them one closes
-one. A copy of the states (read and written once) is the least that a rule without chunks moves.
+A decode reads its state and the rows of its open chunk. Decodes of 64 sequences or more are at all rows of a chunk, so
+of 64 of them one closes one; fewer are spread over the rows and close none. A copy of the states (read and written
+once) is the least that a rule without chunks moves.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def _recurrence(
         torch.zeros(sequences, *shape, dtype=dtype, device=device)
         for shape, dtype in variant.state_pools(DTYPE, chunked=True)
     ]
-    before = [7 if tokens > 1 else 64 + s % 64 for s in range(sequences)]
+    spread = max(1, 64 // sequences)  # the rows of decodes
+    before = [7 if tokens > 1 else 64 + (33 + s * spread) % 64 for s in range(sequences)]
     history, new = operands(sum(before)), operands(sequences * tokens)
     run(history, state, _step(before, [0] * sequences, device))
     step = _step([tokens] * sequences, before, device)

@@ -312,11 +312,13 @@ def gated_delta(
     num_decodes: int,
     chunks: ChunkTable | None,
     variant: GatedDelta,
+    closes: int = 1,
 ) -> Tensor:
     """The outputs [T, Hv, V] of a step's tokens; the pools of states are brought up to date.
 
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
-    chunks: those of the others, if there are any.
+    chunks: those of the others, if there are any. closes: the number of layers whose chunks are closed first, from this
+    one on, whose pools follow each other in memory; 0: an earlier layer has closed them.
     """
     mixed, a, b, a_log, dt_bias = inputs
     tokens, sequences, device = len(mixed), len(state_slots), mixed.device
@@ -325,15 +327,17 @@ def gated_delta(
     assert state.state.shape[1:] == variant.state_shape and state.state.dtype == torch.float32
     norms = torch.empty((tokens, 2, key_heads), device=device)
     gates, beta = torch.empty((2, tokens, heads), device=device)
-    out = torch.zeros((tokens, heads, variant.value_dim), dtype=mixed.dtype, device=device)
+    new = torch.empty if chunks is None else torch.zeros  # of padding only decodes write outputs
+    out = new((tokens, heads, variant.value_dim), dtype=mixed.dtype, device=device)
     values, wide_heads = variant.value_dim, triton.next_power_of_2(heads)
+    if closes:
+        decode.close_chunks(state, cu_seqlens_q, seqlens_k, state_slots, closes, variant)
     launch(
         _token_kernel, (tokens, 1, 1),
         (mixed, a, b, a_log, dt_bias, norms, gates, beta, keys**-0.5, variant.beta_scale, mixed.stride(0),
          a.stride(0), b.stride(0)),
         (key_heads, triton.next_power_of_2(key_heads), heads, wide_heads, keys, wide_keys), 4, 1,
     )  # fmt: skip
-    decode.close_chunks(state, cu_seqlens_q, seqlens_k, state_slots, variant)
     if num_decodes:
         step = cu_seqlens_q, seqlens_k, state_slots
         decode.decode(mixed, norms, gates, beta, out, state, *step, num_decodes, variant)

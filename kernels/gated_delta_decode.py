@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.chunks import (
     CHUNK,
+    chain_dot,
     dot,
     end_factors,
     load_state,
@@ -22,119 +22,124 @@ from evalengine.kernels.recurrent_variant import DeltaState, GatedDelta
 
 # As in `gated_delta`: K' has four warps and 64 rows; other products have fewer of them.
 ROWS, WARPS, STAGES, COLUMNS = 32, 2, 2, 8
+REGISTERS, FEW_PROGRAMS = 168, 264  # an SM runs six programs
 CLOSE_ROWS, CLOSE_PROGRAMS = 32, 264
 
 
 @triton.jit
 def _decode_kernel(
-    mixed_ptr, norms_ptr, gates_ptr, beta_ptr, factors_ptr, out_ptr, state_pool, x_pool, inverse_pool, keys_pool,
-    key_norms_pool, sums_pool, cu_seqlens, seqlens, state_slots, stride_mixed,
+    mixed_ptr, norms_ptr, gates_ptr, beta_ptr, out_ptr, state_pool, x_pool, inverse_pool, keys_pool, key_norms_pool,
+    sums_pool, cu_seqlens, seqlens, state_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
-    N: tl.constexpr, STAGES: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, sequence): the open chunk's new rows of T, of the keys, of the gates' sums and of x, and the
-    output."""
+    """Program (value head, sequence, tiles of rows of the state): the open chunk's new rows of T, of the keys, of the
+    gates' sums and of x, and the output.
+
+    All programs of a head compute the row of T; the first one stores it. What needs no norms and gates comes before the
+    wait: the kernel before this one writes nothing else that is read here, and those before that one have ended."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
-    device_math.after_previous_kernel()
-    head, s = tl.program_id(0), tl.program_id(1)
+    head, s, first_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2) * TILES
     key_head = head // (HV // HK)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    if slot < 0:
-        return
-    length = tl.load(seqlens + s)
-    i = (length - 1) % CHUNK
+    slot, length = tl.load(state_slots + s).to(tl.int64), tl.load(seqlens + s)
     t = tl.load(cu_seqlens + s).to(tl.int64)
+    out_ptr += (t * HV + head) * V
+    if slot < 0:
+        device_math.after_previous_kernel()
+        for tile in range(first_tile, first_tile + TILES):
+            value = tile * ROWS + tl.arange(0, ROWS)
+            tl.store(out_ptr + value, tl.zeros((ROWS,), out_ptr.dtype.element_ty), mask=value < V)
+        return
+    i = (length - 1) % CHUNK
     row, key, n = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, N)
-    own, real_key = slot * HV + head, key < K
+    own, real_key, old = slot * HV + head, key < K, row < i
     k_row = (slot * HK + key_head) * CHUNK
-    q_at = mixed_ptr + t * stride_mixed + key_head * K + key
+    mixed_ptr += t * stride_mixed
+    q_at = mixed_ptr + key_head * K + key
     q_new, k_new = tl.load(q_at, mask=real_key, other=0.0), tl.load(q_at + HK * K, mask=real_key, other=0.0)
     k_at = keys_pool + (k_row + row)[:, None] * K + key[None, :]
-    k = tl.load(k_at, mask=(row < i)[:, None] & real_key[None, :], other=0.0)
+    k = tl.load(k_at, mask=old[:, None] & real_key[None, :], other=0.0)
+    inverse_at = inverse_pool + own * (CHUNK * CHUNK) + row
+    seen = old[:, None] & (row[None, :] <= row[:, None])
+    inverse = tl.load(inverse_at[None, :] + row[:, None] * CHUNK, mask=seen, other=0.0)
+    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0)
+    totals = tl.load(sums_pool + own * CHUNK + row, mask=old, other=0.0)
+    k_norms = tl.load(key_norms_pool + k_row + row, mask=old, other=0.0)
     k = tl.where((row == i)[:, None], k_new[None, :], k)
     pair = tl.where((n == 0)[None, :], k_new[:, None], tl.where((n == 1)[None, :], q_new[:, None], 0.0)).to(k.dtype)
     products = dot(terms(k), tl.zeros((CHUNK, N), tl.float32), terms(pair))
-    kk, qk = (
-        tl.sum(tl.where((n == 0)[None, :], products, 0.0), 1),
-        tl.sum(tl.where((n == 1)[None, :], products, 0.0), 1),
-    )
-    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0) + tl.load(gates_ptr + t * HV + head)
+    kk = tl.sum(tl.where((n == 0)[None, :], products, 0.0), 1)
+    qk = tl.sum(tl.where((n == 1)[None, :], products, 0.0), 1)
+    device_math.after_previous_kernel()
+    total += tl.load(gates_ptr + t * HV + head)
     norms = norms_ptr + t * 2 * HK + key_head
     q_norm, k_norm, beta = tl.load(norms), tl.load(norms + HK), tl.load(beta_ptr + t * HV + head)
-    totals = tl.load(sums_pool + own * CHUNK + row, mask=row < i, other=0.0)
-    decays = device_math.exp(tl.where(row < i, total - totals, 0.0))
-    k_norms = tl.load(key_norms_pool + k_row + row, mask=row < i, other=0.0)
+    decays = device_math.exp(tl.where(old, total - totals, 0.0))
     k_norms = tl.where(row == i, k_norm, k_norms)
     a = (beta * decays) * ((k_norm * k_norms) * kk)
     b = decays * ((q_norm * k_norms) * qk)
-    factors = factors_ptr + (s * HV + head).to(tl.int64) * (2 * CHUNK)
-    tl.store(factors + row, tl.where(row < i, -a, 0.0))
-    tl.store(factors + CHUNK + row, tl.where(row <= i, b, 0.0))
-    tl.store(sums_pool + own * CHUNK + i, total)
-    if head % (HV // HK) == 0:
-        tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real_key)
-        tl.store(key_norms_pool + k_row + i, k_norm)
-    tl.debug_barrier()  # threads read what others have stored
-    inverse = inverse_pool + own * (CHUNK * CHUNK)
-    acc, m = tl.where(row == i, 1.0, 0.0), tl.zeros((CHUNK,), tl.float32)
-    for block in range(0, i, 16):
-        for r in tl.static_range(16):
-            j = block + r
-            t_j = tl.load(inverse + j * CHUNK + row, mask=(row <= j) & (j < i), other=0.0)
-            acc = tl.fma(t_j, tl.broadcast_to(tl.load(factors + j), (CHUNK,)), acc)
-            m = tl.fma(t_j, tl.broadcast_to(tl.load(factors + CHUNK + j), (CHUNK,)), m)
-    tl.store(inverse + i * CHUNK + row, acc)
-    m = tl.fma(acc, tl.broadcast_to(tl.load(factors + CHUNK + i), (CHUNK,)), m)
+    # The rows -A_i and B_i times the rows of T before: T's own, and the part of M's that does not need T's.
+    is_a = (tl.arange(0, 2) == 0)[:, None]
+    factors = tl.where(old[None, :], tl.where(is_a, -a[None, :], b[None, :]), 0.0)
+    chains = chain_dot(factors, inverse, tl.where(is_a & (row == i)[None, :], 1.0, 0.0))
+    new_inverse = tl.sum(tl.where(is_a, chains, 0.0), 0)
+    m = tl.sum(tl.where(is_a, 0.0, chains), 0)
+    b_new = tl.sum(tl.where(row == i, b, 0.0), 0)
+    m = tl.fma(new_inverse, tl.broadcast_to(b_new, (CHUNK,)), m)
+    if first_tile == 0:
+        tl.store(inverse_at + i * CHUNK, new_inverse)
+        tl.store(sums_pool + own * CHUNK + i, total)
+        if head % (HV // HK) == 0:
+            tl.store(keys_pool + (k_row + i) * K + key, k_new, mask=real_key)
+            tl.store(key_norms_pool + k_row + i, k_norm)
     m_terms = terms(tl.where((n == 0)[None, :], m[:, None], 0.0))
     decay = device_math.exp(total)
     pairs = ()
     for part in tl.static_range(PARTS):
         column = part * PART + tl.arange(0, PART)
-        at = mixed_ptr + t * stride_mixed + tl.where(n == 0, HK + key_head, key_head)[None, :] * K + column[:, None]
+        at = mixed_ptr + tl.where(n == 0, HK + key_head, key_head)[None, :] * K + column[:, None]
         pairs += (tl.load(at, mask=(column < K)[:, None] & (n < 2)[None, :], other=0.0),)  # type: ignore[assignment]
     zero = tl.zeros((ROWS, N), tl.float32)
     stored = tl.multiple_of((i + 15) // 16 * 16, 16)
-    for tile in tl.range(0, (V + ROWS - 1) // ROWS, num_stages=STAGES):
-        value = tile * ROWS + tl.arange(0, ROWS)
+    for tile in tl.range(0, TILES, num_stages=STAGES):
+        value = (first_tile + tile) * ROWS + tl.arange(0, ROWS)
         real = value < V
         state = load_state(state_pool + own * V * K, value, length > CHUNK, V, K, PART, PARTS)
         x_at = x_pool + (own * V + value) * CHUNK
         x = tl.load(x_at[:, None] + row[None, :], mask=real[:, None] & (row < stored)[None, :], other=0.0)
-        v = tl.load(mixed_ptr + t * stride_mixed + 2 * HK * K + head * V + value, mask=real, other=0.0).to(tl.float32)
+        v = tl.load(mixed_ptr + 2 * HK * K + head * V + value, mask=real, other=0.0).to(tl.float32)
         both = zero
         for part in tl.static_range(PARTS):
             both = dot(terms(state[part]), both, terms(pairs[part]))
-        sk, sq = (
-            tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1),
-            tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1),
-        )
+        sk = tl.sum(tl.where((n == 0)[None, :], both, 0.0), 1)
+        sq = tl.sum(tl.where((n == 1)[None, :], both, 0.0), 1)
         new = beta * (v - (decay * k_norm) * sk)
         tl.store(x_at + i, new, mask=real)
-        x = tl.where((row < i)[None, :], x, tl.where((row == i)[None, :], new[:, None], 0.0))
+        x = tl.where(old[None, :], x, tl.where((row == i)[None, :], new[:, None], 0.0))
         added = dot(terms(x), zero, m_terms)
         out = (decay * q_norm) * sq + tl.sum(tl.where((n == 0)[None, :], added, 0.0), 1)
-        tl.store(out_ptr + (t * HV + head) * V + value, out.to(out_ptr.dtype.element_ty), mask=real)
+        tl.store(out_ptr + value, out.to(out_ptr.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _close_kernel(
     state_pool, x_pool, inverse_pool, keys_pool, key_norms_pool, sums_pool, cu_seqlens, seqlens, state_slots,
-    sequences,
+    sequences, layers, layer_slots,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
     S: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Brings the states of the sequences that begin a chunk in this step behind the chunk before. The programs share
-    these sequences, value heads and rows of the state."""
+    these sequences, layers, value heads and rows of the state."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
     TILES: tl.constexpr = (V + ROWS - 1) // ROWS
     device_math.after_previous_kernel()
     count, place, slots, starts = sequences_to_close(cu_seqlens, seqlens, state_slots, sequences, S)
     row = tl.arange(0, CHUNK)
-    for item in range(tl.program_id(0), count * (HV * TILES), PROGRAMS):
-        mine = place == item // (HV * TILES)
-        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64)
+    for item in range(tl.program_id(0), count * layers * (HV * TILES), PROGRAMS):
+        mine = place == item // (HV * TILES) // layers
+        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64) + item // (HV * TILES) % layers * layer_slots
         start = tl.sum(tl.where(mine, starts, 0), 0)
         head = item // TILES % HV
         value = item % TILES * ROWS + tl.arange(0, ROWS)
@@ -165,13 +170,15 @@ def sizes(variant: GatedDelta) -> tuple[int, int, int, int]:
 
 
 def close_chunks(
-    state: DeltaState, cu_seqlens_q: Tensor, seqlens_k: Tensor, state_slots: Tensor, variant: GatedDelta
+    state: DeltaState, cu_seqlens_q: Tensor, seqlens_k: Tensor, state_slots: Tensor, layers: int, variant: GatedDelta
 ) -> None:
-    """Brings the states of sequences that begin a chunk with this step behind the chunk before."""
+    """Brings the states of sequences that begin a chunk with this step behind the chunk before, in so many layers, of
+    which `state` is the first one's."""
     sequences, values = len(state_slots), variant.value_dim
-    items = sequences * variant.num_value_heads * -(-values // CLOSE_ROWS)
+    items = sequences * layers * variant.num_value_heads * -(-values // CLOSE_ROWS)
     launch(
-        _close_kernel, (min(CLOSE_PROGRAMS, items), 1, 1), (*state, cu_seqlens_q, seqlens_k, state_slots, sequences),
+        _close_kernel, (min(CLOSE_PROGRAMS, items), 1, 1),
+        (*state, cu_seqlens_q, seqlens_k, state_slots, sequences, layers, len(state.state)),
         (*sizes(variant), values, CLOSE_ROWS, padded(sequences), CLOSE_PROGRAMS), 4, 1,
     )  # fmt: skip
 
@@ -189,13 +196,14 @@ def decode(
     num_decodes: int,
     variant: GatedDelta,
 ) -> None:
-    """Writes the outputs [T, Hv, V] of the first sequences, and each one's new row of its open chunk.
+    """Writes the outputs [T, Hv, V] of the first sequences (zeros for padding), and their open chunks' new rows.
 
     norms [T, 2, Hk], gates and beta [T, Hv]: of `gated_delta`'s tokens; all float32."""
-    heads = variant.num_value_heads
-    factors = torch.empty((num_decodes, heads, 2, 64), device=mixed.device)
+    heads, tiles = variant.num_value_heads, -(-variant.value_dim // ROWS)
+    # Few sequences leave SMs idle: then each tile has a program.
+    each = tiles if num_decodes * heads >= FEW_PROGRAMS else 1
     launch(
-        _decode_kernel, (heads, num_decodes, 1),
-        (mixed, norms, gates, beta, factors, out, *state, cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)),
-        (*sizes(variant), variant.value_dim, ROWS, COLUMNS, STAGES), WARPS, STAGES,
+        _decode_kernel, (heads, num_decodes, -(-tiles // each)),
+        (mixed, norms, gates, beta, out, *state, cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)),
+        (*sizes(variant), variant.value_dim, ROWS, COLUMNS, each, STAGES), WARPS, STAGES, maxnreg=REGISTERS,
     )  # fmt: skip

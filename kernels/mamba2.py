@@ -336,12 +336,15 @@ def _decode_kernel(
     head, s = tl.program_id(1), tl.program_id(2)
     slot, length = tl.load(state_slots + s).to(tl.int64), tl.load(seqlens + s)
     t = tl.load(cu_seqlens + s).to(tl.int64)
+    value = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_value = value < P
+    out_ptr += (t * H + head) * P
     if slot < 0:
+        tl.store(out_ptr + value, tl.zeros((ROWS,), out_ptr.dtype.element_ty), mask=real_value)
         return
     # These loads come before the state's, which are asynchronous, and are used after them: a program waits once.
     i = (length - 1) % CHUNK
-    value, row, n = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
-    own, real_value = slot * H + head, value < P
+    row, n, own = tl.arange(0, CHUNK), tl.arange(0, COLUMNS), slot * H + head
     total, d = tl.load(sums_pool + own * CHUNK + i), tl.load(d_ptr + head)
     m = tl.load(m_ptr + (s * H + head).to(tl.int64) * CHUNK + row)
     x_at = x_pool + own * CHUNK * P + value
@@ -355,27 +358,28 @@ def _decode_kernel(
     out = device_math.exp(total) * acc + dot(terms(x), tl.zeros((ROWS, COLUMNS), tl.float32), m_terms)
     out = tl.sum(tl.where((n == 0)[None, :], out, 0.0), 1)
     out = tl.fma(x_new.to(tl.float32), tl.broadcast_to(d, out.shape), out)
-    tl.store(out_ptr + (t * H + head) * P + value, out.to(out_ptr.dtype.element_ty), mask=real_value)
+    tl.store(out_ptr + value, out.to(out_ptr.dtype.element_ty), mask=real_value)
     tl.store(x_at + i * P, x_new, mask=real_value)
 
 
 @triton.jit
 def _close_kernel(
     state_pool, x_pool, b_pool, steps_pool, sums_pool, cu_seqlens, seqlens, state_slots, sequences,
+    layers, layer_slots,
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr,
     S: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Brings the states of the sequences that begin a chunk in this step behind the chunk before. The programs share
-    these sequences, heads and rows of the state."""
+    these sequences, layers, heads and rows of the state."""
     PARTS: tl.constexpr = NP // 64 if NP > 64 else 1
     PART: tl.constexpr = NP // PARTS
     TILES: tl.constexpr = (P + ROWS - 1) // ROWS
     device_math.after_previous_kernel()
     count, place, slots, starts = sequences_to_close(cu_seqlens, seqlens, state_slots, sequences, S)
     row = tl.arange(0, CHUNK)
-    for item in range(tl.program_id(0), count * (H * TILES), PROGRAMS):
-        mine = place == item // (H * TILES)
-        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64)
+    for item in range(tl.program_id(0), count * layers * (H * TILES), PROGRAMS):
+        mine = place == item // (H * TILES) // layers
+        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64) + item // (H * TILES) % layers * layer_slots
         start = tl.sum(tl.where(mine, starts, 0), 0)
         head = item // TILES % H
         value = item % TILES * ROWS + tl.arange(0, ROWS)
@@ -405,11 +409,12 @@ def mamba2(
     num_decodes: int,
     chunks: ChunkTable | None,
     variant: Mamba2,
+    closes: int = 1,
 ) -> Tensor:
     """The outputs [T, H, P] of a step's tokens; the pools of states are brought up to date.
 
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
-    chunks: those of the others, if there are any.
+    chunks: those of the others, if there are any. closes: see `gated_delta`.
     """
     mixed, dt, a_log, dt_bias, d = inputs
     heads, values, columns = variant.state_shape
@@ -420,13 +425,15 @@ def mamba2(
     limits = float(least), float("inf") if most is None else float(most)
     wide_columns = max(16, triton.next_power_of_2(columns))
     sizes, stride = (heads, values, groups, columns, wide_columns), mixed.stride(0)
-    out = torch.zeros((tokens, heads, values), dtype=mixed.dtype, device=device)
+    new = torch.empty if chunks is None else torch.zeros  # of padding only decodes write outputs
+    out = new((tokens, heads, values), dtype=mixed.dtype, device=device)
     tiles = -(-values // ROWS)
-    launch(
-        _close_kernel, (min(CLOSE_PROGRAMS, sequences * heads * tiles), 1, 1),
-        (*state, cu_seqlens_q, seqlens_k, state_slots, sequences),
-        (*sizes, ROWS, padded(sequences), CLOSE_PROGRAMS), WARPS, 1,
-    )  # fmt: skip
+    if closes:
+        launch(
+            _close_kernel, (min(CLOSE_PROGRAMS, sequences * closes * heads * tiles), 1, 1),
+            (*state, cu_seqlens_q, seqlens_k, state_slots, sequences, closes, len(state.state)),
+            (*sizes, ROWS, padded(sequences), CLOSE_PROGRAMS), WARPS, 1,
+        )  # fmt: skip
     if num_decodes:
         step = cu_seqlens_q, seqlens_k, state_slots
         m = torch.empty((num_decodes, heads, 64), device=device)

@@ -26,6 +26,8 @@ from evalengine.kernels import device_math, row_sum
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 from evalengine.kernels.limits import MAX_TERMS
 
+GATED_GROUPS = 8  # of 128 numbers, of a program of `gated_norm`
+
 _launches: dict[tuple, Replay] = {}
 
 
@@ -212,24 +214,36 @@ def add_rms_norm(
 
 
 @triton.jit
+def _sum_of_128(x, ROWS: tl.constexpr):
+    """[ROWS, 128] -> [ROWS]: halves of 32 numbers are added until one is left, then halves of these four. So four warps
+    of one number a thread add them up; spelt out, a program's rows and warps do not matter."""
+    x = x.reshape(ROWS * 4, 32)
+    for level in tl.static_range(5):
+        x = tl.sum(x.reshape(ROWS * 4, 2, 16 >> level), 1)
+    x = tl.sum(x.reshape(ROWS, 2, 2), 1)
+    return tl.sum(x, 1)
+
+
+@triton.jit
 def _gated_norm_kernel(
-    x_ptr, gate_ptr, weight_ptr, out_ptr, eps, stride_x, stride_gate, groups,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, REPEATED: tl.constexpr,
+    x_ptr, gate_ptr, weight_ptr, out_ptr, eps, stride_x, stride_gate, rows, groups,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, GATE_FIRST: tl.constexpr, REPEATED: tl.constexpr,
     ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Program: one group of one row. REPEATED: every group has the same weights [GROUP]."""
+    """Program: so many groups of all rows'. REPEATED: every group has the same weights [GROUP]."""
     device_math.after_previous_kernel()
-    row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
-    i = tl.arange(0, BLOCK)
-    keep, column = i < GROUP, group * GROUP + i
+    number = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS))[:, None]
+    row, group, i = (number // groups).to(tl.int64), number % groups, tl.arange(0, BLOCK)[None, :]
+    keep, column = (i < GROUP) & (row < rows), group * GROUP + i
     dtype = out_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * stride_x + column, mask=keep, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * stride_gate + column, mask=keep, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + (i if REPEATED else column), mask=keep, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + (i + 0 * group if REPEATED else column), mask=keep, other=0.0).to(tl.float32)
     factor = tl.div_rn(gate, 1.0 + device_math.exp(-gate))
     if GATE_FIRST:
         x = x * factor
-    normed = x * device_math.rsqrt(tl.sum(x * x, 0) / GROUP + eps)
+    squares = _sum_of_128(x * x, GROUPS) if BLOCK == 128 else tl.sum(x * x, 1)
+    normed = x * device_math.rsqrt(squares / GROUP + eps)[:, None]
     if not ONCE:
         normed = normed.to(dtype).to(tl.float32)
     out = weight * normed
@@ -252,9 +266,10 @@ def gated_norm(
     assert width % group == 0 and len(weight) in (group, width) and x.stride(1) == gate.stride(1) == 1
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(group)
+    several = GATED_GROUPS if block == 128 else 1
     launch(
-        _gated_norm_kernel, (rows * (width // group), 1, 1),
-        (x, gate, weight, out, eps, x.stride(0), gate.stride(0), width // group),
-        (group, block, gate_first, len(weight) < width, rounded_once), 4 if block <= 2048 else 8, 1,
+        _gated_norm_kernel, (-(-rows * (width // group) // several), 1, 1),
+        (x, gate, weight, out, eps, x.stride(0), gate.stride(0), rows, width // group),
+        (group, block, several, gate_first, len(weight) < width, rounded_once), 4 if block <= 2048 else 8, 1,
     )  # fmt: skip
     return out

@@ -22,16 +22,19 @@ NUM_SNAPSHOTS = 16  # copies of states that are kept: followers come soon after 
 
 def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
     """Each recurrent layer's pools, by the layer's number. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
-    own = {layer: recurrence.of_rank(ops.tp.size) for layer, recurrence in spec.recurrences.items()}
-    return {layer: _pools(recurrence, ops, slots + NUM_SNAPSHOTS) for layer, recurrence in own.items()}
-
-
-def _pools(recurrence: Recurrence, ops: Ops, slots: int) -> States:
-    conv, *recurrent = (
-        torch.zeros(slots, *shape, dtype=dtype, device=ops.device)
-        for shape, dtype in _shapes(recurrence, ops.activation_dtype, ops.chunked)
-    )
-    return States(conv, tuple(recurrent))
+    layers: dict[Recurrence, list[int]] = {}
+    for layer, recurrence in spec.recurrences.items():
+        layers.setdefault(recurrence.of_rank(ops.tp.size), []).append(layer)
+    pools: dict[int, States] = {}
+    for recurrence, numbers in layers.items():
+        of_all = [
+            torch.zeros(len(numbers), slots + NUM_SNAPSHOTS, *shape, dtype=dtype, device=ops.device)
+            for shape, dtype in _shapes(recurrence, ops.activation_dtype, ops.chunked)
+        ]
+        for i, layer in enumerate(numbers):
+            conv, *recurrent = (pool[i] for pool in of_all)
+            pools[layer] = States(conv, tuple(recurrent), 0 if i else len(numbers))
+    return pools
 
 
 def _shapes(recurrence: Recurrence, dtype: torch.dtype, chunked: bool) -> list[PoolShape]:

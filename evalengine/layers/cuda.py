@@ -143,11 +143,15 @@ class CudaOps(Ops):
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
 
-    def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
-        return gated_delta.gated_delta(x, DeltaState(*state), *_step(metadata), variant)
+    def gated_delta(
+        self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta
+    ) -> Tensor:
+        return gated_delta.gated_delta(x, DeltaState(*state), *_step(metadata), variant, closes)
 
-    def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
-        return mamba2.mamba2(x, ScanState(*state), *_step(metadata), variant)
+    def mamba2(
+        self, x: Mamba2Inputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: Mamba2
+    ) -> Tensor:
+        return mamba2.mamba2(x, ScanState(*state), *_step(metadata), variant, closes)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

@@ -92,10 +92,14 @@ class ExactOps(Ops):
             x, weight, bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu
         )
 
-    def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+    def gated_delta(
+        self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta
+    ) -> Tensor:
         return exact_recurrent.gated_delta(*x, state[0], metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
-    def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+    def mamba2(
+        self, x: Mamba2Inputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: Mamba2
+    ) -> Tensor:
         return exact_recurrent.mamba2(*x, state[0], metadata.query_lens, metadata.kv_lens, metadata.slots, variant)
 
     def gated_norm(

@@ -215,12 +215,16 @@ class Ops(ABC):
         """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
         return causal_conv(x, weight, bias, state, metadata, silu=silu)
 
-    def gated_delta(self, x: DeltaInputs, state: Pools, metadata: AttentionMetadata, variant: GatedDelta) -> Tensor:
+    def gated_delta(
+        self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta
+    ) -> Tensor:
         """The gated delta rule over each sequence's tokens, from its state on -> [T, Hv, V]. state: the variant's
-        `state_pools`."""
+        `state_pools`; closes: `States.closes`."""
         return gated_delta(x, state[0], metadata, variant)
 
-    def mamba2(self, x: Mamba2Inputs, state: Pools, metadata: AttentionMetadata, variant: Mamba2) -> Tensor:
+    def mamba2(
+        self, x: Mamba2Inputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: Mamba2
+    ) -> Tensor:
         """Mamba 2's scan over each sequence's tokens, from its state on -> [T, H, P]."""
         return mamba2(x, state[0], metadata, variant)
 

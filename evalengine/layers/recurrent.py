@@ -26,6 +26,9 @@ class States(NamedTuple):
 
     conv: Tensor  # [R, K - 1, C] in the activations' dtype: each sequence's last inputs of the convolution
     recurrent: tuple[Tensor, ...]  # the recurrence's `state_pools`
+    # How many layers' chunks are closed before this layer's rule. The first layer of a kind closes those of all, whose
+    # pools follow its own in memory, in one launch.
+    closes: int = 1
 
     @property
     def pools(self) -> tuple[Tensor, ...]:
@@ -102,11 +105,12 @@ class GatedDeltaRule(Layer):
         a: Tensor,
         b: Tensor,
         heads: tuple[Tensor, ...],
-        state: tuple[Tensor, ...],
+        states: States,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """heads: A_log and dt_bias; state: the recurrence's pools."""
-        return self.ops.gated_delta(DeltaInputs(mixed, a, b, *heads), state, metadata, self.variant)
+        """heads: A_log and dt_bias."""
+        inputs = DeltaInputs(mixed, a, b, *heads)
+        return self.ops.gated_delta(inputs, states.recurrent, states.closes, metadata, self.variant)
 
 
 class Mamba2Scan(Layer):
@@ -121,11 +125,12 @@ class Mamba2Scan(Layer):
         mixed: Tensor,
         dt: Tensor,
         heads: tuple[Tensor, ...],
-        state: tuple[Tensor, ...],
+        states: States,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """heads: A_log, dt_bias and D; state: the recurrence's pools."""
-        return self.ops.mamba2(Mamba2Inputs(mixed, dt, *heads), state, metadata, self.variant)
+        """heads: A_log, dt_bias and D."""
+        inputs = Mamba2Inputs(mixed, dt, *heads)
+        return self.ops.mamba2(inputs, states.recurrent, states.closes, metadata, self.variant)
 
 
 class GatedNorm(Layer):

@@ -46,7 +46,7 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x: Tensor, states: States, metadata: AttentionMetadata) -> Tensor:
         mixed, z, b, a = self.in_proj(x).split(self.split, -1)
         mixed = self.conv(mixed, states.conv, metadata)
-        out = self.rule(mixed, a, b, (self.A_log.weight, self.dt_bias.weight), states.recurrent, metadata)
+        out = self.rule(mixed, a, b, (self.A_log.weight, self.dt_bias.weight), states, metadata)
         return self.out_proj(self.norm(out.flatten(1), z))
 
 
@@ -102,7 +102,7 @@ class Mamba2Mixer(nn.Module):
         z, mixed, dt = projected.split(self.split, -1)
         mixed = self.conv(mixed, states.conv, metadata)
         heads = self.A_log.weight, self.dt_bias.weight, self.D.weight
-        out = self.scan(mixed, dt, heads, states.recurrent, metadata).flatten(1)
+        out = self.scan(mixed, dt, heads, states, metadata).flatten(1)
         if self.gate is not None:
             out = self.gate(torch.cat([z, out], 1))
         elif self.norm is not None:

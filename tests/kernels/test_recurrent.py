@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.measure import run_poisoned
 from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, mamba2, rms_norm
 from evalengine.kernels.chunks import ChunkTable, chunk_table
 from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
@@ -61,7 +62,7 @@ def conv(level: str, weight: Tensor, bias: Tensor | None, silu: bool) -> Layer:
     return run
 
 
-def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]) -> Layer:
+def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor], closes: int = 1) -> Layer:
     exact: Any = exact_recurrent.gated_delta if isinstance(variant, GatedDelta) else exact_recurrent.mamba2
 
     def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
@@ -72,8 +73,8 @@ def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]
         chunks = ChunkTable(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns))
         step = *on_device(new, total, slots), decodes, chunks if decodes < len(new) else None
         if isinstance(variant, Mamba2):
-            return mamba2.mamba2(Mamba2Inputs(*operands, *heads), ScanState(*state), *step, variant)
-        return gated_delta.gated_delta(DeltaInputs(*operands, *heads), DeltaState(*state), *step, variant)
+            return mamba2.mamba2(Mamba2Inputs(*operands, *heads), ScanState(*state), *step, variant, closes)
+        return gated_delta.gated_delta(DeltaInputs(*operands, *heads), DeltaState(*state), *step, variant, closes)
 
     return run
 
@@ -131,6 +132,33 @@ STEPS = [
 def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba2, level: str) -> None:
     operands, heads = case(variant, dtype)
     assert_borders_do_not_matter(recurrence(level, variant, heads), operands, pools(level, variant, dtype, 6))
+
+
+@pytest.mark.parametrize("variant", [DELTAS[1], MAMBAS[0]])
+def test_one_launch_closes_the_chunks_of_all_layers(variant: GatedDelta | Mamba2) -> None:
+    """Of three layers, the first of which closes all chunks, or none; padding's outputs are 0."""
+    operands, heads = case(variant, torch.float32, 64)
+    layers = tuple(pool.expand(3, *pool.shape).clone() for pool in pools("native", variant, torch.float32, 5))
+    first = [x[[9, 5, 9]] for x in operands]  # of the second chunk, between two sequences of padding
+    for i in range(3):
+        own = [x.roll(i, 0) for x in operands]
+        recurrence("native", variant, heads)(own, tuple(pool[i] for pool in layers), [64], [64], [4])
+
+    def layer(i: int, state: State, closes: int) -> Tensor:
+        own = tuple(pool[i] for pool in state)
+        return recurrence("native", variant, heads, closes)(first, own, [1] * 3, [7, 65, 7], [-1, 4, -1])
+
+    def step(*closes: int) -> list[Tensor]:
+        state = tuple(pool.clone() for pool in layers)
+        return [torch.stack([layer(i, state, n) for i, n in enumerate(closes)]), state[0][:, 4]]
+
+    poisoned = run_poisoned(lambda: [layer(0, tuple(pool.clone() for pool in layers), 1)])[0]
+    assert_bitwise_equal(poisoned[::2], torch.zeros_like(poisoned[::2]))
+    alone = step(1, 1, 1)
+    assert count_differing(alone[1][0], alone[1][1]) and count_differing(alone[1][1], alone[1][2])
+    for one, other in zip(alone, step(3, 0, 0), strict=True):
+        assert_bitwise_equal(one, other)
+    assert count_differing(step(0, 0, 0)[1], alone[1]) and count_differing(step(1, 0, 0)[1], alone[1])
 
 
 @pytest.mark.parametrize("level", LEVELS)
