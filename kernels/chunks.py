@@ -92,15 +92,16 @@ def dot(x, acc, y):
 
 
 @triton.jit
-def rows_of_chunk(s, c, cu_seqlens, seqlens):
-    """Chunk c of sequence s in this step -> the token of the step that row 0 would be, and the rows [begin, end) that
-    are new; end <= begin: it has none."""
-    first = tl.load(cu_seqlens + s)
-    n = tl.load(cu_seqlens + s + 1) - first
-    before = (tl.load(seqlens + s) - n) % CHUNK
+def chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots):
+    """Chunk p of this step -> the token of the step that its row 0 would be; its new rows [begin, end), none if end <=
+    begin, as in padding; and of its sequence: the slot, the end of its tokens in the step, and its length so far."""
+    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    first, last, length = tl.load(cu_seqlens + s), tl.load(cu_seqlens + s + 1), tl.load(seqlens + s)
+    before = (length - (last - first)) % CHUNK
     begin = tl.where(c == 0, before, 0)
-    end = tl.minimum(CHUNK, before + n - CHUNK * c)
-    return first - before + CHUNK * c, begin, end
+    end = tl.where(slot < 0, begin, tl.minimum(CHUNK, before + last - first - CHUNK * c))
+    return first - before + CHUNK * c, begin, end, slot, last, length
 
 
 @triton.jit
@@ -138,10 +139,9 @@ def gate_sums_kernel(
     """Program (chunk): the sums of its gates [HV, 64], each one ascending chain."""
     device_math.after_previous_kernel()
     p = tl.program_id(0)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    token, begin, end, slot, _, _ = chunk
+    if end <= begin:
         return
     head = tl.arange(0, HVP)
     real = head < HV

@@ -31,13 +31,13 @@ from evalengine.kernels.chunks import (
     CHUNK,
     ChunkTable,
     chain_dot,
+    chunk_of_program,
     dot,
     end_factors,
     gate_sums_kernel,
     load_rows,
     load_state,
     load_terms,
-    rows_of_chunk,
     store_terms,
     terms,
 )
@@ -103,10 +103,9 @@ def _products_kernel(
     """Program (chunk, key head, half of j): -A and B of its value heads, both transposed: [j, i]."""
     device_math.after_previous_kernel()
     p, key_head = tl.program_id(0), tl.program_id(1)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    token, begin, end, slot, _, _ = chunk
+    if end <= begin:
         return
     row, key, j = tl.arange(0, CHUNK), tl.arange(0, KP), tl.program_id(2) * 32 + tl.arange(0, 32)
     new = (row >= begin) & (row < end)
@@ -145,10 +144,9 @@ def _solve_kernel(
     """Program (chunk, value head), one warp: the rows of T, each one ascending chain; by blocks of 16."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    _token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    _, begin, end, slot, _, _ = chunk
+    if end <= begin:
         return
     own = (p * HV + head).to(tl.int64)
     products, inverse = products_ptr + own * (2 * CHUNK * CHUNK), inverse_ptr + own * (CHUNK * CHUNK)
@@ -185,10 +183,9 @@ def _operands_kernel(
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
     key_head = head // (HV // HK)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    token, begin, end, slot, last, _ = chunk
+    if end <= begin:
         return
     row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
     own = (p * HV + head).to(tl.int64)
@@ -198,7 +195,7 @@ def _operands_kernel(
     b = tl.load(products_ptr + (2 * own + 1) * (CHUNK * CHUNK) + square)
     m = chain_dot(transposed, b, tl.zeros((CHUNK, CHUNK), tl.float32))
     store_terms(m_ptr + own * (3 * CHUNK * CHUNK) + square, CHUNK * CHUNK, m, square >= 0)
-    if (end < CHUNK) | (token + CHUNK >= tl.load(cu_seqlens + s + 1)):
+    if (end < CHUNK) | (token + CHUNK >= last):
         return
     k, k_norm = _chunk_keys(
         mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP

@@ -26,12 +26,12 @@ from evalengine.kernels import device_math
 from evalengine.kernels.chunks import (
     CHUNK,
     ChunkTable,
+    chunk_of_program,
     dot,
     end_factors,
     gate_sums_kernel,
     load_rows,
     padded,
-    rows_of_chunk,
     sequences_to_close,
     terms,
 )
@@ -81,10 +81,9 @@ def _products_kernel(
     PART: tl.constexpr = NP // PARTS
     device_math.after_previous_kernel()
     p, group = tl.program_id(0), tl.program_id(1)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    token, begin, end, slot, _, _ = chunk
+    if end <= begin:
         return
     row = tl.arange(0, CHUNK)
     old, new = row < begin, (row >= begin) & (row < end)
@@ -116,10 +115,9 @@ def _added_kernel(
     device_math.after_previous_kernel()
     head, p = tl.program_id(1), tl.program_id(2)
     group = head // (H // G)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end < CHUNK) | (token + CHUNK >= tl.load(cu_seqlens + s + 1)):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    token, begin, end, slot, last, _ = chunk
+    if (end < CHUNK) | (token + CHUNK >= last):
         return
     value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
     old, new = row < begin, row >= begin
@@ -204,18 +202,16 @@ def _output_kernel(
     device_math.after_previous_kernel()
     head, p = tl.program_id(1), tl.program_id(2)
     group = head // (H // G)
-    s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
-    token, begin, end = rows_of_chunk(s, c, cu_seqlens, seqlens)
-    if (slot < 0) | (end <= begin):
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    token, begin, end, slot, last, length = chunk
+    if end <= begin:
         return
     value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
     old, new = row < begin, (row >= begin) & (row < end)
     real_value = (value < P)[:, None]
     own, stored, tokens = (p * H + head).to(tl.int64), (slot * H + head) * CHUNK + row, (token + row).to(tl.int64)
-    after = tl.load(cu_seqlens + s + 1)
-    position = tl.load(seqlens + s) - after + token  # of the chunk's row 0 in its sequence
-    is_last = token + CHUNK >= after
+    position = length - last + token  # of the chunk's row 0 in its sequence
+    is_last = token + CHUNK >= last
     state_at = state_pool + (slot * H + head) * (P * N) if is_last else states_ptr + own * (P * N)
     c_at = mixed_ptr + tokens * stride_mixed + H * P + (G + group) * N
     acc = _read_state(state_at, c_at, value, position > 0, new, P, N, NP, ROWS, CHUNK, STAGES)
