@@ -21,7 +21,7 @@ def main(model: str = "asset:tinymath") -> None:
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
 
-    from evalengine.lm_eval_model.model import EvalEngineLM
+    from evalengine.integrations.lm_eval.model import EvalEngineLM
 
     with tempfile.TemporaryDirectory() as name:
         rows = Path(name) / "rows.jsonl"

@@ -4,7 +4,7 @@
     MBPP: {"text": "Write a function to add.", "code": "def add(...", "test_list": ["assert add(1, 2) == 3", ...], ...}
 
 The program is the code, a line end, and the target, which holds the tests. A task never runs it: the harness does
-(`evalengine.programs`), if `allow_code_execution` lets it, and gives the verdicts with the responses.
+(`evalengine.integrations.sandbox`), if `allow_code_execution` lets it, and gives the verdicts with the responses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
-from evalengine.programs.limits import ProgramLimits
+from evalengine.integrations.sandbox.limits import ProgramLimits
 from evalengine.tasks.instance import Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue, pass_at_k
 from evalengine.tasks.repeats import Repeated, repeats_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalengine.programs.run import problem
+from evalengine.integrations.sandbox.run import problem
 from tests.triton_interpreter import (
     compute_types_once,
     list_builtins_once,

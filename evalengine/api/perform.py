@@ -40,7 +40,7 @@ def perform(
             write_page(folder)
             write_list(folder)
         if config.log_to is not None:
-            from evalengine.report.export.tracking import leave_log
+            from evalengine.integrations.exports.tracking import leave_log
 
             leave_log(folder, config.log_to)
         if show is not None:
@@ -56,14 +56,14 @@ def perform(
 
 
 def _asked_elsewhere(config: Config) -> Path:
-    from evalengine.endpoint.run import run
+    from evalengine.integrations.endpoint.run import run
 
     return run(config)
 
 
 def _through_an_endpoint(config: Config) -> Path:
     """The run of a model behind an HTTP interface. It has a page, and no digest."""
-    from evalengine.endpoint.run import run
+    from evalengine.integrations.endpoint.run import run
     from evalengine.report.html.on_complete import write_list, write_page
 
     folder = run(config)

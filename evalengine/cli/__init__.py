@@ -20,7 +20,7 @@ MODULES = {  # sub-command -> the module whose `main(argv)` answers it, or anoth
     "serve": "evalengine.cli.serve",
     "warm": "evalengine.cli.warm",
     "tasks": "evalengine.cli.tasks",
-    "lm_eval": "evalengine.lm_eval_model.cli",
+    "lm_eval": "evalengine.integrations.lm_eval.cli",
 }
 
 

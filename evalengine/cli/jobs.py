@@ -84,7 +84,7 @@ def _run(config: Config, command: Sequence[str] | None = None, digests: list[str
     shown: list[str] = [] if digests is None else digests
     if config.model.api is not None:
         folder = perform(config, command)
-        from evalengine.endpoint.run import print_run
+        from evalengine.integrations.endpoint.run import print_run
 
         print_run(folder)
         return 0

@@ -39,4 +39,4 @@ Also /tokenize, /detokenize, /tokenizer_info, /health and /metrics. Ctrl-C or SI
 are finished, a second one at once.
 
 Exit codes: 0 ended as asked, 1 failed, 2 bad usage or configuration."""
-main = Command("serve", _words, "evalengine.serve.cli:main", EPILOG)
+main = Command("serve", _words, "evalengine.integrations.openai_server.cli:main", EPILOG)

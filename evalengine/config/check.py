@@ -206,7 +206,7 @@ def _thinking_problems(config: Config) -> Iterator[str]:
 
 
 def _cluster_problems(config: Config) -> Iterator[str]:
-    """`evalengine.cluster.settings` checks what depends on Ray and the machine."""
+    """`evalengine.integrations.ray.settings` checks what depends on Ray and the machine."""
     cluster, audit = config.cluster, config.cluster.audit
     if cluster.backend == "local":
         if cluster.replicas not in ("auto", 1):

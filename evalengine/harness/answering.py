@@ -1,4 +1,4 @@
-"""Opens what answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.cluster`)."""
+"""Opens what answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.integrations.ray`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evalengine.cluster.engines import RayEngines
-from evalengine.cluster.settings import ray_problems, uses_ray
 from evalengine.config.schema import Config
 from evalengine.engine.engine import Engine
 from evalengine.engine.llm import LLM
@@ -16,6 +14,8 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import EvalEngineError
+from evalengine.integrations.ray.engines import RayEngines
+from evalengine.integrations.ray.settings import ray_problems, uses_ray
 from evalengine.models.spec import ModelSpec
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import read_records

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evalengine.cluster.settings import uses_ray
 from evalengine.config.check import address_problems, run_problems
 from evalengine.config.implied import name_of_path
 from evalengine.config.schema import (
@@ -26,6 +25,7 @@ from evalengine.config.shipped import shipped_model
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.settings import settings_problems
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
+from evalengine.integrations.ray.settings import uses_ray
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import AGAIN, parse_sample, results_files, samples_files

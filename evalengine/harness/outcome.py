@@ -19,7 +19,7 @@ from evalengine.harness.judging import NOT_JUDGED, Judgement, Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
-from evalengine.programs.limits import ProgramVerdict
+from evalengine.integrations.sandbox.limits import ProgramVerdict
 from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task

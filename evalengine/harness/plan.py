@@ -29,8 +29,8 @@ from evalengine.harness.answering import answering_problems
 from evalengine.harness.judge_run import judging_problems
 from evalengine.harness.metrics import WEIGHTED, summarize
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
+from evalengine.integrations.sandbox.run import problem
 from evalengine.models.spec import ModelSpec
-from evalengine.programs.run import problem
 from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.generation import generation_settings

@@ -15,8 +15,8 @@ from typing import Any
 from evalengine.config.schema import Config
 from evalengine.harness.plan import Plan, isolated
 from evalengine.harness.progress import ProgramProgress
-from evalengine.programs.limits import OUTCOMES, ProgramLimits, ProgramVerdict
-from evalengine.programs.run import run_programs
+from evalengine.integrations.sandbox.limits import OUTCOMES, ProgramLimits, ProgramVerdict
+from evalengine.integrations.sandbox.run import run_programs
 from evalengine.records.schema import Answers, RecordKey
 from evalengine.tasks.code import CodeTask
 

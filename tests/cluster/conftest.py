@@ -24,7 +24,7 @@ SETTINGS = (
 def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray for this process, with room for more replicas than the machine has processors."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'evalengine[ray]'")
-    from evalengine.cluster.engines import ray_session
+    from evalengine.integrations.ray.engines import ray_session
 
     with ray_session(None, cpus=16):
         yield
@@ -79,9 +79,9 @@ class Fleet:
 @pytest.fixture(scope="module")
 def _three(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three replicas that fail as they are told, made once for a file."""
-    from evalengine.cluster import pool
-    from evalengine.cluster.engines import RayEngines
     from evalengine.harness.plan import prepare
+    from evalengine.integrations.ray import pool
+    from evalengine.integrations.ray.engines import RayEngines
     from tests.cluster.moody import moody
 
     moods = tmp_path_factory.mktemp("moods")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evalengine.cluster.replica import Replica
 from evalengine.engine.request import Request, RequestOutput
+from evalengine.integrations.ray.replica import Replica
 
 STEP_SECONDS = 3.0  # A slow replica waits so long in every step.
 

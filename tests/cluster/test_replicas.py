@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from evalengine.cluster.work import Work
 from evalengine.config.schema import Config
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.harness import journal
 from evalengine.harness.runner import run
+from evalengine.integrations.ray.work import Work
 from tests.cluster.conftest import DOCUMENTS, SETTINGS, Fleet
 from tests.e2e.command import Run, finished, runs
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 
 from evalengine.__main__ import main
-from evalengine.cluster import pool
-from evalengine.cluster.replica import Replica
+from evalengine.integrations.ray import pool
+from evalengine.integrations.ray.replica import Replica
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 

@@ -225,7 +225,7 @@ def test_python_takes_a_cache(copied_cache: Path, tmp_path: Path) -> None:
 def lm_eval_model(tmp_path: Path) -> Iterator[Any]:
     """Makes our model for lm-eval; all models that a test makes share a cache."""
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")
-    from evalengine.lm_eval_model.model import EvalEngineLM
+    from evalengine.integrations.lm_eval.model import EvalEngineLM
 
     def make(**arguments: Any) -> Any:
         return EvalEngineLM(pretrained="asset:tinymath", device="cpu", cache=str(tmp_path / "cache"), **arguments)

@@ -20,8 +20,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 
 from evalengine.config.schema import EndpointConfig
-from evalengine.endpoint.http import LONGEST_ASKED_WAIT, Client, _wanted_wait
-from evalengine.endpoint.run import between
+from evalengine.integrations.endpoint.http import LONGEST_ASKED_WAIT, Client, _wanted_wait
+from evalengine.integrations.endpoint.run import between
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.metric_interval import cut_of
 from tests.e2e.command import call, finish, start

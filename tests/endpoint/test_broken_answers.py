@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from evalengine.config.schema import EndpointConfig
-from evalengine.endpoint.answers import answer_of
-from evalengine.endpoint.http import Client, Reply
+from evalengine.integrations.endpoint.answers import answer_of
+from evalengine.integrations.endpoint.http import Client, Reply
 
 OK, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
 NO_TEXTS = ["5", "{}", '{"text": 5}', '{"message": "x"}', '{"message": {"content": [{"type": "text", "text": "7"}]}}']

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.endpoint.answers import ANSWERS, AnswersFile, EndpointAnswer
-from evalengine.endpoint.received import Cleaner
 from evalengine.errors import EvalEngineError
+from evalengine.integrations.endpoint.answers import ANSWERS, AnswersFile, EndpointAnswer
+from evalengine.integrations.endpoint.received import Cleaner
 from tests.endpoint.asking import COUNT, ask, only
 from tests.endpoint.fake import Fake
 from tests.full_disk import Disk

@@ -15,7 +15,7 @@ import pytest
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import GroupConfig
-from evalengine.endpoint import run as run_module
+from evalengine.integrations.endpoint import run as run_module
 from evalengine.report.read.load import load_run
 from tests.e2e.command import call
 from tests.endpoint.asking import COUNT, ask, only, results

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalengine import LLM, SamplingParams
-from evalengine.cluster.leases import cost
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.integrations.ray.leases import cost
 
 
 @dataclass(frozen=True)

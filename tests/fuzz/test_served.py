@@ -20,10 +20,10 @@ from typing import Any
 import httpx
 import pytest
 
-from evalengine.serve.connections import Connections
-from evalengine.serve.recorder import Recorder
-from evalengine.serve.served_run import ServedRun
-from evalengine.serve.settings import ServeSettings
+from evalengine.integrations.openai_server.connections import Connections
+from evalengine.integrations.openai_server.recorder import Recorder
+from evalengine.integrations.openai_server.served_run import ServedRun
+from evalengine.integrations.openai_server.settings import ServeSettings
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.test_hf_folder import VALUES, mutated, places_in
 from tests.serve.running import Running, running, serving, wait_until

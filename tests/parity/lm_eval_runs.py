@@ -112,7 +112,7 @@ def hf_model(pretrained: Any, dtype: str = "float32", **settings: Any) -> Any:
 
 def our_model(**arguments: Any) -> Any:
     """Returns evalengine's model for lm-eval on the CPU; it writes records only where `arguments` ask for them."""
-    from evalengine.lm_eval_model.model import EvalEngineLM
+    from evalengine.integrations.lm_eval.model import EvalEngineLM
 
     return EvalEngineLM(**{"pretrained": str(TINYMATH), "device": "cpu", **arguments})
 

@@ -23,7 +23,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
 from evalengine.harness.metrics import summarize
 from evalengine.harness.outcome import sample_hashes, task_hash
-from evalengine.programs.run import problem, run_programs
+from evalengine.integrations.sandbox.run import problem, run_programs
 from evalengine.tasks.code import CodeTask
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.lm_eval_model.cli import NAME, TARGET, register
+from evalengine.integrations.lm_eval.cli import NAME, TARGET, register
 from evalengine.records.schema import read_records
 from evalengine.report.read.run_folder import read_evidence
 from tests.e2e.command import ROOT, Outcome, call
@@ -245,7 +245,7 @@ KILLED = """
 import functools, os, signal, sys
 import lm_eval.tasks
 from evalengine.__main__ import main
-from evalengine.lm_eval_model import base
+from evalengine.integrations.lm_eval import base
 fill, calls = base.EvaluationRecorder._fill, []
 def killed(*given):
     calls.append(fill(*given))
@@ -271,7 +271,7 @@ def test_a_killed_run_leaves_the_calls_that_it_finished(tasks: list[str], tmp_pa
 def test_our_model_is_registered_by_name_and_by_entry_point() -> None:
     from lm_eval.api.registry import get_model, model_registry
 
-    from evalengine.lm_eval_model.model import EvalEngineLM
+    from evalengine.integrations.lm_eval.model import EvalEngineLM
 
     register()
     register()

@@ -15,13 +15,13 @@ import pytest
 from evalengine.config.schema import Config, DatasetConfig, TaskConfig
 from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
+from evalengine.integrations.exports.tables import comparison_markdown
 from evalengine.records.lm_eval import Sample, sample_row
 from evalengine.records.manifest import run_identity
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.metric_deltas import metric_deltas
 from evalengine.report.compare.report import report as report_of
-from evalengine.report.export.tables import comparison_markdown
 from evalengine.report.gate.evidence import of_documents
 from evalengine.report.gate.policies import Limits
 from evalengine.report.html.comparison_page import comparison_page

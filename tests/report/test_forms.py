@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from evalengine.__main__ import main
-from evalengine.report.export.tables import TABLES, results_sheet
+from evalengine.integrations.exports.tables import TABLES, results_sheet
 from evalengine.report.python.results import load_run as load_results
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import SWEEP_FORMAT

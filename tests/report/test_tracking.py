@@ -14,7 +14,7 @@ from evalengine.__main__ import main
 from evalengine.config.check import tracker_problems
 from evalengine.config.compose import compose_jobs
 from evalengine.errors import ConfigError
-from evalengine.report.export.tracking import leave_log, log_run, metrics_of, settings_of
+from evalengine.integrations.exports.tracking import leave_log, log_run, metrics_of, settings_of
 from evalengine.report.read.load import load_run
 from tests.run_double import bind_again, generated, write_run
 

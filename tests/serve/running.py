@@ -17,10 +17,10 @@ from evalengine import LLM
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.engine.thread import EngineThread
-from evalengine.serve.app import Server
-from evalengine.serve.connections import MOST, Connections, Door, uvicorn_config
-from evalengine.serve.model import ServedModel
-from evalengine.serve.settings import ServeSettings
+from evalengine.integrations.openai_server.app import Server
+from evalengine.integrations.openai_server.connections import MOST, Connections, Door, uvicorn_config
+from evalengine.integrations.openai_server.model import ServedModel
+from evalengine.integrations.openai_server.settings import ServeSettings
 
 QUESTION = "Question: Arlo collects 45 flowers. Diego has 32 fewer. How many do they have together?\nAnswer:"
 SMALL = ("engine.device=cpu", "engine.num_kv_blocks=64", "engine.block_size=64")

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalengine import LLM
-from evalengine.serve.settings import ServeSettings
+from evalengine.integrations.openai_server.settings import ServeSettings
 from tests.e2e.command import ROOT, call, finish, start
 from tests.serve.running import QUESTION, Running, running, wait_until
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_honoured_is_said(strict: Running, body: Any, status: int
 
 def test_a_billion_choices_are_refused_before_a_list_is_made(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It filled the memory, and ended the server."""
-    monkeypatch.setattr("evalengine.serve.asks.Choice", None)
+    monkeypatch.setattr("evalengine.integrations.openai_server.asks.Choice", None)
     refused = strict.post("/v1/completions", {"prompt": ["a", "b"], "n": 500_000_000}, **key())
     assert refused.status_code == 400 and "n=500000000: must be" in refused.json()["error"]["message"]
 
@@ -256,7 +256,9 @@ def test_the_words_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = call("serve", f"port={taken.getsockname()[1]}")
         assert done.code == 2 and "in use" in done.err
-    monkeypatch.setattr("evalengine.serve.cli.find_spec", lambda name: None if name == "fastapi" else 1)
+    monkeypatch.setattr(
+        "evalengine.integrations.openai_server.cli.find_spec", lambda name: None if name == "fastapi" else 1
+    )
     done = call("serve", "model=tinymath")
     assert done.code == 2 and "pip install 'evalengine[serve]'" in done.err
 

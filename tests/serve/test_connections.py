@@ -21,9 +21,9 @@ import httpx
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.serve.app import Server
-from evalengine.serve.connections import SPARE, Connections, Door, most_connections, quiet_accept
-from evalengine.serve.settings import ServeSettings
+from evalengine.integrations.openai_server.app import Server
+from evalengine.integrations.openai_server.connections import SPARE, Connections, Door, most_connections, quiet_accept
+from evalengine.integrations.openai_server.settings import ServeSettings
 from tests.e2e.command import finish, start
 from tests.serve.running import Running, serving, wait_until
 

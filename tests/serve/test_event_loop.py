@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from evalengine.integrations.openai_server import app
+from evalengine.integrations.openai_server.answering import PIECE, as_json, in_pieces
+from evalengine.integrations.openai_server.asks import MOST_STOPS, completion_ask
+from evalengine.integrations.openai_server.bodies import MOST_UNKNOWN, SHORT, ChatBody, CompletionBody, read_body
+from evalengine.integrations.openai_server.errors import ApiError
+from evalengine.integrations.openai_server.model import CHARACTERS_FIRST, MOST_DETOKENIZED, MOST_TOKENIZED
+from evalengine.integrations.openai_server.settings import ServeSettings
 from evalengine.records.sealed import canonical
-from evalengine.serve import app
-from evalengine.serve.answering import PIECE, as_json, in_pieces
-from evalengine.serve.asks import MOST_STOPS, completion_ask
-from evalengine.serve.bodies import MOST_UNKNOWN, SHORT, ChatBody, CompletionBody, read_body
-from evalengine.serve.errors import ApiError
-from evalengine.serve.model import CHARACTERS_FIRST, MOST_DETOKENIZED, MOST_TOKENIZED
-from evalengine.serve.settings import ServeSettings
 from tests.serve.running import QUESTION, Running
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"

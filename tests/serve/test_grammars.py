@@ -19,11 +19,11 @@ from evalengine import LLM, ConfigError, SamplingParams
 from evalengine.engine.execute.processing import DEAD_END
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.submission import check_requests
+from evalengine.integrations.openai_server.asks import chat_ask
+from evalengine.integrations.openai_server.bodies import ChatBody, read_body
+from evalengine.integrations.openai_server.grammars import JSON_OPTIONS, MOST_CHARACTERS, NOT_INSTALLED
+from evalengine.integrations.openai_server.settings import ServeSettings
 from evalengine.models.processors import RequestProcessors, of_plain
-from evalengine.serve.asks import chat_ask
-from evalengine.serve.bodies import ChatBody, read_body
-from evalengine.serve.grammars import JSON_OPTIONS, MOST_CHARACTERS, NOT_INSTALLED
-from evalengine.serve.settings import ServeSettings
 from tests.serve.running import Running, running
 
 pytest.importorskip("jsonschema")

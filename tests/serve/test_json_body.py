@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.serve import bodies
-from evalengine.serve.bodies import MOST_VALUES, read_json
+from evalengine.integrations.openai_server import bodies
+from evalengine.integrations.openai_server.bodies import MOST_VALUES, read_json
 
 PAIR = "\U0001f600"
 

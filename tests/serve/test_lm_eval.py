@@ -70,7 +70,7 @@ def evaluated(kind: Any, tasks: list[str], **arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def in_process(task_files: list[str]) -> dict[str, Any]:
-    from evalengine.lm_eval_model.model import EvalEngineLM
+    from evalengine.integrations.lm_eval.model import EvalEngineLM
 
     return evaluated(EvalEngineLM(pretrained="asset:tinymath", device="cpu", max_model_len=LENGTH), task_files)
 

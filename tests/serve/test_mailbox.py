@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evalengine.engine.thread import Event, NewTokens
-from evalengine.serve.answering import Mailbox
+from evalengine.integrations.openai_server.answering import Mailbox
 
 
 class Loop:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from evalengine.serve.asks import completion_ask
-from evalengine.serve.bodies import CompletionBody, read_body
-from evalengine.serve.settings import ServeSettings
+from evalengine.integrations.openai_server.asks import completion_ask
+from evalengine.integrations.openai_server.bodies import CompletionBody, read_body
+from evalengine.integrations.openai_server.settings import ServeSettings
 from tests.serve.running import Running
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install openai")

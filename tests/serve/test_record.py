@@ -18,10 +18,10 @@ import pytest
 
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
+from evalengine.integrations.openai_server.recorder import RECEIPT, RUN, Recorder
+from evalengine.integrations.openai_server.served_run import ServedRun
 from evalengine.records.line_file import LineFile
 from evalengine.records.schema import RequestRecord
-from evalengine.serve.recorder import RECEIPT, RUN, Recorder
-from evalengine.serve.served_run import ServedRun
 from tests.e2e.command import Run, call
 from tests.full_disk import Disk
 from tests.serve.running import QUESTION, Running, running, wait_until
@@ -239,7 +239,9 @@ def test_two_prompts_under_one_key_are_found(tmp_path: Path, monkeypatch: pytest
     output = RequestOutput(0, [7, 8], [5, 6], np.float32([-1, -2]), "length", "ab")
     with recording(tmp_path) as server:
         run = server.server.recorder.run  # type: ignore[union-attr]
-        monkeypatch.setattr("evalengine.serve.served_run.served_key", lambda *_: ("completions", 1, 0, 0))
+        monkeypatch.setattr(
+            "evalengine.integrations.openai_server.served_run.served_key", lambda *_: ("completions", 1, 0, 0)
+        )
         for _ in range(2):
             run.add([("completions", GenerateRequest(0, [7, 8]), output)])
         with pytest.raises(EvalEngineError, match="the same request has another answer"):

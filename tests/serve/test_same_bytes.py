@@ -98,7 +98,7 @@ def test_two_ranks_change_no_byte_and_one_that_dies_fails_who_waits(alone: list[
 def test_graphs_are_captured_before_anyone_can_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
     monkeypatch.setattr("evalengine.engine.llm.LLM.capture_graphs", lambda self: did.append("captured"))
-    monkeypatch.setattr("evalengine.serve.cli._listen", lambda *_: did.append("listens"))
+    monkeypatch.setattr("evalengine.integrations.openai_server.cli._listen", lambda *_: did.append("listens"))
     assert call("serve", "port=0", "engine.device=cpu", "engine.num_kv_blocks=64").code == 0
     assert did == ["captured", "listens"]
 

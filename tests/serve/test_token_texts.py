@@ -14,7 +14,7 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import SamplingParams
 from evalengine.engine.text.detokenizer import Detokenizer
-from evalengine.serve.token_texts import GrowingText, Offsets, TokenTexts, next_part
+from evalengine.integrations.openai_server.token_texts import GrowingText, Offsets, TokenTexts, next_part
 
 STOPS = st.lists(st.text("ab \n=4", min_size=1, max_size=4), max_size=3)
 

@@ -16,9 +16,9 @@ import pytest
 
 from evalengine.engine.request import RequestOutput
 from evalengine.engine.text.detokenizer import Detokenizer
-from evalengine.serve.errors import ApiError
-from evalengine.serve.grammars import of_tools
-from evalengine.serve.tool_calls import FORMATS, find_format, offered, with_objects
+from evalengine.integrations.openai_server.errors import ApiError
+from evalengine.integrations.openai_server.grammars import of_tools
+from evalengine.integrations.openai_server.tool_calls import FORMATS, find_format, offered, with_objects
 from tests.e2e.command import with_more_template
 from tests.serve.running import Running, running
 
@@ -258,7 +258,7 @@ def test_other_choices_are_refused(served: Running) -> None:
 
 def test_a_long_stream_with_tools_gives_its_content_before_the_call(tmp_path: Path) -> None:
     """Growing text stops before the call's mark, and holds back what may be its beginning."""
-    from evalengine.serve.token_texts import GrowingText
+    from evalengine.integrations.openai_server.token_texts import GrowingText
 
     with running() as server:
         tokenizer = server.llm.tokenizer

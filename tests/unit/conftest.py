@@ -13,8 +13,8 @@ import pytest
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
-from evalengine.programs import run as run_module
-from evalengine.programs.run import problem
+from evalengine.integrations.sandbox import run as run_module
+from evalengine.integrations.sandbox.run import problem
 from tests.unit.hostile_programs import SYSTEM_PYTHON
 
 

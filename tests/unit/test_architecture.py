@@ -7,7 +7,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.unit.arrows import ARROWS, WINGS
@@ -19,7 +19,12 @@ HEAVY = {"torch", "transformers", "datasets", "triton", "pandas"}
 def package_of(file: Path) -> str:
     """The package of evalengine to which the file belongs, or the name of a file beside the packages."""
     parts = file.relative_to(ROOT).with_suffix("").parts
-    return parts[1] if parts[0] == "evalengine" else parts[0]
+    return package_named(parts[1:]) if parts[0] == "evalengine" else parts[0]
+
+
+def package_named(parts: Sequence[str]) -> str:
+    """The package of a module of evalengine, given as the parts of its name: each integration is one of its own."""
+    return ".".join(parts[:2]) if parts[0] == "integrations" and parts[1] != "__init__" else parts[0]
 
 
 def sources() -> Iterator[Path]:
@@ -71,7 +76,7 @@ def test_every_arrow_is_allowed() -> None:
             top, _, rest = name.partition(".")
             outside = top in ("benchmarks", "tests") and top != package
             outside = outside and (package, name) != ("benchmarks", "tests.references")
-            if outside or (top == "evalengine" and rest and rest.split(".")[0] not in allowed):
+            if outside or (top == "evalengine" and rest and package_named(rest.split(".")) not in allowed):
                 wrong.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
 
@@ -79,7 +84,7 @@ def test_every_arrow_is_allowed() -> None:
 def test_lines_are_printed_in_one_place() -> None:
     """`print` writes what a file holds as it is: `say` and `warn` escape it. Left are whole JSON and YAML, GitHub's
     commands, a shell's script, a worker's pipe, and the benchmark's own numbers."""
-    raw = {"plain_text", "bench", "programs"}
+    raw = {"plain_text", "bench", "integrations.sandbox"}
     calls = {
         f"{module_of(file).removeprefix('evalengine.')}: {ast.unparse(node.args[0])}"
         for file in sources()
@@ -173,7 +178,7 @@ def test_the_search_finds_circles() -> None:
 def test_only_the_plugin_and_the_adaptor_import_lm_eval() -> None:
     """lm-eval is optional: everything else runs, and reads its files, without it."""
     users = [file for file in sources() if any(name.split(".")[0] == "lm_eval" for name in imports(file))]
-    assert {package_of(file) for file in users} == {"lm_eval_model", "tasks"}
+    assert {package_of(file) for file in users} == {"integrations.lm_eval", "tasks"}
     assert all(file.name.startswith("lm_eval_") for file in users if package_of(file) == "tasks")
 
 
@@ -228,8 +233,8 @@ LIGHT = [
     "evalengine.bench.throughput_cli",
     "evalengine.cache.cli",
     "evalengine.receipts.cli",
-    "evalengine.lm_eval_model.cli",
-    "evalengine.lm_eval_model.arguments",
+    "evalengine.integrations.lm_eval.cli",
+    "evalengine.integrations.lm_eval.arguments",
 ]
 
 

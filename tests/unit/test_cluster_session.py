@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.cluster.engines import ray_session
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.integrations.ray.engines import ray_session
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evalengine[ray]'")
 SLOW = "The current node timed out during startup. This could happen because the GCS has become overloaded."

@@ -14,11 +14,6 @@ import pytest
 import torch
 
 import evalengine
-from evalengine.cluster import settings
-from evalengine.cluster.engines import RayEngines
-from evalengine.cluster.pool import ActorState, Pool, unlike
-from evalengine.cluster.replica import ReplicaFacts, tokenizer_sha256
-from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.load.loader import Checkpoint
@@ -27,6 +22,11 @@ from evalengine.engine.settings import Settings
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
+from evalengine.integrations.ray import settings
+from evalengine.integrations.ray.engines import RayEngines
+from evalengine.integrations.ray.pool import ActorState, Pool, unlike
+from evalengine.integrations.ray.replica import ReplicaFacts, tokenizer_sha256
+from evalengine.integrations.ray.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.records.manifest import run_identity
 from evalengine.records.manifest_parts import Hardware
 from tests.e2e.command import call
@@ -210,7 +210,7 @@ def test_a_replica_with_other_files_in_the_same_place_is_hashed_before_it_joins(
         for own in (stamp, later)
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evalengine.cluster.pool.unlike", lambda *facts: iter(()))
+        patch.setattr("evalengine.integrations.ray.pool.unlike", lambda *facts: iter(()))
         assert [event.kind for event in pool._check(same)] == ["joined"]
         pool.members = {"other": other}
         assert [*pool._check(other)] == [] and other.doing == "wait"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evalengine.cluster.leases import Unleased, in_lease_order, lease_size, most_in_hand
-from evalengine.cluster.work import BLIND_PATIENCE, MAX_LOSSES, Work, sample
 from evalengine.engine.difference import difference
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import EvalEngineError, ReplicaMismatchError
+from evalengine.integrations.ray.leases import Unleased, in_lease_order, lease_size, most_in_hand
+from evalengine.integrations.ray.work import BLIND_PATIENCE, MAX_LOSSES, Work, sample
 
 PAGE = 4
 

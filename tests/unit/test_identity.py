@@ -16,9 +16,9 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.identity import model_identity, plain_spec
+from evalengine.integrations.lm_eval.arguments import read_arguments
 from evalengine.kernels.recurrent_variant import GatedDelta
 from evalengine.layers.variants import Norm
-from evalengine.lm_eval_model.arguments import read_arguments
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import Block, ModelSpec
@@ -124,7 +124,7 @@ ENGINE_PART = {name: name for name in ("weights", "model_spec", "tokenizer", "ch
 def test_what_decides_the_scored_part_under_lm_eval_counts() -> None:
     """Two settings of lm-eval's model that are none of the engine's change what is scored of equal tokens."""
     pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
-    from evalengine.lm_eval_model.base import EvaluationRecorder
+    from evalengine.integrations.lm_eval.base import EvaluationRecorder
 
     def identity(**own: Any) -> dict[str, Any]:
         recorder = EvaluationRecorder.__new__(EvaluationRecorder)

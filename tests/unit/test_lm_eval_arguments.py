@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.lm_eval_model.arguments import ignored_batch_size, read_arguments, with_device
+from evalengine.integrations.lm_eval.arguments import ignored_batch_size, read_arguments, with_device
 
 
 def problems(**arguments: Any) -> list[str]:

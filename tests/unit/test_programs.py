@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.programs import run as run_module
-from evalengine.programs.inside import system_calls
-from evalengine.programs.limits import ProgramLimits, ProgramVerdict
-from evalengine.programs.run import WORKER, problem, run_programs
+from evalengine.integrations.sandbox import run as run_module
+from evalengine.integrations.sandbox.inside import system_calls
+from evalengine.integrations.sandbox.limits import ProgramLimits, ProgramVerdict
+from evalengine.integrations.sandbox.run import WORKER, problem, run_programs
 from tests.unit.hostile_programs import ATTACKS, CALLS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.errors import EvalEngineError
-from evalengine.programs.run import WORKER, run_programs
+from evalengine.integrations.sandbox.run import WORKER, run_programs
 from tests.unit.hostile_programs import QUICK, SLEEPS, SYSTEM_PYTHON, leftovers, running, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     count = 8 if isolated or ending == signal.SIGINT else 1
     code = (
         f"import sys; sys.executable = {sys.executable!r}\n"
-        "from evalengine.programs.limits import ProgramLimits; from evalengine.programs.run import run_programs\n"
+        "from evalengine.integrations.sandbox.run import ProgramLimits, run_programs\n"
         f"run_programs({{{program!r} + '#' * n: ProgramLimits(wall_seconds=60) for n in range({count})}}, {isolated})"
     )
     python = sys.executable if sys.executable != SYSTEM_PYTHON else os.path.join(sys.prefix, "bin", "python")

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.programs.inside import system_calls
-from evalengine.programs.run import WORKER, run_programs
+from evalengine.integrations.sandbox.inside import system_calls
+from evalengine.integrations.sandbox.run import WORKER, run_programs
 from tests.unit.hostile_programs import ATTACKS, QUICK, REACHES, SYSTEM_PYTHON
 
 ROOT = Path(__file__).parents[2]
@@ -88,8 +88,8 @@ def test_a_program_that_ends_its_watcher_is_the_one_that_fails(namespaces: None)
         "harmless": "assert 1 == 1",
     }
     code = (
-        "import json\nfrom evalengine.programs import run\nfrom evalengine.programs.limits import ProgramLimits\n"
-        "run.SPARE_SECONDS = 1\nlimits = ProgramLimits(cpu_seconds=1, wall_seconds=2)\n"
+        "import json\nfrom evalengine.integrations.sandbox import run\n"
+        "run.SPARE_SECONDS = 1\nlimits = run.ProgramLimits(cpu_seconds=1, wall_seconds=2)\n"
         f"programs = {programs!r}\n"
         "verdicts = run.run_programs(dict.fromkeys(programs.values(), limits), isolated=False)\n"
         "print(json.dumps({name: str(verdicts[program]) for name, program in programs.items()}))"
@@ -160,7 +160,7 @@ def test_a_virtual_environment_behind_a_link_runs_programs(kernel_isolates: None
         python.symlink_to(tmp_path / "python")
         (tmp_path / "new" / "pyvenv.cfg").write_text(f"home = {tmp_path}\n")
     code = (
-        "from evalengine.programs import run\nrun.PROBE = 'import sys, subprocess, json\\n'"
+        "from evalengine.integrations.sandbox import run\nrun.PROBE = 'import sys, subprocess, json\\n'"
         '\'subprocess.run([sys.executable, "-c", "import decimal"], check=True)\'\nprint(run.problem(True))'
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
 from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
-from evalengine.programs.limits import ProgramLimits, ProgramVerdict
+from evalengine.integrations.sandbox.limits import ProgramLimits, ProgramVerdict
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
 from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_yaml import returned

@@ -15,9 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
-from evalengine.endpoint.plan import endpoint_plan
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import load_tasks, prepare
+from evalengine.integrations.endpoint.plan import endpoint_plan
 from evalengine.tasks.rows import Rows
 from evalengine.tasks.templates import Field
 from evalengine.util import limits

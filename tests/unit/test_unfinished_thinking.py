@@ -20,7 +20,7 @@ from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.thinking import Thought, answers_alone, thoughts, uncredited
 from evalengine.harness.verdicts import verdicts
-from evalengine.programs.limits import ProgramVerdict
+from evalengine.integrations.sandbox.limits import ProgramVerdict
 from evalengine.records.lm_eval import TaskResult, sample_row
 from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task

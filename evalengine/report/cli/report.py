@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from evalengine.config.check import tracker_problems
 from evalengine.errors import ConfigError
+from evalengine.integrations.exports.every_eval import every_eval
+from evalengine.integrations.exports.files import ExportFile, model_index, samples_csv
+from evalengine.integrations.exports.inspect_log import inspect_logs
+from evalengine.integrations.exports.shared import hub_results
+from evalengine.integrations.exports.tables import TABLES, comparison_markdown, results_sheet
+from evalengine.integrations.exports.tracking import log_run
 from evalengine.plain_text import say, warn
 from evalengine.records.evidence import PAGE, file_problems, repeated
 from evalengine.records.folder import write_text_file
 from evalengine.report.compare.beside import is_pair
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
-from evalengine.report.export.every_eval import every_eval
-from evalengine.report.export.files import ExportFile, model_index, samples_csv
-from evalengine.report.export.inspect_log import inspect_logs
-from evalengine.report.export.shared import hub_results
-from evalengine.report.export.tables import TABLES, comparison_markdown, results_sheet
-from evalengine.report.export.tracking import log_run
 from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
 from evalengine.report.html.index_page import write_index
 from evalengine.report.html.matrix_page import matrix_page

@@ -1,0 +1,393 @@
+"""One run of the tasks through an endpoint: plan, ask, score, write. It leaves lm-eval's files, and no digest: an
+endpoint shows neither its tokens nor their bits."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import asdict, replace
+from datetime import datetime
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from evalengine.config.schema import Config, leaves, selection, to_yaml
+from evalengine.errors import EvalEngineError, first_of, listed
+from evalengine.harness.finish import invocation
+from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
+from evalengine.harness.metrics import group_results
+from evalengine.harness.outcome import score_tasks, scorer
+from evalengine.harness.plan import Plan
+from evalengine.harness.runner import run as run_here
+from evalengine.harness.thinking import Thought, answers_alone, uncredited
+from evalengine.harness.verdicts import verdicts
+from evalengine.integrations.endpoint.answers import (
+    AnswersFile,
+    Document,
+    EndpointAnswer,
+    Place,
+    answer_of,
+    entries,
+    why_unanswered,
+)
+from evalengine.integrations.endpoint.http import Client
+from evalengine.integrations.endpoint.plan import EndpointPlan, endpoint_plan
+from evalengine.integrations.endpoint.received import HIDDEN
+from evalengine.plain_text import warn
+from evalengine.records.evidence import CONFIG
+from evalengine.records.folder import IDENTITY, LOCK, RunFolder
+from evalengine.records.lm_eval import (
+    REJECTED,
+    ModelInfo,
+    TaskResult,
+    remove_results,
+    unanswered_words,
+    write_results,
+)
+from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import RunTimings
+from evalengine.records.schema import Answer, Answers, RecordKey
+from evalengine.records.sealed import canonical, content_sha256
+from evalengine.report.read.load import load_run
+from evalengine.report.stats.kappa import judge_lines
+from evalengine.report.stats.metric_interval import cut_lines, mean_interval, wilson
+from evalengine.report.terminal.run_table import results_table
+from evalengine.report.terminal.tables import print_lines
+
+UNPROVED = ("an endpoint shows neither tokens nor bits: there is no digest, and nobody can check an answer; what it "
+            "said is recorded")  # fmt: skip
+MOST_NAMES = 5  # models, fingerprints or errors that are printed
+
+MOST_REJECTED = 100  # rejected requests without a single answer after which the rest is not sent
+
+
+def run(config: Config) -> Path:
+    """Runs the configured tasks through `config.model.api`; returns the run's folder. The same command resumes.
+
+    Raises: ConfigError for settings and tasks that an endpoint cannot do, before anything is asked; EvalEngineError for
+    requests that failed after all retries, once the others are kept.
+    """
+    started, begin = time.time(), time.perf_counter()
+    asked = endpoint_plan(config)
+    for line in asked.plan.warnings:
+        warn(line)
+    client = Client(asked.url, config.endpoint)
+    judge = find_judge(config, asked.plan, None)
+    identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
+    name = f"{selection(config)}-{config.model.name}"
+    run_id = content_sha256(identity)[:8]
+    with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
+        folder.write_text(CONFIG, to_yaml(config))
+        answers, rejected = _answers(config, asked, folder, client)
+        timings = RunTimings(0.0, time.perf_counter() - begin, time.perf_counter() - begin)
+        _write(config, asked, answers, rejected, folder, judge, started, timings)
+        for unfinished in (LOCK, IDENTITY):
+            (folder.path / unfinished).unlink(missing_ok=True)
+        return folder.path
+
+
+def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
+    """What makes two runs one: the address, what it is asked, and how answers are scored."""
+    tasks = {name: asdict(task) for name, task in config.tasks.items()}
+    plain: dict[str, Any] = json.loads(canonical({
+        "harness": "endpoint", "api": asked.url, "requests": asked.sha256, "repeats": config.endpoint.repeats,
+        "tasks": tasks, "think_end_token": config.model.think_end_token,
+        **({"score_unfinished_thinking": True} if config.score_unfinished_thinking else {}),
+    }))  # fmt: skip
+    return plain
+
+
+def _answers(
+    config: Config, asked: EndpointPlan, folder: RunFolder, client: Client
+) -> tuple[dict[Place, EndpointAnswer], dict[Place, str]]:
+    """(every answer, the error of each request that the endpoint rejected). Answers in the folder are not requested
+    again; rejected requests are, since the account or the filter may have changed."""
+    file = AnswersFile(folder.path, client.cleaner)
+    try:
+        answers = file.kept
+        places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(asked.bodies))]
+        todo = [place for place in places if place not in answers]
+        if answers and config.progress:
+            warn(f"resuming {folder.path}: {len(answers)} of {len(places)} answers are kept from the interrupted run")
+        failed: list[str] = []
+        rejected: dict[Place, str] = {}
+        for reply in client.ask([asked.bodies[number] for number, _ in todo]):
+            place = todo[reply.number]
+            if reply.rejected:
+                rejected[place] = reply.error
+                if len(rejected) == MOST_REJECTED and not answers:
+                    break
+            elif reply.value is None:
+                task, document, *_ = asked.plan.requests[place[0]].key
+                failed.append(f"{task}, document {document}: {reply.error} (after {reply.attempts} attempts)")
+            else:
+                file.append(place, answer_of(reply))
+        if rejected and not answers:
+            raise EvalEngineError(f"{asked.url} rejected all of the first {len(rejected)} requests, one with: "
+                                  f"{next(iter(rejected.values()))}; fix the request (model.name, endpoint.body) or "
+                                  "the key's permissions, and rerun the command")  # fmt: skip
+        if failed:
+            raise EvalEngineError(f"{len(failed)} of {len(places)} requests failed; the same command asks them again:",
+                                  *first_of(failed, 10))  # fmt: skip
+        return answers, rejected
+    finally:
+        file.close()
+
+
+def _write(
+    config: Config,
+    asked: EndpointPlan,
+    answers: Mapping[Place, EndpointAnswer],
+    rejected: Mapping[Place, str],
+    folder: RunFolder,
+    judge: Judge | None,
+    started: float,
+    timings: RunTimings,
+) -> None:
+    """Scores each ask, and writes the first one's samples and results with what all of them show. A judge is asked
+    about the first one's answers. Documents with a rejected request are in no score."""
+    end = config.model.think_end_token
+    documents = {asked.plan.requests[number].key[:2] for number, _ in rejected}
+    plan = _without(asked.plan, documents)
+    asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end), documents)
+            for ask in range(config.endpoint.repeats)]  # fmt: skip
+    unanswered = [unanswered_of(asked.plan, answers, one, ask) for ask, one in enumerate(asks)]
+    thoughts = [{} if end is None else thoughts_of(asked.plan, answers, one, ask, str(end))
+                for ask, one in enumerate(asks)]  # fmt: skip
+    denied = [uncredited(own, config) for own in thoughts]
+    limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
+    results: list[list[TaskResult]] = []
+    judgements, told = (
+        (NOT_JUDGED, None)
+        if judge is None
+        else judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
+    )
+    for number, one in enumerate(asks):
+        programs = verdicts(plan, one, config, selection(config), denied[number])
+        judged = NOT_JUDGED if number else judgements
+        score = scorer(plan, one, thoughts[number], programs, judged, denied[number], unanswered[number])
+        results.append(score_tasks(lambda tasks, score=score: [*map(score, tasks)], plan.tasks))  # type: ignore[misc]
+    out, first = Counter(task for task, _ in documents), []
+    for result in results[0]:
+        rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]
+        rejections = {REJECTED: out[result.name]} if out[result.name] else {}
+        first.append(replace(result, samples=rows, unanswered={**rejections, **result.unanswered}))
+    facts = endpoint_facts(asked, config.model.name, answers, rejected)
+    facts |= {
+        "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
+        "unanswered": dict(Counter(kind for one in unanswered for kind in one.values())),
+        "unfinished_thinking": sum(thought.unfinished for one in thoughts for thought in one.values()),
+        "scores_unfinished_thinking": config.score_unfinished_thinking,
+        **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
+        **({} if told is None else {"judge": told}),
+    }
+    scored = {result.name for result in first}
+    groups = {name: group for name, group in config.groups.items() if scored.issuperset(leaves(name, config.groups))}
+    arguments = {"base_url": asked.url, "model": config.model.name}
+    model = ModelInfo(
+        config.model.name, asked.url, "", None, None, 0, 0, "", None, program="endpoint", arguments=arguments
+    )
+    more = {"harness": "endpoint", "endpoint": {**facts, "in_words": lines(facts)}}
+    remove_results(folder)
+    how, added_up = invocation(config, started, timings), group_results(groups, first)
+    write_results(folder, first, model, how, datetime.now(), added_up, more)
+
+
+def _without(plan: Plan, documents: Set[Document]) -> Plan:
+    """The plan without these documents, and without tasks that have no others."""
+    tasks = [replace(item, instances=[own for own in item.instances if (own[0].task, own[0].doc_id) not in documents])
+             for item in plan.tasks]  # fmt: skip
+    requests = [item for item in plan.requests if item.key[:2] not in documents]
+    return replace(plan, tasks=[item for item in tasks if item.instances], requests=requests)
+
+
+def _judged(config: Config) -> Path:
+    """The run of a judge: of a model here, or behind an API, too."""
+    return run_here(config).folder if config.model.api is None else run(config)
+
+
+def print_run(folder: Path) -> None:
+    """Prints a run's table, and what is known of its endpoint, to standard output."""
+    results = read_results(results_files(folder)[-1])
+    print_lines((results_table(results), *cut_lines(load_run(folder)), *lines(results["endpoint"]), str(folder)))
+
+
+def endpoint_facts(
+    asked: EndpointPlan, model: str, answers: Mapping[Place, EndpointAnswer], rejected: Mapping[Place, str]
+) -> dict[str, Any]:
+    """What the endpoint sent, as plain JSON values. model: the requested one."""
+    sent = answers.values()
+    return {
+        "url": asked.url,
+        "model": model,
+        "requests": len(sent),
+        "retried": sum(answer.attempts > 1 for answer in sent),
+        "rejected": _rejected(asked.plan, rejected),
+        "with_lone_surrogates": sum(answer.surrogates > 0 for answer in sent),
+        "with_the_key": sum(answer.keys > 0 for answer in sent),
+        "own_exemplar_prompts": asked.plan.own_exemplars,
+        "models": dict(Counter(str(answer.model) for answer in sent)),
+        "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in sent)),
+        "unproved": UNPROVED,
+    }
+
+
+def _rejected(plan: Plan, rejected: Mapping[Place, str]) -> dict[str, Any]:
+    """The rejected requests. documents: task -> [how many are in no score for it, how many the task has]."""
+    errors = [dict(zip(("task", "document", "request", "repeat"), plan.requests[number].key, strict=True))
+              | {"ask": ask, "error": error} for (number, ask), error in sorted(rejected.items())]  # fmt: skip
+    out = Counter(task for task, _ in {(error["task"], error["document"]) for error in errors})
+    documents = {item.task.name: [out[item.task.name], len(item.instances)] for item in plan.tasks}
+    return {"requests": len(errors), "documents": {task: pair for task, pair in documents.items() if pair[0]},
+            "errors": errors}  # fmt: skip
+
+
+def unanswered_of(
+    plan: Plan, answers: Mapping[Place, EndpointAnswer], scored: Answers, ask: int
+) -> dict[RecordKey, str]:
+    """Key -> which of `UNANSWERED` the answer of one ask is; answers with a text are missing."""
+    kinds = {item.key: why_unanswered(answers[number, ask], scored[item.key].text)
+             for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
+    return {key: kind for key, kind in kinds.items() if kind is not None}
+
+
+def thoughts_of(
+    plan: Plan, answers: Mapping[Place, EndpointAnswer], scored: Answers, ask: int, end: str
+) -> dict[RecordKey, Thought]:
+    """Key -> the thinking of one ask's answer, which `end` or the endpoint itself separates from the text."""
+    return {item.key: _thought(answers[number, ask], end, item.instance.context, scored[item.key].finish_reason)
+            for number, item in enumerate(plan.requests) if item.key in scored}  # fmt: skip
+
+
+def _thought(answer: EndpointAnswer, end: str, prompt: str, finish_reason: str) -> Thought:
+    before, ended, _ = answer.text.rpartition(end)
+    if ended:
+        return Thought(before + ended, 0, False)
+    if answer.reasoning is not None or prompt.rstrip().endswith(end):
+        return Thought(answer.reasoning or "", 0, finish_reason == "length" and not answer.text.strip())
+    if finish_reason == "length":
+        return Thought(answer.text, 0, True)
+    return Thought("", 0, False, unended=bool(answer.text.strip()))  # without a text it is an empty answer
+
+
+def lines(facts: Mapping[str, Any]) -> list[str]:
+    """What the terminal and the page report of a run besides its table. facts: `endpoint` of its results."""
+    said = [f"{facts['requests']:,} answers of {facts['url']}, {facts['retried']} after retries, "
+            f"{facts['length_limited']} cut at the limit"]  # fmt: skip
+    rejected = facts["rejected"]
+    for task, (out, of) in rejected["documents"].items():
+        errors = Counter(error["error"] for error in rejected["errors"] if error["task"] == task)
+        score = "the task has no score" if out == of else "no score includes them"
+        said.append(f"{task}: the endpoint rejected {out} of {of} documents, so {score}: {_counts(errors, '; ')}")
+    if facts["unanswered"]:
+        said.append(f"of all answers, {unanswered_words(facts['unanswered'])}: withheld or without a text, and scored "
+                    "as they are")  # fmt: skip
+    if count := facts.get("unfinished_thinking"):
+        credit = "scored as if they were answers" if facts["scores_unfinished_thinking"] else "no credit"
+        said.append(f"{_counted(count)} ended before the end of their thinking ({credit}); raise "
+                    "task.generation.max_gen_toks, or check model.think_end_token")  # fmt: skip
+    if own := facts.get("own_exemplar_prompts"):
+        said.append(f"{own} prompts contain their own document among the exemplars: their scores say little")
+    if count := facts["with_lone_surrogates"]:
+        said.append(f"{_counted(count)} contained lone surrogates (halves of characters), replaced by U+FFFD")
+    if count := facts["with_the_key"]:
+        said.append(f"{_counted(count)} contained the API key, replaced by {HIDDEN}")
+    for name, counts in (("model", facts["models"]), ("system_fingerprint", facts["system_fingerprints"])):
+        if len(counts) > 1:
+            said.append(f"the endpoint changed during the run: its {name} was {_counts(counts)}")
+    if list(facts["models"]) not in ([facts["model"]], ["None"]) and len(facts["models"]) == 1:
+        said.append(f"the endpoint named its model {next(iter(facts['models']))}; {facts['model']} was requested")
+    said += judge_lines(Manifest({"judge": facts.get("judge")}))
+    return [*said, *(noise_lines(facts["noise"]) if "noise" in facts else []), f"not proved: {facts['unproved']}"]
+
+
+def _counts(counts: Mapping[str, int], between: str = ", ") -> str:
+    """`a (3), b (1) and 2 more`, the most frequent first."""
+    return listed([f"{name} ({count})" for name, count in Counter(counts).most_common()], MOST_NAMES, between)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} answer{'s' * (count != 1)}"
+
+
+def noise(asks: Sequence[Mapping[Any, Answer]], results: Sequence[Sequence[TaskResult]]) -> dict[str, Any]:
+    """What `asks` of the same requests show, as plain JSON values. results: of each ask, the tasks' results with their
+    samples.
+
+    Of texts and of each metric: which of all changed at least once, their share with Wilson's 95 % interval, and
+    `between`; of a metric also its value in each ask.
+    """
+    keys = [*asks[0]]
+    texts = [[answers[key].text for answers in asks] for key in keys]
+    changed = [list(key) for key, own in zip(keys, texts, strict=True) if len(set(own)) > 1]
+    documents = [f"{task}/{document}" for task, document, *_ in keys]
+    return {
+        "asks": len(asks),
+        "texts": {"requests_changed": changed, **_share(len(changed), len(keys)), **between(texts, documents)},
+        "metrics": [entry for place in range(len(results[0])) for entry in _of_task([own[place] for own in results])],
+    }
+
+
+def between(asked: Sequence[Sequence[Hashable]], documents: Sequence[str] | None = None) -> dict[str, Any]:
+    """The chance that two identical asks of a request differ: the mean over requests of the share of its pairs of asks
+    that do, which estimates it without bias, with the 95 % interval of such a mean (`mean_interval`).
+
+    asked: of each request, what came of every ask. documents: each request's, where a document has several.
+    """
+    shares = [fmean(one != other for one, other in combinations(own, 2)) for own in asked]
+    bounds = mean_interval(shares, clusters=documents)
+    return {"between_two_asks": fmean(shares), "between_interval": None if bounds is None else list(bounds)}
+
+
+def _of_task(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
+    """One task's metrics."""
+    scores: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(lambda: [{} for _ in results])
+    for ask, result in enumerate(results):
+        for sample in result.samples:
+            for metric, value in sample.metrics.items():
+                if isinstance(value, int | float):
+                    scores[metric, sample.filter][ask][sample.doc_id] = float(value)
+    entries = []
+    for (metric, name), asked in scores.items():
+        documents = [doc for doc in asked[0] if all(doc in one for one in asked)]
+        if not documents:
+            continue
+        scored = [[one[doc] for one in asked] for doc in documents]
+        changed = [doc for doc, own in zip(documents, scored, strict=True) if len(set(own)) > 1]
+        values = [math.fsum(one[doc] for doc in documents) / len(documents) for one in asked]
+        entries.append({"task": results[0].name, "metric": metric, "filter": name, "values": values,
+                        "documents_changed": changed, **_share(len(changed), len(documents)),
+                        **between(scored)})  # fmt: skip
+    return entries
+
+
+def _share(changed: int, count: int) -> dict[str, Any]:
+    return {"changed": changed, "of": count, "interval": list(wilson(changed, count))}
+
+
+def noise_lines(found: Mapping[str, Any]) -> list[str]:
+    """The noise in sentences."""
+    texts = found["texts"]
+    changed = f"{texts['changed']} of {texts['of']} texts changed {_at(texts['interval'])}"
+    lines = [f"{found['asks']} identical asks: {changed}; {_between(texts)}"]
+    for one in found["metrics"]:
+        low, high = min(one["values"]), max(one["values"])
+        named = f"{one['task']} {one['metric']}, {one['filter']}"
+        lines.append(
+            f"{named}: {one['changed']} of {one['of']} scores changed {_at(one['interval'])}; {_between(one)}; "
+            f"the value lies in {low:.4f} to {high:.4f}"
+        )
+    return lines
+
+
+def _between(share: Mapping[str, Any]) -> str:
+    return f"two asks differ in {100 * share['between_two_asks']:.2g} % {_at(share['between_interval'])}".rstrip()
+
+
+def _at(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"(95 %: {100 * interval[0]:.2g} to {100 * interval[1]:.2g} %)"
