@@ -17,9 +17,9 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
-from evalengine.integrations.sandbox.limits import ProgramLimits
 from evalengine.tasks.instance import Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue, pass_at_k
+from evalengine.tasks.programs import ProgramLimits
 from evalengine.tasks.repeats import Repeated, repeats_of
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated

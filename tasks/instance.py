@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from evalengine.integrations.sandbox.limits import ProgramVerdict
+from evalengine.tasks.programs import ProgramVerdict
 
 OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
 OUTPUT_TYPES = get_args(OutputType)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from evalengine.config.schema import Config
 from evalengine.util.early_gpu import begin_triton_key
 from evalengine.util.phases import phase
+from evalengine.util.plugins import load
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
@@ -40,9 +41,7 @@ def perform(
             write_page(folder)
             write_list(folder)
         if config.log_to is not None:
-            from evalengine.integrations.exports.tracking import leave_log
-
-            leave_log(folder, config.log_to)
+            load("evalengine.integrations.exports.tracking:leave_log")(folder, config.log_to)
         if show is not None:
             show(folder)
 
@@ -52,21 +51,19 @@ def perform(
         from evalengine.report.gate.gate import decider
 
         gate = Gate(*decider(config.sequential))
-    return run(config, on_complete, command, llm, gate, _asked_elsewhere).folder
+    return run(config, on_complete, command, llm, gate, _answered_elsewhere).folder
 
 
-def _asked_elsewhere(config: Config) -> Path:
-    from evalengine.integrations.endpoint.run import run
-
-    return run(config)
+def _answered_elsewhere(config: Config) -> Path:
+    folder: Path = load("evalengine.integrations.endpoint.run:run")(config)
+    return folder
 
 
 def _through_an_endpoint(config: Config) -> Path:
     """The run of a model behind an HTTP interface. It has a page, and no digest."""
-    from evalengine.integrations.endpoint.run import run
     from evalengine.report.html.on_complete import write_list, write_page
 
-    folder = run(config)
+    folder = _answered_elsewhere(config)
     write_page(folder)
     write_list(folder)
     return folder

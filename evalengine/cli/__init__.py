@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-MODULES = {  # sub-command -> the module whose `main(argv)` answers it, or another function of it
-    "compare": "evalengine.cli.compare",
+from evalengine.util.plugins import load
+
+MODULES = {  # sub-command -> the function that answers it: `main(argv)`
+    "compare": "evalengine.cli.compare:main",
     "baseline": "evalengine.cli.written:baseline",
-    "gate": "evalengine.cli.gate",
+    "gate": "evalengine.cli.gate:main",
     "report": "evalengine.cli.written:report",
-    "explain": "evalengine.cli.explain",
-    "verify": "evalengine.cli.verify",
-    "bench": "evalengine.cli.bench",
-    "cache": "evalengine.cli.cache",
+    "explain": "evalengine.cli.explain:main",
+    "verify": "evalengine.cli.verify:main",
+    "bench": "evalengine.cli.bench:main",
+    "cache": "evalengine.cli.cache:main",
     "prove": "evalengine.cli.receipts:prove",
     "check": "evalengine.cli.receipts:check",
-    "plan": "evalengine.cli.plan",
-    "serve": "evalengine.cli.serve",
-    "warm": "evalengine.cli.warm",
-    "tasks": "evalengine.cli.tasks",
-    "lm_eval": "evalengine.integrations.lm_eval.cli",
+    "plan": "evalengine.cli.plan:main",
+    "serve": "evalengine.cli.serve:main",
+    "warm": "evalengine.cli.warm:main",
+    "tasks": "evalengine.cli.tasks:main",
+    "lm_eval": "evalengine.integrations.lm_eval.cli:main",
 }
 
 
 def command_of(name: str) -> Any:
     """Return the function of a sub-command: it takes the words after it and returns the exit code."""
-    module, _, function = MODULES[name].partition(":")
-    return getattr(import_module(module), function or "main")
+    return load(MODULES[name])

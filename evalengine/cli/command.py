@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 from typer import BadParameter, Exit, Typer, TyperException
@@ -17,6 +16,7 @@ from typer.main import get_command
 
 from evalengine.errors import ConfigError
 from evalengine.util.command import PROGRAM, Namespace
+from evalengine.util.plugins import load
 
 SEVERAL = " ..."  # an option whose metavar ends with this takes all words up to the next option
 SETTING = re.compile(r"[~+]{0,2}[a-z_][\w.@]*=")
@@ -79,8 +79,7 @@ class Command:
         arguments = self.parse(argv)
         if arguments is None:  # --help
             return 0
-        module, _, function = self.work.partition(":")
-        code: int = getattr(import_module(module), function)(arguments)
+        code: int = load(self.work)(arguments)
         return code
 
     def parse(self, argv: Sequence[str]) -> Any:

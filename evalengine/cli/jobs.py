@@ -15,6 +15,7 @@ from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace, exit_code
 from evalengine.util.early_gpu import wake_gpu
 from evalengine.util.phases import phase
+from evalengine.util.plugins import load
 from evalengine.version import CONTRACT_VERSION, __version__
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ def _run(config: Config, command: Sequence[str] | None = None, digests: list[str
     shown: list[str] = [] if digests is None else digests
     if config.model.api is not None:
         folder = perform(config, command)
-        from evalengine.integrations.endpoint.run import print_run
-
-        print_run(folder)
+        load("evalengine.integrations.endpoint.run:print_run")(folder)
         return 0
     perform(config, command, show=lambda folder: shown.append(print_report(folder)))
     return 0

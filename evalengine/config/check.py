@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
@@ -17,10 +16,12 @@ from evalengine.config.kinds import LEVELS, TASK_NAME, as_typed, is_folder
 from evalengine.config.schema import Config, EngineConfig, GroupConfig, ModelConfig, Numerics
 from evalengine.config.typed import adapter, problems_of
 from evalengine.errors import ConfigError
+from evalengine.util.plugins import added, not_installed
 
 T = TypeVar("T")
 API_KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value an endpoint is sent
 TRACKERS = ("wandb", "mlflow")  # names of their libraries, and of this package's extras
+EXPORTS = "evalengine.exports"  # entry points: trackers that other packages add
 TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
 
 
@@ -149,11 +150,11 @@ def tracker_problems(name: str, tracker: str | None) -> Iterator[str]:
     """Yields what is wrong with a setting that names a tracker: an unknown word, or a library that is not installed."""
     if tracker is None:
         return
-    if tracker not in TRACKERS:
-        yield f"{name}={as_typed(tracker)}: must be one of {', '.join(TRACKERS)}"
-    # A mere folder of its name, as W&B leaves in the working directory, is no library.
-    elif (spec := importlib.util.find_spec(tracker)) is None or spec.origin is None:
-        yield f"{name}={tracker}: {tracker} is not installed; pip install 'evalengine[{tracker}]'"
+    if tracker in TRACKERS:
+        if missing := not_installed(tracker, tracker):
+            yield f"{name}={tracker}: {missing}"
+    elif tracker not in (others := added(EXPORTS)):
+        yield f"{name}={as_typed(tracker)}: must be one of {', '.join([*TRACKERS, *others])}"
 
 
 def address_problems(setting: str, address: str) -> Iterator[str]:
@@ -206,7 +207,7 @@ def _thinking_problems(config: Config) -> Iterator[str]:
 
 
 def _cluster_problems(config: Config) -> Iterator[str]:
-    """`evalengine.integrations.ray.settings` checks what depends on Ray and the machine."""
+    """The integration checks what depends on Ray and the machine (`ray_problems`)."""
     cluster, audit = config.cluster, config.cluster.audit
     if cluster.backend == "local":
         if cluster.replicas not in ("auto", 1):

@@ -11,7 +11,7 @@ import torch
 from evalengine.config.arguments import shown
 from evalengine.config.check import engine_problems, resolve_numerics
 from evalengine.config.kinds import MAX_RANKS
-from evalengine.config.schema import EngineConfig, Numerics
+from evalengine.config.schema import Config, EngineConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.layers.attention_backends import backend_problems, possible_backends
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
@@ -235,3 +235,20 @@ def _length_problems(config: EngineConfig, limit: int) -> Iterator[str]:
             f"engine.block_size={config.block_size}: a page longer than any sequence (max_model_len={longest}) only "
             "wastes memory; leave it at auto, or take 16 to 256"
         )
+
+
+def uses_ray(config: Config) -> bool:
+    """Whether replicas on Ray answer the requests: if asked for, or if needed to use all GPUs of this machine."""
+    return config.cluster.backend == "ray" or (config.cluster.replicas == "auto" and local_replicas(config) > 1)
+
+
+def local_replicas(config: Config) -> int:
+    """Replicas that this machine's GPUs suffice for; 1 without a GPU, or for a device that is named by number."""
+    if not on_gpu(config.engine) or ":" in config.engine.device:
+        return 1
+    return max(1, torch.cuda.device_count() // config.engine.tensor_parallel_size)
+
+
+def on_gpu(engine: EngineConfig) -> bool:
+    """Whether the engine computes on a GPU of this machine."""
+    return engine.device != "cpu" and torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Opens what answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.integrations.ray`)."""
+"""Opens what answers a run's requests: an `LLM` in this process, or replicas of it on Ray."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from evalengine.engine.engine import Engine
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineProtocol
-from evalengine.engine.settings import settings_problems
+from evalengine.engine.settings import settings_problems, uses_ray
 from evalengine.errors import EvalEngineError
-from evalengine.integrations.ray.engines import RayEngines
-from evalengine.integrations.ray.settings import ray_problems, uses_ray
 from evalengine.models.spec import ModelSpec
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import read_records
+from evalengine.util.plugins import load
 
 
 @contextmanager
@@ -31,7 +30,7 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: EngineProtocol | N
             loaded.learn_answers(_generated(config.drafts))
         yield loaded
     elif uses_ray(config):
-        with RayEngines(config, checkpoint) as engines:
+        with load("evalengine.integrations.ray.engines:RayEngines")(config, checkpoint) as engines:
             yield engines
     else:
         with deferred_llm(config, checkpoint) as deferred:
@@ -60,6 +59,10 @@ def _generated(folder: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
 def answering_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:
     """Yields what is wrong with the settings of the engine and its replicas, a sentence each. On a remote Ray cluster
     the first replica checks its engine's settings, since another machine computes."""
-    yield from ray_problems(config)
+    if uses_ray(config):
+        yield from load("evalengine.integrations.ray.pool:ray_problems")(config)
+    elif config.cluster.audit > 0:
+        audit = f"cluster.audit={config.cluster.audit}"
+        yield f"{audit}: it needs a second replica, and this machine's GPUs suffice for one"
     if config.cluster.address is None:
         yield from settings_problems(config.engine, config.batch_invariant, config.numerics, spec)

@@ -23,9 +23,8 @@ from evalengine.config.schema import (
 )
 from evalengine.config.shipped import shipped_model
 from evalengine.engine.load.loader import resolve_checkpoint
-from evalengine.engine.settings import settings_problems
+from evalengine.engine.settings import settings_problems, uses_ray
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
-from evalengine.integrations.ray.settings import uses_ray
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import AGAIN, parse_sample, results_files, samples_files

@@ -19,7 +19,6 @@ from evalengine.harness.judging import NOT_JUDGED, Judgement, Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.thinking import Thought
-from evalengine.integrations.sandbox.limits import ProgramVerdict
 from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task
@@ -27,6 +26,7 @@ from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.judge import FILTER as JUDGE
 from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
+from evalengine.tasks.programs import ProgramVerdict
 from evalengine.tasks.rows import Doc
 from evalengine.util.forked import ForkedTask
 from evalengine.util.limits import OutOfTime, limited

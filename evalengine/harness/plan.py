@@ -29,7 +29,6 @@ from evalengine.harness.answering import answering_problems
 from evalengine.harness.judge_run import judging_problems
 from evalengine.harness.metrics import WEIGHTED, summarize
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
-from evalengine.integrations.sandbox.run import problem
 from evalengine.models.spec import ModelSpec
 from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
@@ -39,6 +38,7 @@ from evalengine.tasks.metric import MetricKey, MetricValue
 from evalengine.tasks.registry import load_task
 from evalengine.util.forked import ForkedTask, shares
 from evalengine.util.phases import phase
+from evalengine.util.plugins import load
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
@@ -382,5 +382,5 @@ def execution_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
             "within limits, without network, your files or your environment (tasks/README.md says what that does not "
             "protect against)"
         )
-    elif why := problem(isolated(config)):
+    elif why := load("evalengine.integrations.sandbox.run:problem")(isolated(config)):
         yield f"allow_code_execution={str(config.allow_code_execution).lower()}: {programs}, and {why}"

@@ -15,10 +15,10 @@ from typing import Any
 from evalengine.config.schema import Config
 from evalengine.harness.plan import Plan, isolated
 from evalengine.harness.progress import ProgramProgress
-from evalengine.integrations.sandbox.limits import OUTCOMES, ProgramLimits, ProgramVerdict
-from evalengine.integrations.sandbox.run import run_programs
 from evalengine.records.schema import Answers, RecordKey
 from evalengine.tasks.code import CodeTask
+from evalengine.tasks.programs import OUTCOMES, ProgramLimits, ProgramVerdict
+from evalengine.util.plugins import load
 
 
 def verdicts(
@@ -44,6 +44,7 @@ def verdicts(
         batches.setdefault(limits, {})[program] = limits
     with ProgramProgress(label, sum(map(len, batches.values())), config.progress) as bar:
         for limits, batch in batches.items():
+            run_programs = load("evalengine.integrations.sandbox.run:run_programs")
             ended = run_programs(batch, isolated(config), bar.finished)
             by_program.update({(program, limits): verdict for program, verdict in ended.items()})
     return {key: by_program[program] for key, program in programs.items()}

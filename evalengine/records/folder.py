@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.plain_text import warn
@@ -216,6 +216,14 @@ def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
         _sync(target.parent)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+class TextFile(NamedTuple):
+    """A file that belongs to no run's folder and is yet to be written."""
+
+    path: Path
+    text: str
+    holds: str = ""  # its content in words, such as `12 samples`
 
 
 def write_text_file(file: Path, text: str, append: bool = False) -> int:

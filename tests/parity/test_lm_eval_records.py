@@ -288,4 +288,4 @@ def test_without_lm_eval_the_command_says_how_to_get_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "evalengine: lm_eval: lm-eval is not installed: pip install 'evalengine[lm-eval]'\n"
+    assert done.stderr == "evalengine: lm_eval: lm_eval is not installed: pip install 'evalengine[lm-eval]'\n"

@@ -91,9 +91,9 @@ def test_a_tracker_that_refuses_does_not_fail_the_run(
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("evalengine.util.plugins.find_spec", lambda name: None)
     (problem,) = tracker_problems("log_to", "wandb")
-    assert problem == "log_to=wandb: wandb is not installed; pip install 'evalengine[wandb]'"
+    assert problem == "log_to=wandb: wandb is not installed: pip install 'evalengine[wandb]'"
     with pytest.raises(ConfigError) as refused:
         compose_jobs(["log_to=wandb", "limit=0"])
     assert refused.value.problems == ["limit=0: must be at least 1", problem]
@@ -110,6 +110,24 @@ def test_a_folder_called_wandb_is_no_library(tmp_path: Path, monkeypatch: pytest
 def test_another_tracker_is_refused() -> None:
     with pytest.raises(ConfigError, match="log_to=tensorboard: must be one of wandb, mlflow"):
         compose_jobs(["log_to=tensorboard"])
+
+
+def test_a_package_adds_a_tracker_by_an_entry_point(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = tmp_path / "site" / "mine-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[evalengine.exports]\nmy_board = my_board:log\n")
+    (installed.parent / "my_board.py").write_text("def log(run):\n    return f'{run.digest} is on my board'\n")
+    monkeypatch.syspath_prepend(installed.parent)
+    (job,) = compose_jobs(["log_to=my_board"])
+    leave_log(folder, job.config.log_to)
+    assert f"{load_run(folder).digest} is on my board" in capsys.readouterr().err
+    assert main(["report", str(folder), "--log-to", "my_board"]) == 0
+    assert "is on my board" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="must be one of wandb, mlflow, my_board"):
+        compose_jobs(["log_to=my_bord"])
 
 
 def test_mlflow_itself_takes_the_log(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

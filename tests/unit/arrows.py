@@ -1,5 +1,7 @@
 """Which package may import which, and which wing of the report: the table that `test_architecture` holds.
 
+No package imports an integration, but one integration another; the core loads them by name (`util.plugins`).
+
 `benchmarks`, outside the wheel, may import the package and `tests.references`; the package imports neither."""
 
 from __future__ import annotations
@@ -17,14 +19,12 @@ ARROWS: dict[str, set[str]] = {
     "models": {"invariant", "kernels", "layers", "config", "util", "errors", "version"},
     "engine": {"records", "models", "layers", "verification", "kernels", "config", "util", "errors", "version"},
     "invariant": {"layers", "kernels", "verification", "errors"},
-    "tasks": {"integrations.sandbox", "config", "util", "errors"},
+    "tasks": {"config", "util", "errors"},
     "records": {"config", "util", "errors", "version"},
-    "report": {"integrations.exports", "records", "tasks", "config", "util", "errors", "version"},
+    "report": {"records", "tasks", "config", "util", "errors", "version"},
     "cache": {"engine", "models", "records", "util", "errors"},
     "harness": {
         "cache",
-        "integrations.ray",
-        "integrations.sandbox",
         "engine",
         "models",
         "tasks",
@@ -52,18 +52,18 @@ ARROWS: dict[str, set[str]] = {
     "bench": {"certify", "harness", "engine", "models", "records", "config", "util", "errors"},
     "integrations": set(),
     "integrations.endpoint": {"harness", "tasks", "records", "report", "config", "util", "errors"},
-    "integrations.exports": {"report", "records", "tasks", "config", "util", "errors", "version"},
+    "integrations.exports": {"report", "records", "config", "util", "errors", "version"},
     "integrations.inspect_ai": {"integrations.openai_server", "harness", "engine", "config", "errors"},
-    "integrations.lm_eval": {"cache", "harness", "engine", "models", "records", "config", "errors"},
+    "integrations.lm_eval": {"cache", "harness", "engine", "models", "records", "config", "util", "errors"},
     "integrations.openai_server": {"harness", "engine", "models", "records", "config", "util", "errors"},
     "integrations.ray": {"engine", "models", "records", "config", "util", "errors"},
-    "integrations.sandbox": {"errors"},
+    "integrations.sandbox": {"tasks", "errors"},
     "assets": set(),
     "benchmarks": {"bench", "cli", "cache", "harness", "certify", "engine", "models", "layers", "kernels", "invariant"}
     | {"verification", "records", "report", "config", "util", "errors"},
     "__init__": {"api", "engine", "invariant", "report", "config", "errors", "version"},
-    "api": {"integrations.endpoint", "integrations.exports", "engine", "harness", "report", "config", "util", "errors"},
-    "cli": {"integrations.endpoint", "api", "bench", "engine", "harness", "report", "records", "tasks", "config"}
+    "api": {"engine", "harness", "report", "config", "util", "errors"},
+    "cli": {"api", "bench", "engine", "harness", "report", "records", "tasks", "config"}
     | {"util", "errors", "version"},
     "__main__": {"cli", "util"},
 }

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
+from tests.e2e.command import call
 from tests.unit.arrows import ARROWS, WINGS
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +83,46 @@ def test_every_arrow_is_allowed() -> None:
             if outside or (top == "evalengine" and rest and package_named(rest.split(".")) not in allowed):
                 wrong.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def integrations_imported(file: Path) -> list[str]:
+    """The integrations that the file imports."""
+    return [name for name in imports(file) if f"{name}.".startswith("evalengine.integrations.")]
+
+
+def test_the_core_imports_no_integration(tmp_path: Path) -> None:
+    core = [file for file in sources() if not package_of(file).startswith("integrations")]
+    assert not {str(file): names for file in core if (names := integrations_imported(file))}
+    assert not [package for package, allowed in ARROWS.items() if "integrations" in f"{allowed}" and "." not in package]
+    for number, planted in enumerate(
+        ("import evalengine.integrations.ray", "def work():\n    from evalengine.integrations.ray import engines",
+         "from evalengine import integrations")
+    ):  # fmt: skip
+        (file := tmp_path / f"{number}.py").write_text(planted)
+        assert integrations_imported(file)
+
+
+def test_what_the_core_loads_by_name_is_there() -> None:
+    """Nothing else reads these texts before a run needs what they name."""
+    files = {module_of(file): file for file in sources()}
+    texts = {str(node.value) for file in files.values() for node in naming(file) if isinstance(node, ast.Constant)}
+    named = {text for text in texts if re.fullmatch(r"evalengine\.[\w.]+:\w+", text)}
+    assert {target.split(".")[2] for target in named if ".integrations." in target} == {
+        *("endpoint", "exports", "lm_eval", "openai_server", "ray", "sandbox")
+    }
+    for module, _, attribute in (target.partition(":") for target in named):
+        body = ast.parse(files[module].read_text(encoding="utf-8")).body
+        defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        defined |= {name.id for node in body if isinstance(node, ast.Assign) for name in node.targets}
+        assert attribute in defined, f"{module}:{attribute}"
+
+
+def test_the_core_runs_without_integrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("evalengine.integrations")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "evalengine.integrations", None)
+    done = call("limit=1", f"output_dir={tmp_path}", "task.generation.max_gen_toks=2")
+    assert done.code == 0, done.err
 
 
 def test_lines_are_printed_in_one_place() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +17,21 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineFacts
-from evalengine.engine.settings import Settings
+from evalengine.engine.settings import Settings, local_replicas, uses_ray
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
-from evalengine.integrations.ray import settings
 from evalengine.integrations.ray.engines import RayEngines
-from evalengine.integrations.ray.pool import ActorState, Pool, unlike
+from evalengine.integrations.ray.pool import (
+    ActorState,
+    Pool,
+    Share,
+    cluster_share,
+    local_share,
+    ray_problems,
+    unlike,
+)
 from evalengine.integrations.ray.replica import ReplicaFacts, tokenizer_sha256
-from evalengine.integrations.ray.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.records.manifest import run_identity
 from evalengine.records.manifest_parts import Hardware
 from tests.e2e.command import call
@@ -84,11 +89,10 @@ def test_what_is_refused_all_at_once(words: tuple[str, ...], messages: list[str]
 
 def test_without_ray_one_sentence_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's absence is one problem among the others, and cluster=local does not need Ray."""
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else real(name))
+    monkeypatch.setattr("evalengine.util.plugins.find_spec", lambda name: None)
     done = call("cluster=ray", "engine.device=cpu", "engine.max_model_len=999999")
     assert done.code == 2
-    assert "cluster=ray: Ray is not installed; pip install 'evalengine[ray]', or set cluster=local" in done.err
+    assert "cluster=ray: ray is not installed: pip install 'evalengine[ray]', or set cluster=local" in done.err
     assert "engine.max_model_len=999999" in done.err
     assert prepare(compose("engine.device=cpu")), "cluster=local needs none"
 
@@ -97,7 +101,7 @@ def test_auto_takes_all_gpus_of_this_machine(gpus: Any) -> None:
     config = compose("cluster.replicas=auto")
     for count, replicas in ((0, 1), (1, 1), (4, 4)):
         gpus(count)
-        assert settings.local_replicas(config) == replicas and uses_ray(config) == (replicas > 1)
+        assert local_replicas(config) == replicas and uses_ray(config) == (replicas > 1)
     assert not uses_ray(compose("cluster.replicas=auto", "engine.device=cuda:0"))
     assert not uses_ray(compose("cluster.replicas=auto", "engine.device=cpu"))
     assert local_share(config, 4, 16) == Share(1, 1)
@@ -111,12 +115,11 @@ def test_more_replicas_than_gpus_are_refused(gpus: Any) -> None:
     assert not [*ray_problems(compose("cluster=ray", "cluster.replicas=5", "engine.device=cpu"))]
 
 
-def test_a_replica_of_several_gpus(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_of_several_gpus(gpus: Any) -> None:
     """A replica of four GPUs is placed only where one machine has four."""
     gpus(8)
-    monkeypatch.setattr(settings, "gpus_each", lambda engine: 4)
-    config = compose("cluster=ray")
-    assert settings.local_replicas(config) == 2
+    config = compose("cluster=ray", "engine.tensor_parallel_size=4")
+    assert local_replicas(config) == 2
     assert cluster_share(config, [GPU, {"GPU": 6.0}, CPU]) == (Share(4, 1), 3)
     with pytest.raises(ValueError, match="no machine of it has the 4 GPUs that a replica needs"):
         cluster_share(config, [{"GPU": 2.0}, {"GPU": 3.0}])

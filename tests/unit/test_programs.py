@@ -15,8 +15,8 @@ import pytest
 
 from evalengine.integrations.sandbox import run as run_module
 from evalengine.integrations.sandbox.inside import system_calls
-from evalengine.integrations.sandbox.limits import ProgramLimits, ProgramVerdict
 from evalengine.integrations.sandbox.run import WORKER, problem, run_programs
+from evalengine.tasks.programs import ProgramLimits, ProgramVerdict
 from tests.unit.hostile_programs import ATTACKS, CALLS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
 
 

@@ -14,11 +14,11 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
 from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
-from evalengine.integrations.sandbox.limits import ProgramLimits, ProgramVerdict
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
 from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_yaml import returned
 from evalengine.tasks.metric import pass_at_k
+from evalengine.tasks.programs import ProgramLimits, ProgramVerdict
 from evalengine.tasks.registry import load_task
 from evalengine.util.plain_files import Tagged
 

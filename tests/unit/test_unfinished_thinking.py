@@ -20,13 +20,13 @@ from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.thinking import Thought, answers_alone, thoughts, uncredited
 from evalengine.harness.verdicts import verdicts
-from evalengine.integrations.sandbox.limits import ProgramVerdict
 from evalengine.records.lm_eval import TaskResult, sample_row
 from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
 from evalengine.tasks.judge import CLS
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.programs import ProgramVerdict
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated

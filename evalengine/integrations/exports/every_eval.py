@@ -16,10 +16,10 @@ from typing import Any
 from uuid import UUID
 
 from evalengine.errors import ConfigError
-from evalengine.integrations.exports.files import HUB_ID, ExportFile
+from evalengine.integrations.exports.files import HUB_ID
+from evalengine.integrations.exports.hub_results import check_kind, few_shot, given, on_hub
 from evalengine.integrations.exports.inspect_log import asked_of, said_of
-from evalengine.integrations.exports.shared import check_kind, few_shot, given, on_hub
-from evalengine.records.folder import sanitise
+from evalengine.records.folder import TextFile, sanitise
 from evalengine.records.manifest_parts import Dataset, Judged, read_part
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import roots_of
@@ -33,7 +33,7 @@ LOCAL = "local"  # in the place of a developer, for a model that is not on the H
 Details = dict[str, str]
 
 
-def every_eval(data: RunData, folder: Path) -> list[ExportFile]:
+def every_eval(data: RunData, folder: Path) -> list[TextFile]:
     """`data/COLLECTION/DEVELOPER/MODEL/UUID_samples.jsonl` and `UUID.json` in `folder`. The same run has the same names
     and bytes, whenever it is written.
 
@@ -56,8 +56,8 @@ def every_eval(data: RunData, folder: Path) -> list[ExportFile]:
                 "checksum": hashlib.sha256(text.encode()).hexdigest(), "total_rows": len(lines)}  # fmt: skip
     record = _record(data, keys, identity, model) | ({"detailed_evaluation_results": detailed} if lines else {})
     content = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    files = [ExportFile(folder / samples, text, counted(len(lines), "sample"))] if lines else []
-    return [*files, ExportFile(folder / place / f"{name}.json", content, counted(len(keys), "result"))]
+    files = [TextFile(folder / samples, text, counted(len(lines), "sample"))] if lines else []
+    return [*files, TextFile(folder / place / f"{name}.json", content, counted(len(keys), "result"))]
 
 
 def _uuid(digest: str, judge: Judged | None) -> UUID:

@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
+from evalengine.records.folder import TextFile
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import counted
@@ -29,15 +30,7 @@ TASK_TYPE = "text-generation"  # the Hub's pipeline of causal language models
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
-class ExportFile(NamedTuple):
-    """A file that is yet to be written."""
-
-    path: Path
-    text: str
-    holds: str  # its content in words, such as `12 samples`; "" if there is nothing to count
-
-
-def samples_csv(data: RunData, target: Path) -> list[ExportFile]:
+def samples_csv(data: RunData, target: Path) -> list[TextFile]:
     """The columns of `results.samples_frame`.
 
     A text is a cell as it is; lists and what a dataset's row holds are JSON; what a task has no metric for is empty.
@@ -47,14 +40,14 @@ def samples_csv(data: RunData, target: Path) -> list[ExportFile]:
     frame = samples_frame(samples, data.run.cut)
     for name in [name for name in frame if frame[name].dtype.kind == "O"]:
         frame[name] = frame[name].map(_cell)
-    return [ExportFile(target, frame.to_csv(index=False, lineterminator="\r\n"), counted(len(frame), "sample"))]
+    return [TextFile(target, frame.to_csv(index=False, lineterminator="\r\n"), counted(len(frame), "sample"))]
 
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
 
 
-def model_index(data: RunData, target: Path) -> list[ExportFile]:
+def model_index(data: RunData, target: Path) -> list[TextFile]:
     """The YAML that goes between the --- lines at the top of a model card. Raises `ConfigError` for a run without
     finite results."""
     from huggingface_hub import ModelCardData
@@ -63,7 +56,7 @@ def model_index(data: RunData, target: Path) -> list[ExportFile]:
     if not results:
         raise ConfigError(f"report: --model-index: {data.run.source} holds no finite results")
     card = ModelCardData(model_name=labels([data.run])[0], eval_results=results)
-    return [ExportFile(target, card.to_yaml() + "\n", counted(len(results), "result"))]
+    return [TextFile(target, card.to_yaml() + "\n", counted(len(results), "result"))]
 
 
 def _eval_results(data: RunData) -> Iterator[EvalResult]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evalengine.integrations.exports.files import ExportFile
-from evalengine.records.folder import sanitise
+from evalengine.records.folder import TextFile, sanitise
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import counted
 from evalengine.report.read.load import RunData
@@ -20,14 +19,14 @@ VERSION = 2  # of inspect_ai's log
 HASHES = ("doc_hash", "prompt_hash", "target_hash")  # of a sample, in its metadata
 
 
-def inspect_logs(data: RunData, target: Path) -> list[ExportFile]:
+def inspect_logs(data: RunData, target: Path) -> list[TextFile]:
     """The log of a run's task; for each of several tasks a file `TARGET-TASK.json`."""
     files = []
     for task in data.tasks:
         samples = list(_samples(data, task))
         file = target if len(data.tasks) == 1 else target.with_name(f"{target.stem}-{sanitise(task)}.json")
         text = json.dumps(_log(data, task, samples), ensure_ascii=False, indent=1, default=str) + "\n"
-        files.append(ExportFile(file, text, counted(len(samples), "sample")))
+        files.append(TextFile(file, text, counted(len(samples), "sample")))
     return files
 
 

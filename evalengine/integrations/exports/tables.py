@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evalengine.report.compare.compare import Comparison
+from evalengine.errors import ConfigError
+from evalengine.report.compare.compare import Comparison, compared
 from evalengine.report.compare.headline import asked_for, changed_words, headline
 from evalengine.report.compare.metric_tables import cautions, value_text
 from evalengine.report.compare.report import facts, regressions
-from evalengine.report.leaderboard.models import labels
+from evalengine.report.leaderboard.models import are_models, labels
 from evalengine.report.numbers import MINUS, arrow, counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey, direction
@@ -24,6 +25,18 @@ TABLES: dict[str, Callable[[Sheet], str]] = {
 MOST = 20  # regressions in the table
 LONGEST = 200  # characters of a cell
 FACTS = ("question", "target", "A", "B", "parts at")  # of a regression, as `facts` names them
+
+
+def table(runs: Sequence[Run], form: str, allow: bool) -> str:
+    """The results of the runs. In Markdown, the comparison of two comparable runs comes first; allow: of unlike ones,
+    too."""
+    text = TABLES[form](results_sheet(runs)) + "\n"
+    if form != "md" or len(runs) != 2:
+        return text
+    try:
+        return comparison_markdown(compared(runs[0], runs[1], allow or are_models(runs))) + text
+    except ConfigError:
+        return text
 
 
 def results_sheet(runs: Sequence[Run]) -> Sheet:

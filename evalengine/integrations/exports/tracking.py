@@ -1,4 +1,5 @@
-"""A finished run in a tracker of experiments: Weights & Biases or MLflow, by their own libraries.
+"""A finished run in a tracker of experiments: Weights & Biases or MLflow, by their own libraries, or another one, by
+an entry point of the group `evalengine.exports`: a function that takes the `Run` and returns where it is, in words.
 
 Logged are the metrics with their standard errors (`task/metric/filter`), what the run was made of, its digest, and its
 small files. A run that is active already, as in a training, takes the metrics and stays open; else one is made, and
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from evalengine.config.check import EXPORTS
 from evalengine.errors import EvalEngineError
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST
@@ -21,6 +23,7 @@ from evalengine.records.manifest import MANIFEST
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
+from evalengine.util.plugins import added
 
 PROJECT = "evalengine"  # the W&B project and MLflow experiment, where their own settings name none
 FILES = ("results_*.json", "config.yaml", MANIFEST, DIGEST)  # not samples and pages, which hold a dataset's own texts
@@ -38,11 +41,12 @@ def leave_log(folder: Path, tracker: str) -> None:
 
 
 def log_run(run: Run, tracker: str) -> str:
-    """Logs a finished run to `wandb` or `mlflow`, whose library is installed; returns where it is, in words. Raises
+    """Log a finished run to a tracker that `tracker_problems` accepts; return where it is, in words. Raises
     `EvalEngineError` if the tracker refuses."""
-    log: Callable[[Run], str] = {"wandb": _to_wandb, "mlflow": _to_mlflow}[tracker]
+    ours: dict[str, Callable[[Run], str]] = {"wandb": _to_wandb, "mlflow": _to_mlflow}
     try:
-        return log(run)
+        log = ours[tracker] if tracker in ours else added(EXPORTS)[tracker].load()
+        return str(log(run))
     except Exception as error:  # another library may raise anything: no network, no account, a full disk
         if os.environ.get("EVALENGINE_DEBUG"):
             traceback.print_exc()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from evalengine.errors import ConfigError
+from evalengine.util.plugins import not_installed
 
 NAME = "evalengine"
 TARGET = "evalengine.integrations.lm_eval.model:EvalEngineLM"
@@ -36,12 +37,12 @@ def register() -> None:
 
     Raises: ConfigError if lm-eval is not installed.
     """
+    if missing := not_installed("lm-eval", "lm_eval"):
+        raise ConfigError(f"lm_eval: {missing}")
     try:
         import_module("lm_eval.models")  # some versions add their own models to an empty registry only
         from lm_eval.api import registry
     except ImportError as error:
-        if (error.name or "").partition(".")[0] == "lm_eval":
-            raise ConfigError("lm_eval: lm-eval is not installed: pip install 'evalengine[lm-eval]'") from error
         raise ConfigError(f"lm_eval: lm-eval cannot be imported ({error}): pip install 'lm-eval[hf]'") from error
     new_registry = getattr(registry, "model_registry", None)
     if new_registry is None:

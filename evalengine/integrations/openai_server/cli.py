@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from evalengine.errors import ConfigError
@@ -15,8 +14,8 @@ from evalengine.integrations.openai_server.settings import LOOPBACK, ServeSettin
 from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace
 from evalengine.util.endings import SIGNALS, hear
+from evalengine.util.plugins import not_installed
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 BACKLOG = 2048  # connections that the system holds for us while we are busy
 
 
@@ -25,8 +24,8 @@ def main(arguments: Namespace) -> int:
 
     Raises: ConfigError for bad settings and where the extra is not installed, before anything is loaded.
     """
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise ConfigError(f"serve: {', '.join(missing)} not installed: pip install 'evalengine[serve]'")
+    if missing := not_installed("serve", "fastapi", "uvicorn", "prometheus_client"):
+        raise ConfigError(f"serve: {missing}")
     settings, words = read_words(arguments.words)
     if arguments.api_key is not None and (not arguments.api_key.strip() or not arguments.api_key.isascii()):
         raise ConfigError("serve: --api-key: must be ASCII characters, and not empty")

@@ -30,15 +30,14 @@ from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.prompts import items
 from evalengine.engine.protocol import EngineFacts, OnStep
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.settings import Settings
+from evalengine.engine.settings import Settings, local_replicas
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, check_requests
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.integrations.ray.dispatch import POLL_SECONDS, Dispatch
-from evalengine.integrations.ray.pool import Pool
+from evalengine.integrations.ray.pool import Pool, Share, cluster_share, local_share
 from evalengine.integrations.ray.replica import ReplicaFacts, ReplicaSpec
 from evalengine.integrations.ray.roster import Roster
-from evalengine.integrations.ray.settings import Share, cluster_share, local_replicas, local_share
 from evalengine.integrations.ray.work import Work, sample
 from evalengine.plain_text import warn
 

@@ -1,4 +1,4 @@
-"""The replicas' actors: made, checked, asked, replaced when they die."""
+"""The replicas: what each reserves; their actors, which are made, checked, asked, and replaced when they die."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from evalengine.config.schema import Config
 from evalengine.engine.load.loader import Checkpoint, Stamp
+from evalengine.engine.settings import on_gpu
 from evalengine.integrations.ray.replica import (
     Orders,
     Refusal,
@@ -19,13 +23,21 @@ from evalengine.integrations.ray.replica import (
     ReplicaSpec,
     tokenizer_sha256,
 )
-from evalengine.integrations.ray.settings import Share
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.util.libraries import deciding
+from evalengine.util.plugins import not_installed
 
 REPLACED = 3  # times that a replica is made anew, on average, before the fleet is left to shrink
 LOG_LINES = 15
 REPLICA: type[Replica] = Replica  # the class that Ray makes actors of
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one replica reserves on its machine."""
+
+    gpus: int  # 0: it computes on the CPU
+    cpus: int
 
 
 @dataclass(frozen=True)
@@ -217,6 +229,53 @@ class Pool:
         files = [*self._logs.glob(f"worker-*-{pid[1]}.err")] if pid and self._logs is not None else []
         lines = [line for file in files for line in file.read_text(errors="replace").splitlines() if line.strip()]
         return why, "\n".join(lines[-LOG_LINES:])
+
+
+def ray_problems(config: Config) -> Iterator[str]:
+    """What this machine lacks for the run's replicas, a sentence each. What a Ray cluster elsewhere lacks shows once it
+    is joined (`cluster_share`)."""
+    cluster = config.cluster
+    if missing := not_installed("ray", "ray"):
+        asked = "cluster=ray" if cluster.backend == "ray" else "cluster.replicas=auto on a machine with several GPUs"
+        yield f"{asked}: {missing}, or set cluster=local cluster.replicas=1"
+    replicas = cluster.replicas
+    if cluster.address is None and replicas != "auto" and on_gpu(config.engine):
+        each, present = config.engine.tensor_parallel_size, torch.cuda.device_count()
+        needed = replicas * each
+        if needed > present:
+            yield (
+                f"cluster.replicas={replicas}: needs {needed} GPUs ({each} a replica), and this "
+                f"machine has {present}; lower it, or name a cluster by cluster.address"
+            )
+
+
+def local_share(config: Config, replicas: int, cpus: int) -> Share:
+    """What a replica reserves on this machine, whose processors the replicas share."""
+    if on_gpu(config.engine):
+        return Share(config.engine.tensor_parallel_size, 1)
+    return Share(0, config.engine.num_threads or max(1, cpus // replicas))
+
+
+def cluster_share(config: Config, nodes: list[dict[str, float]]) -> tuple[Share, int]:
+    """(what a replica reserves, how many there are) on a Ray cluster whose machines have these resources.
+
+    Raises ValueError, a sentence, if no machine has room for one.
+    """
+    device, configured = config.engine.device, config.cluster.replicas
+    gpus = config.engine.tensor_parallel_size
+    if device.startswith("cuda") or (device == "auto" and any(node.get("GPU", 0) for node in nodes)):
+        room = sum(int(node.get("GPU", 0)) // gpus for node in nodes)
+        if not room:
+            raise ValueError(f"no machine of it has the {gpus} GPUs that a replica needs")
+        return Share(gpus, 1), room if configured == "auto" else int(configured)
+    cpus = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    if not cpus:
+        raise ValueError("no machine of it offers a CPU")
+    replicas = len(cpus) if configured == "auto" else int(configured)
+    threads = config.engine.num_threads or max(1, min(min(cpus), sum(cpus) // replicas))
+    if threads > max(cpus):
+        raise ValueError(f"no machine of it has the {threads} CPUs of engine.num_threads")
+    return Share(0, threads), replicas
 
 
 def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer: str | None) -> Iterator[str]:

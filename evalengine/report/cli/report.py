@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from evalengine.config.check import tracker_problems
 from evalengine.errors import ConfigError
-from evalengine.integrations.exports.every_eval import every_eval
-from evalengine.integrations.exports.files import ExportFile, model_index, samples_csv
-from evalengine.integrations.exports.inspect_log import inspect_logs
-from evalengine.integrations.exports.shared import hub_results
-from evalengine.integrations.exports.tables import TABLES, comparison_markdown, results_sheet
-from evalengine.integrations.exports.tracking import log_run
 from evalengine.plain_text import say, warn
 from evalengine.records.evidence import PAGE, file_problems, repeated
-from evalengine.records.folder import write_text_file
+from evalengine.records.folder import TextFile, write_text_file
 from evalengine.report.compare.beside import is_pair
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
@@ -32,27 +26,27 @@ from evalengine.report.leaderboard.compose import board
 from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.numbers import counted
-from evalengine.report.read.load import RunData, load_run, load_run_data
+from evalengine.report.read.load import load_run, load_run_data
 from evalengine.report.read.names import holds_runs, inputs, named_runs
-from evalengine.report.read.run import Run
 from evalengine.util.command import Namespace
 from evalengine.util.plain_files import YAML_SUFFIXES
+from evalengine.util.plugins import load
 
 
 class Export(NamedTuple):
     """A form for another program."""
 
     endings: tuple[str, ...]  # of the file that the option names; none: it names a folder
-    files: Callable[[RunData, Path], list[ExportFile]]
+    work: str  # "module:function": (the run, the path) -> its files, as `TextFile`s
     complete: bool = False  # whether it needs as complete a manifest as the page
 
 
 EXPORTS = {  # by option
-    "model_index": Export(YAML_SUFFIXES, model_index),
-    "samples": Export((".csv",), samples_csv),
-    "inspect_log": Export((".json",), inspect_logs, complete=True),
-    "eval_results": Export(YAML_SUFFIXES, hub_results),
-    "every_eval": Export((), every_eval, complete=True),
+    "model_index": Export(YAML_SUFFIXES, "evalengine.integrations.exports.files:model_index"),
+    "samples": Export((".csv",), "evalengine.integrations.exports.files:samples_csv"),
+    "inspect_log": Export((".json",), "evalengine.integrations.exports.inspect_log:inspect_logs", complete=True),
+    "eval_results": Export(YAML_SUFFIXES, "evalengine.integrations.exports.hub_results:hub_results"),
+    "every_eval": Export((), "evalengine.integrations.exports.every_eval:every_eval", complete=True),
 }
 
 
@@ -67,9 +61,9 @@ def main(arguments: Namespace) -> int:
         raise ConfigError(problems)
     files = _files(names[0], exports) if exports else []
     runs = [load_run(name) for name in names] if table or arguments.log_to else []
-    text = _table(runs, table, arguments.allow) if table else ""
+    text = load("evalengine.integrations.exports.tables:table")(runs, table, arguments.allow) if table else ""
     if table and target is not None:
-        files.append(ExportFile(target, text, ""))
+        files.append(TextFile(target, text))
     paths = [*(file.path for file in files), *([target] if page and target else [])]
     if problems := repeated("report", paths):  # only now, since an option may write several files
         raise ConfigError(problems)
@@ -82,14 +76,14 @@ def main(arguments: Namespace) -> int:
     if table and target is None:
         sys.stdout.write(text)
     for name, run in zip(names, runs, strict=True) if arguments.log_to else ():
-        note(f"{name}: {log_run(run, arguments.log_to)}")
+        note(f"{name}: {load('evalengine.integrations.exports.tracking:log_run')(run, arguments.log_to)}")
     return 0
 
 
-def _files(name: str, exports: Mapping[str, Path]) -> list[ExportFile]:
+def _files(name: str, exports: Mapping[str, Path]) -> list[TextFile]:
     """What the options export of a run."""
     data = load_run_data(name, complete=any(EXPORTS[option].complete for option in exports))
-    return [file for option, path in exports.items() for file in EXPORTS[option].files(data, path)]
+    return [file for option, path in exports.items() for file in load(EXPORTS[option].work)(data, path)]
 
 
 def _problems(
@@ -107,17 +101,6 @@ def _problems(
         file = path if endings else path / "a file"
         yield from file_problems(words, file, endings, sources, new_folder=not endings)
     yield from tracker_problems("report: --log-to", arguments.log_to)
-
-
-def _table(runs: Sequence[Run], form: str, allow: bool) -> str:
-    """The results of the runs. In Markdown, the comparison of two comparable runs comes first."""
-    text = TABLES[form](results_sheet(runs)) + "\n"
-    if form != "md" or len(runs) != 2:
-        return text
-    try:
-        return comparison_markdown(compared(runs[0], runs[1], allow or are_models(runs))) + text
-    except ConfigError:
-        return text
 
 
 def _write_page(names: Sequence[str], target: Path | None, allow: bool) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from evalengine.errors import ConfigError, one_line
-from evalengine.integrations.exports.files import HUB_ID, ExportFile
+from evalengine.integrations.exports.files import HUB_ID
 from evalengine.plain_text import warn
+from evalengine.records.folder import TextFile
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.numbers import counted
@@ -29,7 +30,7 @@ _TASK = with_fields({"id": Text, "config?": Text, "split?": Text})
 _BENCHMARK = with_fields({"tasks": list[_TASK]})  # type: ignore[valid-type]
 
 
-def hub_results(data: RunData, target: Path) -> list[ExportFile]:
+def hub_results(data: RunData, target: Path) -> list[TextFile]:
     """The YAML of a model's `.eval_results/`, an entry per task with its first metric.
 
     Raises `ConfigError` for a run that is not ours, and if no task's rows are a dataset on the Hub.
@@ -41,7 +42,7 @@ def hub_results(data: RunData, target: Path) -> list[ExportFile]:
             f"report: --eval-results: no task of {data.run.source} has its rows from a dataset on the Hub"
         )
     text = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
-    return [ExportFile(target, text, counted(len(entries), "result"))]
+    return [TextFile(target, text, counted(len(entries), "result"))]
 
 
 def _hub_entries(data: RunData) -> Iterator[dict[str, Any]]:

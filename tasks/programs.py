@@ -1,4 +1,4 @@
-"""The limits of a program, and the verdict on how it ended."""
+"""The limits of a program that a model wrote, and the verdict on how it ended."""
 
 from __future__ import annotations
 
