@@ -15,7 +15,7 @@ import pytest
 
 from evalengine.errors import EvalEngineError
 from evalengine.integrations.endpoint.answers import ANSWERS, AnswersFile, EndpointAnswer
-from evalengine.integrations.endpoint.received import Cleaner
+from evalengine.integrations.endpoint.http import Cleaner
 from tests.endpoint.asking import COUNT, ask, only
 from tests.endpoint.fake import Fake
 from tests.full_disk import Disk

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.schema import EndpointConfig
-from evalengine.integrations.endpoint.http import Client
-from evalengine.integrations.endpoint.received import HIDDEN, Cleaner
+from evalengine.integrations.endpoint.http import HIDDEN, Cleaner, Client
 from tests.e2e.command import call
 from tests.endpoint.asking import COUNT, ask, only, results
 from tests.endpoint.fake import answered, scripted

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
-from evalengine.integrations.ray.leases import cost
+from evalengine.integrations.ray.work import cost
 
 
 @dataclass(frozen=True)

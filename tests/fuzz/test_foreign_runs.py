@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.integrations.endpoint.answers import ANSWERS, AnswersFile
-from evalengine.integrations.endpoint.received import Cleaner
+from evalengine.integrations.endpoint.http import Cleaner
 from evalengine.report.compare.compare import compared
 from evalengine.report.read.load import load_run
 from tests.fuzz.cases import Case, cases

@@ -21,8 +21,7 @@ import httpx
 import pytest
 
 from evalengine.integrations.openai_server.connections import Connections
-from evalengine.integrations.openai_server.recorder import Recorder
-from evalengine.integrations.openai_server.served_run import ServedRun
+from evalengine.integrations.openai_server.recorder import Recorder, ServedRun
 from evalengine.integrations.openai_server.settings import ServeSettings
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.test_hf_folder import VALUES, mutated, places_in

@@ -18,8 +18,7 @@ import pytest
 
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
-from evalengine.integrations.openai_server.recorder import RECEIPT, RUN, Recorder
-from evalengine.integrations.openai_server.served_run import ServedRun
+from evalengine.integrations.openai_server.recorder import RECEIPT, RUN, Recorder, ServedRun
 from evalengine.records.line_file import LineFile
 from evalengine.records.schema import RequestRecord
 from tests.e2e.command import Run, call
@@ -240,7 +239,7 @@ def test_two_prompts_under_one_key_are_found(tmp_path: Path, monkeypatch: pytest
     with recording(tmp_path) as server:
         run = server.server.recorder.run  # type: ignore[union-attr]
         monkeypatch.setattr(
-            "evalengine.integrations.openai_server.served_run.served_key", lambda *_: ("completions", 1, 0, 0)
+            "evalengine.integrations.openai_server.recorder.served_key", lambda *_: ("completions", 1, 0, 0)
         )
         for _ in range(2):
             run.add([("completions", GenerateRequest(0, [7, 8]), output)])

@@ -8,8 +8,16 @@ import pytest
 from evalengine.engine.difference import difference
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import EvalEngineError, ReplicaMismatchError
-from evalengine.integrations.ray.leases import Unleased, in_lease_order, lease_size, most_in_hand
-from evalengine.integrations.ray.work import BLIND_PATIENCE, MAX_LOSSES, Work, sample
+from evalengine.integrations.ray.work import (
+    BLIND_PATIENCE,
+    MAX_LOSSES,
+    Unleased,
+    Work,
+    in_lease_order,
+    lease_size,
+    most_in_hand,
+    sample,
+)
 
 PAGE = 4
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.integrations.sandbox import run as run_module
-from evalengine.integrations.sandbox.inside import system_calls
+from evalengine.integrations.sandbox.inside import namespaces as inside
 from evalengine.integrations.sandbox.run import WORKER, problem, run_programs
 from evalengine.tasks.programs import ProgramLimits, ProgramVerdict
 from tests.unit.hostile_programs import ATTACKS, CALLS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
@@ -95,16 +95,16 @@ def test_nothing_of_the_caller_is_reached(isolated: bool, tmp_path: Path, monkey
 
 
 def test_calls_that_lift_limits_are_not_there(isolated: bool) -> None:
-    column, _ = system_calls.ARCHITECTURES[platform.machine()]
-    numbers = {name: calls[column] for name, calls in system_calls.REFUSED.items()}
-    program = CALLS.format(numbers=numbers | {"of the future": system_calls.UNKNOWN})
+    column, _ = inside.ARCHITECTURES[platform.machine()]
+    numbers = {name: calls[column] for name, calls in inside.REFUSED.items()}
+    program = CALLS.format(numbers=numbers | {"of the future": inside.UNKNOWN})
     assert run_one(program, isolated).passed
     unfiltered = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "AssertionError: [" in unfiltered.stderr and "'unshare'" in unfiltered.stderr
-    flags = [1 << bit for bit in range(31) if system_calls.NAMESPACES >> bit & 1]
+    flags = [1 << bit for bit in range(31) if inside.NAMESPACES >> bit & 1]
     clones = (  # A child of clone(17), which means fork, ends at once.
         "import ctypes, os\nlibc, me = ctypes.CDLL(None, use_errno=True), os.getpid()\n"
-        f"def clone(flags): child = libc.syscall({system_calls.CLONE[column]}, flags | 17, 0, 0, 0, 0); "
+        f"def clone(flags): child = libc.syscall({inside.CLONE[column]}, flags | 17, 0, 0, 0, 0); "
         "os._exit(0) if os.getpid() != me else None; return child\n"
         f"assert clone(0) > 0 and {{clone(flag) for flag in {flags}}} == {{-1}}, ctypes.get_errno()"
     )

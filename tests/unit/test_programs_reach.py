@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.integrations.sandbox.inside import system_calls
+from evalengine.integrations.sandbox.inside import namespaces as inside
 from evalengine.integrations.sandbox.run import WORKER, run_programs
 from tests.unit.hostile_programs import ATTACKS, QUICK, REACHES, SYSTEM_PYTHON
 
@@ -110,8 +110,8 @@ def test_a_program_that_ends_its_watcher_is_the_one_that_fails(namespaces: None)
 
 def test_the_caller_s_keys_are_out_of_reach(isolated: bool) -> None:
     """Keys that this session holds (a token, say) are neither read nor named to a program, nor added to."""
-    column, _ = system_calls.ARCHITECTURES[platform.machine()]
-    add, _, keyctl = (system_calls.REFUSED[name][column] for name in ("add_key", "request_key", "keyctl"))
+    column, _ = inside.ARCHITECTURES[platform.machine()]
+    add, _, keyctl = (inside.REFUSED[name][column] for name in ("add_key", "request_key", "keyctl"))
     session, secret = -3, f"evalengine-secret-{os.getpid()}"
     program = (
         "import ctypes, os\nlibc = ctypes.CDLL(None)\n"

@@ -153,7 +153,7 @@ def test_programs_of_unfinished_thinking_are_not_run(tmp_path: Path, monkeypatch
         run.extend(programs)
         return dict.fromkeys(programs, ProgramVerdict("passed"))
 
-    monkeypatch.setattr("evalengine.harness.verdicts.run_programs", passed)
+    monkeypatch.setattr("evalengine.integrations.sandbox.run.run_programs", passed)
     monkeypatch.setattr("evalengine.harness.verdicts.isolated", lambda config: True)
     found = verdicts(plan, answers, Config(progress=False), "mine", denied)
     assert len(run) == 1 and [*found] == [("mine", 0, 0, 1)]

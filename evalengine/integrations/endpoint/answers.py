@@ -12,8 +12,7 @@ import numpy as np
 
 from evalengine.errors import EvalEngineError
 from evalengine.harness.requests import HarnessRequest
-from evalengine.integrations.endpoint.http import Reply
-from evalengine.integrations.endpoint.received import Cleaner
+from evalengine.integrations.endpoint.http import Cleaner, Reply
 from evalengine.records.folder import write_failed
 from evalengine.records.line_file import LineFile
 from evalengine.records.lm_eval import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT

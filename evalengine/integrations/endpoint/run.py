@@ -34,9 +34,8 @@ from evalengine.integrations.endpoint.answers import (
     entries,
     why_unanswered,
 )
-from evalengine.integrations.endpoint.http import Client
+from evalengine.integrations.endpoint.http import HIDDEN, Client
 from evalengine.integrations.endpoint.plan import EndpointPlan, endpoint_plan
-from evalengine.integrations.endpoint.received import HIDDEN
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, LOCK, RunFolder

@@ -16,8 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from evalengine.errors import ConfigError
-from evalengine.integrations.exports.files import HUB_ID
-from evalengine.integrations.exports.hub_results import check_kind, few_shot, given, on_hub
+from evalengine.integrations.exports.files import HUB_ID, check_kind, few_shot, given, on_hub
 from evalengine.integrations.exports.inspect_log import asked_of, said_of
 from evalengine.records.folder import TextFile, sanitise
 from evalengine.records.manifest_parts import Dataset, Judged, read_part

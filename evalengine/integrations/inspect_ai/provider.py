@@ -39,8 +39,7 @@ from evalengine.integrations.openai_server.asks import Ask, chat_ask
 from evalengine.integrations.openai_server.bodies import ChatBody, read_body
 from evalengine.integrations.openai_server.errors import ApiError
 from evalengine.integrations.openai_server.model import ServedModel
-from evalengine.integrations.openai_server.recorder import Recorder
-from evalengine.integrations.openai_server.served_run import ServedRun
+from evalengine.integrations.openai_server.recorder import Recorder, ServedRun
 from evalengine.integrations.openai_server.settings import ServeSettings
 
 OF_THE_MODEL = (

@@ -50,7 +50,7 @@ from evalengine.integrations.lm_eval.arguments import (
     read_arguments,
     with_device,
 )
-from evalengine.integrations.lm_eval.tokens import encode_scored, set_add_bos_token
+from evalengine.integrations.lm_eval.requests import encode_scored, set_add_bos_token
 from evalengine.models.decoder import num_parameters
 from evalengine.records.folder import RunFolder
 from evalengine.records.manifest import run_identity

@@ -21,16 +21,17 @@ from evalengine.harness.identity import engine_identity
 from evalengine.harness.requests import HarnessRequest
 from evalengine.integrations.lm_eval import LOGGER
 from evalengine.integrations.lm_eval.base import EngineBackedModel
-from evalengine.integrations.lm_eval.generation import answer_text, read_generation
 from evalengine.integrations.lm_eval.requests import (
+    answer_text,
     check_outputs,
+    encode_prompt,
     generated,
     instance_keys,
+    read_generation,
     scored,
     warnings_of,
     windows,
 )
-from evalengine.integrations.lm_eval.tokens import encode_prompt
 
 logger = logging.getLogger(LOGGER)
 Finished = Callable[[int, RequestOutput], None]  # takes a request's place in its call, and its output

@@ -75,8 +75,7 @@ def _recorder(settings: ServeSettings, config: Any, llm: Any) -> Any:
     """What keeps the answers, if they are to be kept."""
     if not settings.record:
         return None
-    from evalengine.integrations.openai_server.recorder import Recorder
-    from evalengine.integrations.openai_server.served_run import ServedRun
+    from evalengine.integrations.openai_server.recorder import Recorder, ServedRun
 
     return Recorder(ServedRun.open(settings.record, f"serve-{config.model.name}", config, llm))
 

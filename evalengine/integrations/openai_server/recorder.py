@@ -1,18 +1,215 @@
-"""Keeps what a server answers as a run, and names each answer's record to its client."""
+"""Keeps what a server answers as a run, and names each answer's record to its client.
+
+The run's requests come from clients, one by one: each answer is a leaf, written before the client has it. Its folder is
+that of any run. While requests arrive it contains their journal and the requests (`asked.jsonl`); `finish` makes
+records, digest and manifest of them. The line of a request is written before that of its answer: after a kill or on a
+full disk there may be requests without an answer, which do not count, but no answer without its request.
+
+A document is a request: its number is a hash of the request, so that two servers with the same requests have comparable
+runs, whatever the order. An equal request is one leaf: its answer must be the same to the bit, and a machine
+that gives another is found.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import math
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from evalengine.errors import EvalEngineError
+from evalengine.config.schema import Config, to_yaml
+from evalengine.engine.llm import LLM
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
+from evalengine.harness.execute import expected_entry
+from evalengine.harness.finish import EndedRun, engine_facts, finish_run
+from evalengine.harness.identity import engine_identity
+from evalengine.harness.journal import Entry, Journal
+from evalengine.harness.outcome import SampleHashes, hash_string, task_hash
+from evalengine.harness.plan import Plan
+from evalengine.harness.requests import requests_sha256
+from evalengine.harness.thinking import thoughts
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
-from evalengine.integrations.openai_server.served_run import SCORES, ServedRun, recorded, served_key
+from evalengine.records.evidence import ASKED, CONFIG
+from evalengine.records.folder import RunFolder, write_failed
+from evalengine.records.line_file import LineFile
+from evalengine.records.lm_eval import Sample, TaskResult
+from evalengine.records.manifest import run_id, run_identity
+from evalengine.records.schema import Answer, RecordKey, RequestRecord, ids_sha256
+from evalengine.records.sealed import canonical
 
+SCORES = "prompts"  # the task of prompts whose logprobs were asked for
+BITS = 52  # of a document's number: JavaScript reads 53 exactly
 logger = logging.getLogger(__name__)
 RECEIPT, RUN = "x-evalengine-receipt", "x-evalengine-run"
 MOST_NAMED = 64  # choices of one request whose records its answer's header names
+
+
+@dataclass
+class ServedRun:
+    """An open run. `add` keeps answers, `finish` makes the folder a run that every command reads."""
+
+    config: Config
+    llm: LLM
+    identity: dict[str, Any]
+    folder: RunFolder
+    journal: Journal
+    asked: dict[RecordKey, Request]  # what `file` has
+    file: LineFile  # `asked.jsonl`
+    resumed: Set[RecordKey]  # answers of a server that was killed
+    started: float = field(default_factory=time.time)
+    begin: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def open(cls, output_dir: str, name: str, config: Config, llm: LLM) -> ServedRun:
+        """The run in a new folder below `output_dir`, or in that of a server which was killed.
+
+        Raises: ConfigError in fast numerics, whose bits no one can check; EvalEngineError if the disk refuses.
+        """
+        if llm.settings.numerics == "fast":
+            raise ConfigError("record: numerics=fast gives no answer twice, so that none can be checked; set "
+                              "batch_invariant=true, or leave record out")  # fmt: skip
+        config = replace(
+            config, tasks={}, groups={}, apply_chat_template=bool(getattr(llm.tokenizer, "chat_template", None))
+        )
+        extra = {**engine_identity(config, llm), "datasets": {}, "prompts": None, "harness": SERVED}
+        identity = run_identity(config, extra)
+        folder = RunFolder.open(output_dir, name, run_id(config, extra), "auto", identity)
+        try:
+            asked = _read_back(folder)
+            folder.write_text(CONFIG, to_yaml(config))
+            expected = {key: expected_entry(request, llm) for key, request in asked.items()}
+            journal = Journal.open(folder.journal, folder.identity_sha256, expected.get)
+            file = _opened(folder.path / ASKED)
+        except BaseException:
+            folder.close()
+            raise
+        return cls(config, llm, identity, folder, journal, asked, file, {*journal.finished})
+
+    def add(self, answers: Iterable[tuple[str, Request, RequestOutput]]) -> None:
+        """Keeps the answers of one client's request, (task, request, answer) each: all of them or none.
+
+        Raises: EvalEngineError if the disk fails, and for an answer that is not the one given before.
+        """
+        requests: dict[RecordKey, Request] = {}
+        entries: dict[RecordKey, Entry] = {}
+        for task, request, output in answers:
+            plain = recorded(request)
+            key = served_key(task, plain, request)
+            answer = output.answer.without_top()
+            before = entries[key][2] if key in entries else self.journal.finished.get(key)
+            if before is None:
+                requests[key], entries[key] = plain, (key, ids_sha256(plain.prompt_ids), answer)
+            elif not _same(before, answer) or plain.prompt_ids != (requests.get(key) or self.asked[key]).prompt_ids:
+                raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
+                                      "this machine computes wrong")  # fmt: skip
+        new = {key: request for key, request in requests.items() if key not in self.asked}
+        self.file.append(b"".join(asked_line(*one) for one in new.items()))
+        self.asked |= new
+        self.journal.append(*entries.values())
+
+    def problem(self) -> str | None:
+        """Why no answer can be recorded now; None if the disk has room for as many bytes as it rejected last."""
+        return self.file.problem() or self.journal.file.problem()
+
+    def finish(self) -> str | None:
+        """Makes the folder a finished run and returns its digest; without any answer nothing is left, and None."""
+        with self.folder:
+            try:
+                self.file.close()
+            finally:
+                self.journal.close()
+            if not self.journal.finished:
+                shutil.rmtree(self.folder.path, ignore_errors=True)
+                return None
+            digest = self._write(Plan([], in_order({key: self.asked[key] for key in self.journal.finished})))
+            self.folder.tidy()
+            return digest
+
+    def _write(self, plan: Plan) -> str:
+        folder, llm, answers = self.folder, self.llm, self.journal.finished
+        folder.write_text(ASKED, b"".join(asked_line(i.key, i.request) for i in plan.requests).decode())
+        ended = EndedRun(
+            config=self.config,
+            llm=llm,
+            identity={**self.identity, "prompts": requests_sha256((item.key, item.request) for item in plan.requests)},
+            engine=engine_facts(llm, llm.stats),
+            started=self.started,
+            begin=self.begin,
+            load_seconds=0.0,
+            run_seconds=time.perf_counter() - self.begin,
+            resumed=self.resumed,
+            thoughts=thoughts(plan, answers, llm.tokenizer),
+        )
+        return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.asked, llm.tokenizer)])
+
+
+def recorded(request: Request) -> Request:
+    """The request as it is kept: without alternatives, which no digest holds, and with noise of its own."""
+    if isinstance(request, GenerateRequest):
+        return with_own_noise(replace(request, params=replace(request.params, logprobs=0)))
+    return replace(request, logprobs=0)
+
+
+def served_key(task: str, plain: Request, request: Request) -> RecordKey:
+    """The key of a request's record. Samples of one prompt are repeats of one document."""
+    sample, asked = 0, [plain.prompt_ids, getattr(plain, "continuation_ids", None)]
+    if isinstance(request, GenerateRequest):
+        sample, asked = request.sample, [plain.prompt_ids, asdict(replace(request.params, logprobs=0))]
+    digest = hashlib.sha256(canonical(asked).encode()).digest()
+    return task, int.from_bytes(digest[:8], "big") >> (64 - BITS), 0, sample
+
+
+def _read_back(folder: RunFolder) -> dict[RecordKey, Request]:
+    return read_asked(folder.path, unfinished=True) if (folder.path / ASKED).exists() else {}
+
+
+def _opened(path: Path) -> LineFile:
+    try:
+        return LineFile(path)
+    except OSError as error:
+        raise write_failed(path, error) from error
+
+
+def _same(a: Answer, b: Answer) -> bool:
+    said = [(list(e.output_ids), e.logprobs.tobytes(), e.finish_reason, e.text) for e in (a, b)]
+    return said[0] == said[1]
+
+
+def _results(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
+    """What each task answered, without a metric: nobody has said what would be right."""
+    for task, own in groupby(rows, key=lambda row: row.task):
+        samples = [_sample([*some], asked, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
+        hashes = [SampleHashes(s.doc_hash, s.prompt_hash, s.target_hash) for s in samples]
+        size = len(samples)
+        yield TaskResult(task, "N/A", 0, {}, {}, {}, size, size, task_hash(hashes), samples)
+
+
+def _sample(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Sample:
+    row, request = rows[0], asked[rows[0].key]
+    prompt = tokenizer.decode(list(row.prompt_ids), skip_special_tokens=False)
+    doc: dict[str, Any] = {"prompt": prompt}
+    if isinstance(request, GenerateRequest):
+        params = request.params
+        settings = {"until": list(params.stop), "max_gen_toks": params.max_tokens, "temperature": params.temperature,
+                    "top_k": params.top_k, "top_p": params.top_p, "do_sample": params.temperature > 0}  # fmt: skip
+        arguments: tuple[Any, ...] = (prompt, settings)
+        answers: list[Any] = [one.text for one in rows]
+    else:
+        doc["scored"] = tokenizer.decode(list(row.output_ids), skip_special_tokens=False)
+        arguments = (prompt, doc["scored"])
+        answers = [(math.fsum(one.logprobs.tolist()), one.is_greedy) for one in rows]
+    hashes = hash_string(canonical([doc, arguments])), hash_string(prompt), hash_string("")
+    return Sample(row.doc_id, doc, "", [arguments], [answers], answers[:1], "none", {}, *hashes)
 
 
 class Recorder:

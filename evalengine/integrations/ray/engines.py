@@ -34,10 +34,9 @@ from evalengine.engine.settings import Settings, local_replicas
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, check_requests
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.integrations.ray.dispatch import POLL_SECONDS, Dispatch
+from evalengine.integrations.ray.dispatch import POLL_SECONDS, Dispatch, Roster
 from evalengine.integrations.ray.pool import Pool, Share, cluster_share, local_share
 from evalengine.integrations.ray.replica import ReplicaFacts, ReplicaSpec
-from evalengine.integrations.ray.roster import Roster
 from evalengine.integrations.ray.work import Work, sample
 from evalengine.plain_text import warn
 

@@ -45,7 +45,7 @@ EXPORTS = {  # by option
     "model_index": Export(YAML_SUFFIXES, "evalengine.integrations.exports.files:model_index"),
     "samples": Export((".csv",), "evalengine.integrations.exports.files:samples_csv"),
     "inspect_log": Export((".json",), "evalengine.integrations.exports.inspect_log:inspect_logs", complete=True),
-    "eval_results": Export(YAML_SUFFIXES, "evalengine.integrations.exports.hub_results:hub_results"),
+    "eval_results": Export(YAML_SUFFIXES, "evalengine.integrations.exports.files:hub_results"),
     "every_eval": Export((), "evalengine.integrations.exports.every_eval:every_eval", complete=True),
 }
 

@@ -23,8 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 import namespaces  # type: ignore[import-not-found]
-from namespaces import NOBODYS, PDEATHSIG, SUBREAPER, drop_rights, prctl
-from system_calls import leave_keys  # type: ignore[import-not-found]
+from namespaces import NOBODYS, PDEATHSIG, SUBREAPER, drop_rights, leave_keys, prctl
 
 SHOWN = 200  # characters of an exception's text
 ENDINGS = ("passed", "failed", "memory")  # what the runner can say
