@@ -21,7 +21,9 @@ from evalengine.util.plugins import added, not_installed
 T = TypeVar("T")
 API_KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value an endpoint is sent
 TRACKERS = ("wandb", "mlflow")  # names of their libraries, and of this package's extras
-EXPORTS = "evalengine.exports"  # entry points: trackers that other packages add
+# Groups of other packages' entry points: trackers for log_to, and what sends requests to addresses of further schemes.
+EXPORTS, MODELS = "evalengine.exports", "evalengine.models"
+HTTP = ("http", "https")
 TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
 
 
@@ -162,7 +164,7 @@ def address_problems(setting: str, address: str) -> Iterator[str]:
     url = urlsplit(address)
     if url.username is not None or url.query or url.fragment:  # not repeated: it may hold a key
         yield f"{setting}: no name, key or query belongs into the address; the key is {API_KEYS[0]}'s value"
-    elif url.scheme not in ("http", "https") or not url.netloc:
+    elif not url.netloc or (url.scheme not in HTTP and url.scheme not in added(MODELS)):
         yield f"{setting}={address}: must be an address as https://HOST/v1"
 
 

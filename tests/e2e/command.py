@@ -29,6 +29,17 @@ LIMIT = 6  # Documents in most runs here: enough for batches, and for a kill in 
 SHORT = "task.generation.max_gen_toks=8"  # For runs whose answers need not be right: those take 50 tokens.
 
 
+def installed(site: Path, group: str, name: str, function: str, source: str) -> Path:
+    """Lays a module in `site` as an installed package, whose function is the group's entry point of the module's name;
+    returns `site`."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}:{function}\n")
+    (site / f"{name}.py").write_text(source)
+    return site
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished command: its exit code, standard output and standard error."""

@@ -85,6 +85,9 @@ def test_wheel_holds_every_file(wheel: Path) -> None:
     outside = ("kernels/", "tasks/", "conf/", "tests/", "results/", "benchmarks/")
     assert not any(name.startswith(outside) for name in held)
     assert any(name.endswith("/licenses/LICENSE") for name in held)
+    (named,) = (name for name in held if name.endswith("/entry_points.txt"))
+    modules = re.findall(r"= (evalengine[\w.]*)", zipfile.ZipFile(wheel).read(named).decode())
+    assert len(modules) == 3 and {f"{module.replace('.', '/')}.py" for module in modules} <= held
 
 
 def test_sdist_holds_every_file(built: Path) -> None:

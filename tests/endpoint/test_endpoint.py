@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.report.read.load import load_run
-from tests.e2e.command import call
+from tests.e2e.command import call, installed
 from tests.endpoint.asking import COUNT, ask, only, results
 from tests.endpoint.fake import Fake
 from tests.serve.running import running, serving
@@ -34,6 +34,30 @@ def test_a_task_is_scored_and_read_as_a_run(tmp_path: Path, sums: list[str], cha
     said = {"messages": [{"role": "user", "content": "What is 3 + 5 ?"}]} if chat else {"prompt": "What is 3 + 5 ?"}
     assert body == {"model": "theirs", **said, "max_tokens": 8, "temperature": 0.0, "seed": 0, "user": "me",
                     "stop": ["\n\n"]}  # fmt: skip
+
+
+def test_a_package_adds_a_model_by_an_entry_point(
+    tmp_path: Path, sums: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+import json, re
+failed = []
+def send(url, body, seconds):
+    if not failed:
+        failed.append(url)
+        raise OSError("busy")
+    text = str(sum(map(int, re.findall("[0-9]+", json.loads(body)["prompt"]))))
+    return json.dumps({"choices": [{"text": text, "finish_reason": "stop"}], "model": url}).encode()
+"""
+    monkeypatch.syspath_prepend(installed(tmp_path / "site", "evalengine.models", "adder", "send", source))
+    done = call("model.api=adder://here", *sums)
+    assert done.code == 0, done.err
+    run = only(tmp_path / "results")
+    assert load_run(run).results["sums", "exact_match", "none"][0] == 1.0
+    facts = results(run)["endpoint"]
+    assert facts["models"] == {"adder://here/completions": COUNT} and facts["retried"] == 1
+    done = call("model.api=subtractor://here", *sums)
+    assert done.code == 2 and "must be an address as https://HOST/v1" in done.err
 
 
 def test_failures_that_pass_are_asked_again(tmp_path: Path, sums: list[str]) -> None:

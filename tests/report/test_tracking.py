@@ -16,6 +16,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.errors import ConfigError
 from evalengine.integrations.exports.tracking import leave_log, log_run, metrics_of, settings_of
 from evalengine.report.read.load import load_run
+from tests.e2e.command import installed
 from tests.run_double import bind_again, generated, write_run
 
 METRICS = {"sums/exact_match/strict": pytest.approx(1 / 3), "sums/exact_match/flexible": pytest.approx(1 / 3)}
@@ -115,12 +116,8 @@ def test_another_tracker_is_refused() -> None:
 def test_a_package_adds_a_tracker_by_an_entry_point(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installed = tmp_path / "site" / "mine-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[evalengine.exports]\nmy_board = my_board:log\n")
-    (installed.parent / "my_board.py").write_text("def log(run):\n    return f'{run.digest} is on my board'\n")
-    monkeypatch.syspath_prepend(installed.parent)
+    source = "def log(run):\n    return f'{run.digest} is on my board'\n"
+    monkeypatch.syspath_prepend(installed(tmp_path / "site", "evalengine.exports", "my_board", "log", source))
     (job,) = compose_jobs(["log_to=my_board"])
     leave_log(folder, job.config.log_to)
     assert f"{load_run(folder).digest} is on my board" in capsys.readouterr().err

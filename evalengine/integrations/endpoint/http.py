@@ -15,16 +15,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
-from evalengine.config.check import API_KEYS
+from evalengine.config.check import API_KEYS, HTTP, MODELS
 from evalengine.config.schema import EndpointConfig
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.util.plain_files import parse_json
+from evalengine.util.plugins import added
 
 HIDDEN = "(the key)"  # replaces the API key
 PLACEHOLDERS = ("empty", "none", "null", "dummy", "unused", "no-key", "not-needed")  # keys that are no secret
@@ -38,6 +40,8 @@ LONGEST_WAIT = 60.0  # seconds between two attempts
 LONGEST_ASKED_WAIT = 600.0  # seconds of a Retry-After that are kept
 MAX_BYTES = 1 << 26  # of an answer
 MAX_ERROR_BYTES = 1 << 20
+# (the address, a request's JSON, seconds) -> the response's JSON. Raises OSError or ValueError: it is asked again.
+Send = Callable[[str, bytes, float], bytes]
 
 
 @dataclass
@@ -227,6 +231,8 @@ class Client:
         self._url, self._settings, self._key = url, settings, api_key()
         self.cleaner = Cleaner(self._key)
         self._opener = urllib.request.build_opener(_NoRedirects, _Handler, _TLSHandler)
+        scheme = urlsplit(url).scheme
+        self._send: Send = self._over_http if scheme in HTTP else added(MODELS)[scheme].load()
         self._stop = threading.Event()
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:
@@ -287,17 +293,21 @@ class Client:
                 break
         return Reply(number, None, self._settings.retries + 1, time.perf_counter() - begin, why)
 
-    def _post(self, body: Mapping[str, Any]) -> Cleaned:
+    def _over_http(self, url: str, body: bytes, timeout: float) -> bytes:
         headers = {"content-type": "application/json", "user-agent": "evalengine"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
+        request = urllib.request.Request(url, body, headers, method="POST")
         try:
-            with self._opener.open(request, timeout=self._settings.timeout) as answer:
+            with self._opener.open(request, timeout=timeout) as answer:
                 content: bytes = answer.read(MAX_BYTES)
+                return content
         except urllib.error.HTTPError as error:
             why = self.cleaner.line(f"status {error.code}: {_body_message(error)}")
             raise _Failed(error.code, why, error) from error
+
+    def _post(self, body: Mapping[str, Any]) -> Cleaned:
+        content = self._send(self._url, json.dumps(body).encode(), self._settings.timeout)
         got = self.cleaner.clean(parse_json(content))
         if (failed := _error_object(got.value)) is not None:
             status, message = failed
