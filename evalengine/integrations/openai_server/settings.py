@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
+from annotated_types import Ge, Le
+
+from evalengine.config.check import read_settings
+from evalengine.config.kinds import Whole
 from evalengine.errors import ConfigError
 
 # Settings of a run that a server has, too; a name that ends with a dot stands for all below it.
 OF_THE_ENGINE = ("model", "model.", "engine.", "batch_invariant", "numerics")
 OF_THE_TEMPLATE = ("chat_template_date", "chat_template_args", "enable_thinking")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+Least0 = Annotated[Whole, Ge(0), Le(1 << 24)]
+Least1 = Annotated[Whole, Ge(1), Le(1 << 24)]
 _WORD = re.compile(r"[+~]*([\w.@/]+)=(.*)", re.S)
 
 
@@ -21,26 +28,19 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     record: str = ""  # a folder for runs: every answer is a leaf of one; "": nothing is kept
-    port: int = 8000  # 0: any that is free
-    max_tokens: int = 0  # the most that one choice may ask for; 0: as many as the model's context holds
-    max_choices: int = 1024  # of one request: its prompts times n
-    max_open: int = 8192  # choices that wait or run; beyond them a client is told to come back
-    max_body_mb: int = 32  # of a request's body
-    max_logprobs: int = 20  # alternatives a token
-    max_connections: int = 0  # at once; 0: as many as the file descriptors (`ulimit -n`) leave room for
-    client_seconds: int = 60  # that a client may take to send its head or its body, or to take a piece of its answer
+    port: Annotated[Whole, Ge(0), Le(65_535)] = 8000  # 0: any that is free
+    max_tokens: Least0 = 0  # the most that one choice may ask for; 0: as many as the model's context holds
+    max_choices: Least1 = 1024  # of one request: its prompts times n
+    max_open: Least1 = 8192  # choices that wait or run; beyond them a client is told to come back
+    max_body_mb: Least1 = 32  # of a request's body
+    max_logprobs: Least1 = 20  # alternatives a token
+    max_connections: Least0 = 0  # at once; 0: as many as the file descriptors (`ulimit -n`) leave room for
+    client_seconds: Least1 = 60  # that a client may take to send its head or its body, or to take a piece of its answer
 
     @property
     def max_body(self) -> int:
         """Bytes of a request's body."""
         return self.max_body_mb << 20
-
-
-INTEGERS = {
-    "port": (0, 65_535),
-    "max_tokens": (0, 1 << 24),
-    "max_connections": (0, 1 << 24),
-}  # (least, largest); the others are at least 1
 
 
 def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
@@ -63,15 +63,7 @@ def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
         else:
             known = ", ".join([*sorted(names), *(f"{n}*" if n.endswith(".") else n for n in OF_THE_ENGINE)])
             problems.append(f"{name}: no setting of a server; there are {known}, {', '.join(OF_THE_TEMPLATE)}")
-    values: dict[str, int | str] = {}
-    for name, text in own.items():
-        least, largest = INTEGERS.get(name, (1, 1 << 24))
-        if name in ("host", "record"):
-            values[name] = text
-        elif not text.isdecimal() or not least <= int(text) <= largest:
-            problems.append(f"{name}={text}: must be an integer from {least} to {largest:,}")
-        else:
-            values[name] = int(text)
-    if problems:
+    settings, wrong = read_settings(ServeSettings, own)
+    if problems := [*problems, *wrong]:
         raise ConfigError([f"serve: {problem}" for problem in problems])
-    return ServeSettings(**values), others  # type: ignore[arg-type]  # the texts are those two
+    return settings, others
