@@ -53,7 +53,8 @@ ARROWS: dict[str, set[str]] = {
     "integrations": set(),
     "integrations.endpoint": {"harness", "tasks", "records", "report", "config", "util", "errors"},
     "integrations.exports": {"report", "records", "config", "util", "errors", "version"},
-    "integrations.inspect_ai": {"integrations.openai_server", "harness", "engine", "config", "errors"},
+    "integrations.inspect_ai": {"integrations.openai_server", "harness", "engine", "report", "records", "config"}
+    | {"util", "errors"},
     "integrations.lm_eval": {"cache", "harness", "engine", "models", "records", "config", "util", "errors"},
     "integrations.openai_server": {"harness", "engine", "models", "records", "config", "util", "errors"},
     "integrations.ray": {"engine", "models", "records", "config", "util", "errors"},

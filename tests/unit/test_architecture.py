@@ -108,12 +108,12 @@ def test_what_the_core_loads_by_name_is_there() -> None:
     texts = {str(node.value) for file in files.values() for node in naming(file) if isinstance(node, ast.Constant)}
     named = {text for text in texts if re.fullmatch(r"evalengine\.[\w.]+:\w+", text)}
     assert {target.split(".")[2] for target in named if ".integrations." in target} == {
-        *("endpoint", "exports", "lm_eval", "openai_server", "ray", "sandbox")
+        *("endpoint", "exports", "inspect_ai", "lm_eval", "openai_server", "ray", "sandbox")
     }
     for module, _, attribute in (target.partition(":") for target in named):
         body = ast.parse(files[module].read_text(encoding="utf-8")).body
         defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        defined |= {name.id for node in body if isinstance(node, ast.Assign) for name in node.targets}
+        defined |= {ast.unparse(name) for node in body if isinstance(node, ast.Assign) for name in node.targets}
         assert attribute in defined, f"{module}:{attribute}"
 
 

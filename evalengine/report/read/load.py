@@ -17,11 +17,11 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.baseline import is_baseline, load_baseline
-from evalengine.report.read.inspect_log import is_inspect_log, load_inspect_log
 from evalengine.report.read.lm_eval_records import load_results
 from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.report.read.run_folder import load_folder
+from evalengine.util.plugins import load
 
 
 def load_run(path: str | Path, page: bool = True) -> Run:
@@ -46,8 +46,9 @@ def _load(path: Path, page: bool) -> Loaded:
     if path.is_file():
         if results_files(path):
             return load_results(path)
-        if is_inspect_log(path):
-            return load_inspect_log(path)
+        if _is_inspect_log(path):
+            loaded: Loaded = load("evalengine.integrations.inspect_ai.log:load_inspect_log")(path)
+            return loaded
         if not is_baseline(path) and is_run_folder(path.parent):
             raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
         return Loaded(load_baseline(path), {}, {})
@@ -59,6 +60,15 @@ def _load(path: Path, page: bool) -> Loaded:
     if results_files(path):
         return load_results(path)
     return _only_run_inside(path, page)
+
+
+def _is_inspect_log(path: Path) -> bool:
+    """Whether the file says that it is a log of inspect_ai."""
+    if path.suffix != ".json":
+        return path.suffix == ".eval"
+    with open(path, "rb") as file:
+        beginning = file.read(400)
+    return b'"eval"' in beginning and b'"version"' in beginning
 
 
 def _only_run_inside(path: Path, page: bool) -> Loaded:

@@ -40,17 +40,6 @@ LIMITS = ("max_tokens", "model_length")  # inspect_ai's reasons for the end of a
 MAX_BYTES = 1 << 32  # of all JSON in an `.eval` file
 
 
-def is_inspect_log(path: Path) -> bool:
-    """Whether the file says that it is one."""
-    if path.suffix == SUFFIX:
-        return True
-    if path.suffix != ".json":
-        return False
-    with open(path, "rb") as file:
-        beginning = file.read(400)
-    return b'"eval"' in beginning and b'"version"' in beginning
-
-
 def load_inspect_log(path: Path) -> Loaded:
     """The run that a log tells of. Raises ConfigError for a file that is damaged, or an evaluation that did not end."""
     log = _read(path)
