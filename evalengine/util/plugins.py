@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def load(target: str) -> Any:
@@ -27,4 +29,6 @@ def not_installed(extra: str, *libraries: str) -> str | None:
 
 def added(group: str) -> dict[str, EntryPoint]:
     """Return the entry points that installed packages have in a group, by name."""
+    from importlib.metadata import entry_points  # 10 ms, which most commands need not wait for
+
     return {entry.name: entry for entry in entry_points(group=group)}
