@@ -28,7 +28,7 @@ def package_of(file: Path) -> str:
 
 def package_named(parts: Sequence[str]) -> str:
     """The package of a module of evalengine, given as the parts of its name: each integration is one of its own."""
-    return ".".join(parts[:2]) if parts[0] == "integrations" and parts[1] != "__init__" else parts[0]
+    return ".".join(parts[:2]).removesuffix(".__init__") if parts[0] == "integrations" else parts[0]
 
 
 def sources() -> Iterator[Path]:
@@ -86,8 +86,10 @@ def test_every_arrow_is_allowed() -> None:
 
 
 def integrations_imported(file: Path) -> list[str]:
-    """The integrations that the file imports."""
-    return [name for name in imports(file) if f"{name}.".startswith("evalengine.integrations.")]
+    """The integrations that the file imports, or names for `import_module`; `load` takes "module:attribute"."""
+    texts = [node.value for node in naming(file) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    names = [*imports(file), *(text for text in texts if re.fullmatch(r"[\w.]+", text))]
+    return [name for name in names if f"{name}.".startswith("evalengine.integrations.")]
 
 
 def test_the_core_imports_no_integration(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_the_core_imports_no_integration(tmp_path: Path) -> None:
     assert not [package for package, allowed in ARROWS.items() if "integrations" in f"{allowed}" and "." not in package]
     for number, planted in enumerate(
         ("import evalengine.integrations.ray", "def work():\n    from evalengine.integrations.ray import engines",
-         "from evalengine import integrations")
+         "from evalengine import integrations", "import_module('evalengine.integrations.ray')")
     ):  # fmt: skip
         (file := tmp_path / f"{number}.py").write_text(planted)
         assert integrations_imported(file)
