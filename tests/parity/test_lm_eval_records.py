@@ -245,14 +245,14 @@ KILLED = """
 import functools, os, signal, sys
 import lm_eval.tasks
 from evalengine.__main__ import main
-from evalengine.integrations.lm_eval import base
-fill, calls = base.EvaluationRecorder._fill, []
+from evalengine.integrations.lm_eval import recorder
+fill, calls = recorder.EvaluationRecorder._fill, []
 def killed(*given):
     calls.append(fill(*given))
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return calls[-1]
-base.EvaluationRecorder._fill = killed
+recorder.EvaluationRecorder._fill = killed
 lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
 main(["lm_eval", *sys.argv[1:]])
 """

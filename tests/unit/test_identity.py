@@ -124,7 +124,7 @@ ENGINE_PART = {name: name for name in ("weights", "model_spec", "tokenizer", "ch
 def test_what_decides_the_scored_part_under_lm_eval_counts() -> None:
     """Two settings of lm-eval's model that are none of the engine's change what is scored of equal tokens."""
     pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
-    from evalengine.integrations.lm_eval.base import EvaluationRecorder
+    from evalengine.integrations.lm_eval.recorder import EvaluationRecorder
 
     def identity(**own: Any) -> dict[str, Any]:
         recorder = EvaluationRecorder.__new__(EvaluationRecorder)
