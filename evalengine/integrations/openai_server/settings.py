@@ -16,6 +16,7 @@ from evalengine.errors import ConfigError
 # Settings of a run that a server has, too; a name that ends with a dot stands for all below it.
 OF_THE_ENGINE = ("model", "model.", "engine.", "batch_invariant", "numerics")
 OF_THE_TEMPLATE = ("chat_template_date", "chat_template_args", "enable_thinking")
+TEXTS = ("host", "record")  # all others are integers
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Least0 = Annotated[Whole, Ge(0), Le(1 << 24)]
 Least1 = Annotated[Whole, Ge(1), Le(1 << 24)]
@@ -48,7 +49,8 @@ def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
 
     Raises: ConfigError with all that is wrong.
     """
-    own, others = {}, []
+    own: dict[str, int | str] = {}
+    others = []
     problems = []
     names = {item.name for item in fields(ServeSettings)}
     for word in words:
@@ -57,7 +59,8 @@ def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
             problems.append(f"{word}: settings are written name=value")
         elif (name := match[1]) in names:
             problems += [f"{name}: is given twice"] if name in own else []
-            own[name] = match[2]
+            number = name not in TEXTS and match[2].isdecimal() and len(match[2]) < 10
+            own[name] = int(match[2]) if number else match[2]
         elif name in (*OF_THE_ENGINE, *OF_THE_TEMPLATE) or name.startswith(OF_THE_ENGINE[1:3]):
             others.append(word)
         else:
