@@ -34,7 +34,7 @@ from evalengine.engine.settings import Settings, local_replicas
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, check_requests
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.integrations.ray.dispatch import POLL_SECONDS, Dispatch, Roster
+from evalengine.integrations.ray.dispatch import POLL_SECONDS, SAY_SECONDS, Dispatch, Roster
 from evalengine.integrations.ray.pool import Pool, Share, cluster_share, local_share
 from evalengine.integrations.ray.replica import ReplicaFacts, ReplicaSpec
 from evalengine.integrations.ray.work import Work, sample
@@ -50,8 +50,6 @@ CONNECT_SECONDS = 10.0
 STORE_BYTES = 128 << 20
 # The token keeps others on this machine and its network out. It is drawn once a process, as Ray reads it once.
 OURS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-SAY_SECONDS = 30.0  # between two messages that the run waits
 
 
 class RayEngines:
