@@ -19,8 +19,7 @@ from evalengine.config.arguments import integer, no_model, number, shown
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ModelConfig
 from evalengine.config.shipped import GROUPS, shipped_model
-from evalengine.config.texts import escape_problems, is_text
-from evalengine.config.words import word
+from evalengine.config.words import escape_problems, is_text, word
 from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:

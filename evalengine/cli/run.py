@@ -15,7 +15,6 @@ from typer import Argument, Option
 from evalengine.cli import MODULES
 from evalengine.cli.command import Command
 from evalengine.config.shipped import available
-from evalengine.config.synonyms import SYNONYMS
 from evalengine.errors import ConfigError
 from evalengine.util.command import PROGRAM, Namespace
 
@@ -118,6 +117,8 @@ def _settings(words: list[str]) -> list[str]:
 
 def _with_dashes(argv: Sequence[str]) -> str | None:
     """Return the message about options that are not options of `run`; None if there are none."""
+    from evalengine.config.words import SYNONYMS
+
     options, settings = [], []
     for word, after in zip(argv, (*argv[1:], "-"), strict=False):
         name, equals, value = word.lstrip("-").partition("=")

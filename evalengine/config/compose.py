@@ -24,14 +24,11 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from evalengine.config.check import config_problems, read_settings
-from evalengine.config.implied import complete_model, completed
+from evalengine.config.check import complete_model, completed, config_problems, read_settings
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF, available
 from evalengine.config.sources import Source, namesakes, register, searched
-from evalengine.config.synonyms import REMOVED
-from evalengine.config.texts import read_texts
-from evalengine.config.words import SEARCHED, names_set, parse, quoted, unknown
+from evalengine.config.words import REMOVED, SEARCHED, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 

@@ -29,10 +29,11 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from evalengine.config.shipped import CONF, names_in, package_of
+from evalengine.config.shipped import CONF, names_in, package_of, settings_in
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 
+MERGED = str(files(CONF))  # the folder whose tasks are merged by `settings_in`
 GROUP = "evalengine.tasks"  # the group of the entry points
 LM_EVAL = "lm_eval/"  # the prefix of names of lm-eval's tasks, groups and tags
 PACKAGES = {"task": r"tasks\..+|_global_", "experiment": "_global_"}  # group -> what a file's package must be
@@ -67,6 +68,11 @@ class Source(ConfigSource):
             package = package_of(path)
             if group == "task" and package is None and _is_lm_eval(path):
                 return "_global_", self.of_tasks(name, _tasks_in(path))
+            if group == "task" and package is not None and self.path == MERGED:
+                content = settings_in(name)  # Hydra takes 1.2 s for a group of 57 files, and this 0.2 s
+                for part in () if package == "_global_" else package.split("."):
+                    content = content[part]
+                return package, content
             is_part = "/" in name and name not in self.chosen  # included in a task's file, it needs no package
             return package, _checked(read_yaml(path), package, "" if is_part else group, name)
         except ConfigError:

@@ -1,6 +1,11 @@
-"""The command line's overrides: Hydra's grammar, names of settings, and what is given twice or has several values.
+r"""The command line's overrides: Hydra's grammar, names of settings, and what is given twice or has several values.
 
 Every command that a message here suggests is one that works (tests/unit/test_compose_words.py).
+
+A shell has no escapes in its quotes, and Hydra's grammar has none for `\n`: `task.description='Solve.\n\n'` would put a
+backslash and an n into every prompt, and `task.generation.until=["\n\n"]` would stop none. So the command line's texts
+are read as people mean them. YAML and Python have quoting of their own, `"\n"`; where a text of theirs still holds the
+two characters, it is rejected. LaTeX's commands stay unchanged, and so does Jinja's code, whose texts Jinja reads.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ import difflib
 import glob
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -21,18 +26,63 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote,
 from hydra.errors import HydraException
 
 from evalengine.config.schema import Config
-from evalengine.config.shipped import GROUPS, ONE_OF
-from evalengine.config.synonyms import REMOVED, SYNONYMS
-from evalengine.config.texts import is_text
+from evalengine.config.shipped import GROUPS
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import is_later_part
 
 SEARCHED = "hydra.searchpath"
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes
-LISTS = ("task", SEARCHED)  # what takes several names in one run, with the settings whose type is a list
 GLOBBED = "model.path"  # model.path=glob('out/checkpoint-*'): a sweep over the models that a pattern matches
 MOST_SHOWN = 200  # characters of an override that cannot be read, and of what the library says of it
-NUMBERS = re.compile(r"(\D*)(\d*)")  # a text and the number after it
+TEXTS = {  # settings whose values, at any depth, become part of a prompt or stop an answer
+    *("description", "gen_prefix", "until", "doc_to_text", "doc_to_target", "doc_to_choice"),
+    *("target_delimiter", "fewshot_delimiter", "system_instruction", "think_end_token", "chat_template_args"),
+}
+LATEX = (  # its commands that begin with \n; those with \r and \t are too many, and small letters follow these
+    "abla|e|eq|eg|u|ot|otin|earrow|warrow|ewline|ewcommand|oindent|onumber|exists|leq|geq|mid|subseteq|supseteq"
+)
+# Jinja's code, which holds no other beginning of code, so that no text takes minutes; or an escape.
+TOKEN = re.compile(
+    r"\{\{(?:(?!\{\{).)*?\}\}|\{%(?:(?!\{%).)*?%\}"
+    rf"|(?<!\\)(?P<slashes>\\\\?)(?P<letter>n(?!(?:{LATEX})(?![A-Za-z]))|[rt](?![a-z]))",
+    re.DOTALL,
+)
+SYNONYMS = {  # a setting's last name in other programs -> ours
+    # lm-eval's options, and entries of --model_args and --gen_kwargs
+    "tasks": "task",
+    "num_fewshot": "task.num_fewshot",
+    "output_path": "output_dir",
+    "use_cache": "cache",
+    **dict.fromkeys(("batch_size", "max_batch_size"), "engine.max_num_seqs"),
+    **dict.fromkeys(("pretrained", "path"), "model.path"),
+    **{name: f"model.{name}" for name in ("revision", "tokenizer", "think_end_token", "generation_config")},
+    "peft": "model.adapter",
+    **dict.fromkeys(("max_length", "max_model_len"), "engine.max_model_len"),
+    **{name: f"engine.{name}" for name in ("dtype", "device", "gpu_memory_utilization", "tensor_parallel_size")},
+    **{name: name for name in ("limit", "seed", "enable_thinking", "chat_template_args", "system_instruction")},
+    **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens"), "task.generation.max_gen_toks"),
+    **{name: f"task.generation.{name}" for name in ("temperature", "top_p", "top_k", "until")},
+    # others
+    **dict.fromkeys(("fewshot", "few_shot", "fewshots", "n_shot", "nshot", "shots"), "task.num_fewshot"),
+    **dict.fromkeys(("batch", "bs", "num_seqs", "max_batch"), "engine.max_num_seqs"),
+    **dict.fromkeys(("precision", "torch_dtype"), "engine.dtype"),
+    **dict.fromkeys(("num_samples", "max_samples", "n_samples", "samples"), "limit"),
+    **dict.fromkeys(("output", "out", "out_dir", "output_folder"), "output_dir"),
+    **dict.fromkeys(("context_length", "max_seq_len", "max_seq_length"), "engine.max_model_len"),
+    **dict.fromkeys(("max_output_tokens", "max_completion_tokens"), "task.generation.max_gen_toks"),
+    **dict.fromkeys(("stop", "stop_strings"), "task.generation.until"),
+    **dict.fromkeys(("tp", "tp_size", "tensor_parallel"), "engine.tensor_parallel_size"),
+    **dict.fromkeys(("dataset", "benchmark"), "task"),
+    **dict.fromkeys(("chat_template", "chat"), "apply_chat_template"),
+    **dict.fromkeys(("base_url", "api_base"), "model.api"),
+    "model_name": "model.path",
+    **dict.fromkeys(("lora", "lora_path", "adapter_path", "peft_path"), "model.adapter"),
+}
+REMOVED = {  # a setting that there was -> why it is gone
+    "sequential.seed": "the order of asking follows from the gate's baseline and cannot be chosen; leave it out",
+    "hydra/launcher": "a sweep's runs start one after another; submit one run per job (docs/clusters.md, Slurm)",
+}
+MEANT = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
@@ -40,8 +90,8 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
     parser = OverridesParser.create()
     parsed: list[Override] = []
     problems: list[str] = []
-    for given in overrides:
-        text = _in_full(given)
+    given: dict[str, dict[str, None]] = {}  # setting -> the words that set it
+    for text in map(_in_full, overrides):
         try:
             override = parser.parse_override(text)
         except (HydraException, ValueError) as error:  # ValueError: a number with more digits than Python reads
@@ -54,7 +104,12 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
             override = parser.parse_override(f"{GLOBBED}={','.join(map(written, _matches(override)))}")
         parsed.append(override)
         problems.extend(_problems(override, multirun))
-    if problems := [*problems, *_given_twice(parsed)]:
+        for name in names_set(override.key_or_group, override.value()):
+            given.setdefault(name, {})[_shown(str(override.input_line))] = None
+    # Hydra takes the last of them, and the others would be dropped in silence. The same words twice do no harm.
+    problems += [f"{name}: is given as {' and as '.join(texts)}; give it once"
+                 for name, texts in given.items() if len(texts) > 1]  # fmt: skip
+    if problems:
         raise ConfigError(problems)
     return parsed
 
@@ -70,7 +125,7 @@ def _in_full(text: str) -> str:
 
 
 def quoted(value: str) -> str:
-    """A text in quotes, by which the grammar takes it as it is."""
+    """A text in quotes, by which the grammar takes it unchanged."""
     return str(QuotedString(value, Quote.double).with_quotes())
 
 
@@ -99,64 +154,43 @@ def _shown(text: str) -> str:
 
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
-    key, value, chosen = override.key_or_group, value_text(override), override.value()
-    if re.match("hydra[./]", key) and key not in REMOVED:
-        if key != SEARCHED:
-            yield f"{key}: Hydra's own settings have no effect here, except {SEARCHED}"
-        return
-    if _kind(key) is None:
-        yield unknown(key or str(override.input_line))
+    key, line, chosen = override.key_or_group, str(override.input_line), override.value()
+    value = line.partition("=")[2]  # "" for `~task`, which Hydra raises for
+    kind = list[str] if key == SEARCHED else _kind(key)
+    if kind is None and key.startswith(("hydra.", "hydra/")) and key not in REMOVED:
+        yield f"{key}: Hydra's own settings have no effect here, except {SEARCHED}"
+    elif kind is None:
+        yield unknown(key or line)
+    each = f"for a run of each write run -m {shlex.quote(key + '=' + value.replace('[', '').replace(']', ''))}"
     for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if key in GROUPS else ():
-        names = one if isinstance(one, list) else [] if isinstance(one, dict) else [one]
-        if any(name is None or isinstance(name, int | float | list | dict) for name in names):
-            yield f"{override.input_line}: {key} takes names, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
-        elif isinstance(one, list) and key in ONE_OF:
-            way = f"; {_swept(key, re.sub(r'[][]', '', value))}" if one and key != "experiment" else ""
-            yield f"{override.input_line}: a run has one {key}{way}"
+        if isinstance(one, list) and key != "task":
+            yield f"{line}: a run has one {key}{f'; {each}' if one and key != 'experiment' else ''}"
+        elif not isinstance(one, dict) and any(
+            name is None or isinstance(name, int | float | list | dict)
+            for name in (one if isinstance(one, list) else [one])
+        ):
+            yield f"{line}: {key} takes names, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
     if override.is_sweep_override() and not multirun:
         ways = [f"for one text write {shlex.quote(f'{key}={quoted(value)}')}"] if is_text(key) else []
-        if key in LISTS or list in [get_origin(kind) for kind in (_kind(key), *get_args(_kind(key)))]:
+        if key == "task" or list in map(get_origin, (kind, *get_args(kind))):
             ways.append(f"for all in one run write {shlex.quote(f'{key}=[{value}]')}")
-        yield f"{key}={value}: has several values; {', '.join([*ways, _swept(key, value)])}"
-
-
-def _swept(key: str, values: str) -> str:
-    return f"for a run of each write run -m {shlex.quote(f'{key}={values}')}"
-
-
-def value_text(override: Override) -> str:
-    """What follows the first = of an override; "" for `~task`, which has none and which Hydra raises for."""
-    return str(override.input_line).partition("=")[2]
+        yield f"{line}: has several values; {', '.join([*ways, each])}"
 
 
 def unknown(key: str) -> str:
     """Return the message for a setting that does not exist."""
     if key in REMOVED:
         return f"{key}: no longer a setting: {REMOVED[key]}"
-    known, last = known_keys(), key.split(".")[-1]
-    own = re.match(r"(tasks|groups)\.([^.]+)\.", key)
-    near: list[str] = []
-    if last in SYNONYMS and key.count(".") <= (3 if own else 1):  # before names that only look alike
-        near = [SYNONYMS[last]]
-    elif not own:
-        near = [name for name in known if name.split(".")[-1] == last and "<" not in name]
-    if not near:
-        asked = key.replace(own[0], f"{own[1]}.<name>.", 1) if own else key
-        near = difflib.get_close_matches(asked, known, 1 if own else 2, 0.7)
-    if own:
-        near = [re.sub(r"^task\.|^\w+\.<name>\.", f"{own[1]}.{own[2]}.", name) for name in near]
+    known, last = [*known_keys()], key.rpartition(".")[2]
+    near = [SYNONYMS[last]] if last in SYNONYMS else []  # before names that only look alike
+    if own := re.match(r"(tasks|groups)\.[^.]+\.", key):
+        general = f"{own[1]}.<name>."
+        near = near or difflib.get_close_matches(key.replace(own[0], general, 1), known, 1, 0.7)
+        near = [re.sub(rf"^(task\.|{general})", own[0], name) for name in near]
+    else:
+        near = near or [name for name in known if name.rpartition(".")[2] == last and "<" not in name]
+        near = near or difflib.get_close_matches(key, known, 2, 0.7)
     return f"{key}: no such setting" + (f"; did you mean {' or '.join(near)}?" if near else "; see --help")
-
-
-def _given_twice(parsed: Sequence[Override]) -> Iterator[str]:
-    """Hydra takes the last of them, and the others would be dropped in silence. The same words twice do no harm."""
-    given: dict[str, dict[str, None]] = {}
-    for override in parsed:
-        for name in names_set(override.key_or_group, override.value()):
-            given.setdefault(name, {})[_shown(str(override.input_line))] = None
-    for name, texts in given.items():
-        if len(texts) > 1:
-            yield f"{name}: is given as {' and as '.join(texts)}; give it once"
 
 
 def names_set(name: str, value: Any) -> Iterator[str]:
@@ -206,4 +240,43 @@ def _matches(override: Override) -> list[str]:
     ]
     if not models:
         raise ConfigError(f"{override.input_line}: no directory or .gguf file matches (seen from {Path.cwd()})")
-    return sorted(models, key=lambda path: [(text, int(number or 0)) for text, number in NUMBERS.findall(path)])
+    return sorted(models, key=lambda path: [(t, int(number or 0)) for t, number in re.findall(r"(\D*)(\d*)", path)])
+
+
+def is_text(name: str) -> bool:
+    """Whether a setting's value becomes part of a prompt or stops an answer, or holds such texts."""
+    return name.endswith("judge.template") or not TEXTS.isdisjoint(name.split("."))
+
+
+def read_texts(node: Any, typed: Set[str], problems: list[str], where: str = "") -> Any:
+    r"""A copy of the composed settings with the command line's `\n` read, and `\\n` as a backslash and an n.
+
+    typed: the names of the settings that the command line sets. Each other text that holds a `\n` adds a sentence to
+    `problems`.
+    """
+    if isinstance(node, dict):
+        return {name: read_texts(value, typed, problems, f"{where}.{name}".lstrip(".")) for name, value in node.items()}
+    if isinstance(node, list):
+        return [read_texts(value, typed, problems, where) for value in node]
+    if not isinstance(node, str) or not is_text(where):
+        return node
+    if where in typed:
+        return TOKEN.sub(_meant, node)
+    problems.extend(escape_problems(node, where, r'YAML reads \n in double quotes, as "\n", and in no others'))
+    return node
+
+
+def escape_problems(text: str, where: str, cure: str) -> Iterator[str]:
+    r"""Yields a sentence if the text holds a `\n`, `\r` or `\t` of two characters."""
+    for found in TOKEN.finditer(text):
+        if found["slashes"] == "\\":
+            near = text[max(0, found.start() - 20) : found.end() + 10].replace("\n", " ")
+            yield f"{where}: in {near!s} the {found[0]} is two characters, a backslash and {found['letter']}; {cure}"
+            return
+
+
+def _meant(found: re.Match[str]) -> str:
+    """The meaning of an escape: a doubled backslash is one. Jinja's code has its own rules."""
+    if not found["letter"]:
+        return found[0]
+    return MEANT[found["letter"]] if found["slashes"] == "\\" else found[0][1:]

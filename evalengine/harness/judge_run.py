@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.check import address_problems, run_problems
-from evalengine.config.implied import name_of_path
+from evalengine.config.check import address_problems, name_of_path, run_problems
 from evalengine.config.schema import (
     CacheConfig,
     Config,

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from evalengine.config.implied import complete_model
+from evalengine.config.check import complete_model
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.adapter import CONFIG, resolve_adapter
 from evalengine.engine.load.hf_folder import folder_spec

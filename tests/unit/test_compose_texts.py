@@ -10,7 +10,7 @@ import pytest
 from evalengine.api.evaluate import flat
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
-from evalengine.config.texts import escape_problems
+from evalengine.config.words import escape_problems
 from evalengine.errors import ConfigError
 
 

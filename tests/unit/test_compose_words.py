@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.compose import Job, compose_jobs
-from evalengine.config.synonyms import SYNONYMS
-from evalengine.config.words import known_keys
+from evalengine.config.words import SYNONYMS, known_keys
 from evalengine.errors import ConfigError
 
 WRITE = re.compile(

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from evalengine.config.arguments import integer, shown
-from evalengine.config.check import numerics_problems, read_settings, run_problems
-from evalengine.config.implied import name_of_path
+from evalengine.config.check import name_of_path, numerics_problems, read_settings, run_problems
 from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelConfig
 
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
