@@ -6,16 +6,20 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator, Field
 from rich.console import Console
 
 from evalengine.cli.tasks import task_metrics
+from evalengine.config.check import read_settings
 from evalengine.config.schema import ITEM_MARK, Config, leaves
 from evalengine.config.shipped import available, outline
+from evalengine.config.typed import KNOWN_NAMES, must
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.manifest_data import Manifest
@@ -40,26 +44,48 @@ from evalengine.util.sheet import Line, Sheet
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 CHOICES = {"gsm8k": 1, "mmlu": 4, "hellaswag": 4}  # workload of `bench throughput` -> requests of a document
 SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which the need is given, where runs tell of any
-LIMITS = ("margin", "margin_percent", "alpha", "power")  # settings of the policy's accuracy rules
-SHARES = ("flips", "alpha", "power")  # of 1
-KNOWN = "task=NAME, policy=NAME, runs=RUN,RUN, flips=2%, margin=POINTS, margin_percent=PERCENT, alpha=0.05, power=0.8"
 RATIOS: dict[str, Kind] = {"weighted_perplexity": "perplexity", "bits_per_byte": "bits"}  # aggregation -> kind of ratio
 HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better")  # of a run, what a plan reads
 
 
+def _of_percent(text: str) -> Any:
+    return float(text[:-1]) / 100 if text.endswith("%") else text
+
+
+Names = Annotated[list[str], BeforeValidator(lambda text: [name for name in text.strip("[]").split(",") if name])]
+Share = Annotated[float, Gt(0), Lt(1), BeforeValidator(_of_percent), must("be more than 0 and less than 1, or as 5%")]
+Flips = Annotated[float, Ge(0), Le(1), BeforeValidator(_of_percent), must("be a share from 0 to 1, such as 0.02 or 2%")]
+Margin = Annotated[float, Gt(0), Field(allow_inf_nan=False), must(
+    "be a number alone, more than 0 and finite; margin=1 is one point (0.75 to 0.74), and margin_percent=1 is 1 % of a "
+    "perplexity")]  # fmt: skip
+
+
 @dataclass(frozen=True)
-class PlanSettings:
+class Limits:
+    """Settings of the policy's accuracy rules."""
+
+    margin: Margin | None = None
+    margin_percent: Margin | None = None
+    alpha: Share | None = None
+    power: Share | None = None
+
+
+@dataclass(frozen=True)
+class PlanSettings(Limits):
     """The command's settings."""
 
-    names: list[str]  # tasks and groups; none: those of the runs
-    runs: list[str]
-    policy: Policy
-    flips: float | None  # a share of 1
+    __pydantic_config__ = KNOWN_NAMES
+
+    task: Names = field(default_factory=list)  # tasks and groups; none: those of the runs
+    runs: Names = field(default_factory=list)
+    policy: str = "accuracy"
+    flips: Flips | None = None
 
 
 def main(arguments: Namespace) -> int:
     """Run `plan` with its words, and return the exit code. Raises `ConfigError` for bad usage, and for bad runs."""
-    settings = _parsed(arguments.words)
+    settings, policy = _parsed(arguments.words)
+    chosen = [*dict.fromkeys(settings.task)]
     paths = all_runs(settings.runs)
     if len(settings.runs) == 1 and (skipped := skipped_note(settings.runs[0])):
         warn(skipped)
@@ -69,17 +95,17 @@ def main(arguments: Namespace) -> int:
     runs = [data.run for data in loaded]
     held = {name for run in runs for key in run.results for name in (key[0], *run.groups)}
     problems = [f"task={name}: no such task or group, neither shipped (`python -m evalengine tasks`) nor in the runs"
-                for name in settings.names if name not in available("task") and name not in held]  # fmt: skip
+                for name in chosen if name not in available("task") and name not in held]  # fmt: skip
     if problems:
         raise ConfigError([f"plan: {problem}" for problem in problems])
-    a, unknown, unscored = _baseline(settings.names, runs)
+    a, unknown, unscored = _baseline(chosen, runs)
     pairs = pairs_of(runs)[0]
-    rates: tuple[Rate, ...] = RATES if settings.flips is None else (settings.flips,)
+    rates: tuple[Rate, ...] = RATES if settings.flips is None else (settings.flips + 0.0,)  # no -0
     if pairs and settings.flips is None:
         rates = (AS_SEEN,)
-    plan = plan_of(settings.policy, a, rates, pairs, unknown, unscored)
-    names = settings.names or sorted({key[0] for key in a.scores})
-    print_lines([*_answer(settings.policy.name, plan, bool(runs)), *_facts(names, a, settings.policy, plan, loaded)],
+    plan = plan_of(policy, a, rates, pairs, unknown, unscored)
+    names = chosen or sorted({key[0] for key in a.scores})
+    print_lines([*_answer(policy.name, plan, bool(runs)), *_facts(names, a, policy, plan, loaded)],
                 Console(file=sys.stdout, soft_wrap=True, highlight=False))  # fmt: skip
     return 0
 
@@ -90,54 +116,24 @@ def _loaded(name: str) -> RunData:
     return RunData(run, {}, {}, {}, {}, {}, {}) if run is not None and run.kind == "baseline" else load_run_data(name)
 
 
-def _parsed(words: Sequence[str]) -> PlanSettings:
-    """Raises ConfigError with all problems."""
-    values: dict[str, str] = {}
-    problems = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or name not in ("task", "policy", "runs", "flips", *LIMITS):
-            problems.append(f"{word!r}: unknown setting; there is: {KNOWN}")
-        elif name in values:
-            problems.append(f"{name} is given twice")
-        values[name] = value
-    numbers: dict[str, float] = {}
-    for name in (name for name in ("flips", *LIMITS) if name in values):
-        try:
-            numbers[name] = _number(name, values[name])
-        except ValueError as error:
-            problems.append(f"{name}={values[name]}: {error}")
-    share = numbers.pop("flips", None)
-    names, runs = ([name for name in values.get(word, "").strip("[]").split(",") if name] for word in ("task", "runs"))
-    names = [*dict.fromkeys(names)]
-    problems += [] if names or runs else ["task=NAME or runs=RUN is needed"]
-    policy = None
+def _parsed(words: Sequence[str]) -> tuple[PlanSettings, Policy]:
+    """The settings, and the policy with their limits. Raises ConfigError with all problems."""
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    settings, problems = read_settings(PlanSettings, values)
+    problems += [f"{word!r}: settings are written name=value" for word in words if "=" not in word]
+    named = Counter(word.partition("=")[0] for word in words)
+    problems += [f"{name} is given twice" for name, count in named.items() if count > 1]
+    problems += [] if settings.task or settings.runs else ["task=NAME or runs=RUN is needed"]
+    limits = {item.name: getattr(settings, item.name) for item in fields(Limits)}
     try:
-        policy = load_policy(values.get("policy", "accuracy"), numbers)
+        policy = load_policy(settings.policy, {name: value for name, value in limits.items() if value is not None})
         if not accuracy_rules(policy.rule):
             problems.append(f"policy={policy.name}: has no accuracy rule, so no number of documents matters to it")
     except ConfigError as error:
         problems += error.problems
-    if problems or policy is None:
+    if problems:
         raise ConfigError([f"plan: {problem}" for problem in problems])
-    return PlanSettings(names, runs, policy, share)
-
-
-def _number(name: str, text: str) -> float:
-    """Return a setting's number; a share also from percent. Raises `ValueError`."""
-    share = name in SHARES
-    if text.endswith("%") and not share:
-        raise ValueError("write the number alone; margin=1 is one point (0.75 to 0.74), and margin_percent=1 is 1 % of "
-                         "a perplexity")  # fmt: skip
-    try:
-        number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1) + 0.0  # no -0
-    except ValueError:
-        raise ValueError("must be a number") from None
-    if name == "flips" and not 0 <= number <= 1:
-        raise ValueError("must be a share from 0 to 1, such as 0.02 or 2%")
-    if name != "flips" and not 0 < number < (1 if share else math.inf):
-        raise ValueError(f"must be more than 0 and {'less than 1' if share else 'finite'}")
-    return number
+    return settings, policy
 
 
 def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str, str], set[str]]:
@@ -151,9 +147,9 @@ def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str,
     for name in names:
         inside |= {name, *(task for run in runs for task in below(run.groups, name))}
     merged: dict[str, Any] = {}
-    for field in HELD:
-        values = [getattr(run, field) for run in (by_settings, *reversed(runs))]
-        merged[field] = {key: value for own in values for key, value in own.items()
+    for held_field in HELD:
+        values = [getattr(run, held_field) for run in (by_settings, *reversed(runs))]
+        merged[held_field] = {key: value for own in values for key, value in own.items()
                          if not names or (key if isinstance(key, str) else key[0]) in inside}  # fmt: skip
     unscored = {key[0] for key in by_settings.scores} - held
     unknown = {task: unknown[task] for task in unknown.keys() - held}
@@ -257,11 +253,10 @@ def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Seque
         tasks = [name, *below(a.groups, name)]
         keys = [key for key in (*a.weighted, *a.scores) if key[0] in tasks]
         counts = {key[0]: len(a.scores.get(key) or a.weighted[key]) for key in keys}
-        took = pace(name, RESULTS)
-        if took is not None:
-            count = sum(counts.values())
-            yield (f"{name}: {counted(count, 'document')} take{'s' * (count == 1)} {_duration(took.seconds * count)} "
-                   f"({took.seconds:.3g} s each, without loading; by {took.source})")  # fmt: skip
+        if (took := pace(name, RESULTS)) is not None:
+            count, (seconds, source) = sum(counts.values()), took
+            yield (f"{name}: {counted(count, 'document')} take{'s' * (count == 1)} {_duration(seconds * count)} "
+                   f"({seconds:.3g} s each, without loading; by {source})")  # fmt: skip
         seen = flips([data.run for data in runs], tasks)
         if seen is not None:
             pairs = "one pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
@@ -307,44 +302,26 @@ def _duration(seconds: float) -> str:
     return f"about {f'{seconds:,.0f} s' if seconds < 600 else f'{seconds / 60:,.0f} min'}"
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds a document, and what says so."""
-
-    seconds: float
-    source: str
-
-
-def pace(task: str, root: Path) -> Pace | None:
-    """Of a task's or a group's name; None where nothing is known."""
-    return _here(task, root) or _reference(task)
-
-
-def _here(task: str, root: Path) -> Pace | None:
+def pace(task: str, root: Path) -> tuple[float, str] | None:
+    """Seconds a document of a task or group, and what says so; None where nothing is known."""
     try:
         listed: Sequence[Entry] = entries(root) if root.is_dir() else ()
     except OSError:
-        return None
+        listed = ()
     for entry in listed:  # the newest first
         if entry.task == task and entry.pace is not None:
-            return Pace(entry.pace, f"{entry.folder}, {entry.model or 'a model without a name'}")
-    return None
-
-
-def _reference(task: str) -> Pace | None:
-    """The quickest invariant run of the workload of this name, on the smallest model."""
-    found = []
+            return entry.pace, f"{entry.folder}, {entry.model or 'a model without a name'}"
+    found = []  # the quickest invariant run of the workload of this name, on the smallest model
     for file in sorted(REFERENCE.glob("throughput-*.json")) if task in CHOICES else ():
         try:
             content = read_json(file)
             gpu = content["environment"]["gpu"]
             rows = [row for row in content["rows"] if row["workload"] == task and row["mode"] != "fast"]
-            own = [(row["wall_s"] * CHOICES[task] / row["requests"], row["preset"], gpu, file.name)
-                   for row in rows if row["engine"] == "evalengine"]  # fmt: skip
+            found += [(row["wall_s"] * CHOICES[task] / row["requests"], row["preset"], gpu, file.name)
+                      for row in rows if row["engine"] == "evalengine"]  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        found += own
     if not found:
         return None
     seconds, preset, gpu, name = min(found)
-    return Pace(seconds, f"results/reference/{name}, {preset} on {gpu}")
+    return seconds, f"results/reference/{name}, {preset} on {gpu}"

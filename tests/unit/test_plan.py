@@ -201,16 +201,17 @@ def test_all_problems_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> No
     code, text = said(capsys, "margin=1%", "flips=3", "power=0.9", "power=0.8", "limit=3", "alpha=x", "policy=nosuch")
     assert code == 2
     for problem in (
-        "task=NAME or runs=RUN is needed", "margin=1%: write the number alone; margin=1 is one",
-        "flips=3: must be a share from 0 to 1", "power is given twice", "'limit=3': unknown setting",
-        "alpha=x: must be a number", "plan: policy=nosuch: no such policy or file",
+        "task=NAME or runs=RUN is needed",
+        "margin='1%': must be a number alone, more than 0 and finite; margin=1 is one",
+        "flips='3': must be a share from 0 to 1", "power is given twice", "limit: no such setting",
+        "alpha=x: must be more than 0 and less than 1", "plan: policy=nosuch: no such policy or file",
     ):  # fmt: skip
         assert problem in text
     for words, problem in (
         (("task=nosuch",), "task=nosuch: no such task or group, neither shipped (`python"),
-        (("task=gsm8k", "margin=0"), "plan: margin=0: must be more than 0 and finite"),
-        (("task=gsm8k", "margin=nan"), "plan: margin=nan: must be more than 0 and finite"),
-        (("task=gsm8k", "power=100%"), "plan: power=100%: must be more than 0 and less than 1"),
+        (("task=gsm8k", "margin=0"), "plan: margin='0': must be a number alone, more than 0 and finite"),
+        (("task=gsm8k", "margin=nan"), "plan: margin=nan: must be a number alone, more than 0 and finite"),
+        (("task=gsm8k", "power=100%"), "plan: power='100%': must be more than 0 and less than 1"),
         (("task=gsm8k", "margin=100"), "margin=100: its scores are shares"),
         (("task=gsm8k", "alpha=0.9"), "plan: alpha=0.9: accuracy: power 0.8 must be above alpha 0.9"),
         (("task=gsm8k", "policy=bitwise"), "policy=bitwise: has no accuracy rule"),
