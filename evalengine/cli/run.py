@@ -1,4 +1,7 @@
-"""The words of `python -m evalengine [run] [setting=value ...]`, and the help that names every command."""
+"""`python -m evalengine [run] [setting=value ...]`: a run, a sweep or an experiment; its help names every command.
+
+Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,28 @@ import difflib
 import os
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from evalengine.cli import MODULES
 from evalengine.cli.command import Command
 from evalengine.config.shipped import available
-from evalengine.errors import ConfigError
-from evalengine.util.command import PROGRAM, Namespace
+from evalengine.errors import ConfigError, listed
+from evalengine.plain_text import say, warn
+from evalengine.util.command import PROGRAM, Namespace, exit_code
+from evalengine.util.early_gpu import wake_gpu
+from evalengine.util.phases import phase
+from evalengine.util.plugins import load
+from evalengine.version import CONTRACT_VERSION, __version__
+
+if TYPE_CHECKING:
+    from evalengine.config.compose import Job
+    from evalengine.config.schema import Config
 
 NAMED = ("task", "model", "experiment", "cluster")  # the settings whose values are names of files
 # The variable with the setting's name, where a shell sends its value alone.
@@ -73,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 def command() -> Command:
     """The command. Its help names the tasks and models that are there."""
     epilog = EPILOG.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
-    return _Run("run", _words, "evalengine.cli.jobs:main", epilog)
+    return _Run("run", _words, "evalengine.cli.run:work", epilog)
 
 
 def _names(incomplete: str) -> list[str]:
@@ -153,3 +167,61 @@ def _wrapped(names: list[str]) -> str:
     """The names in lines of the help's width, indented like the help's second column."""
     indent = " " * 32
     return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def work(arguments: Namespace) -> int:
+    """Runs what the settings describe; returns the exit code."""
+    if arguments.version:
+        say(f"evalengine {__version__} (contract {CONTRACT_VERSION})")
+        return 0
+    from evalengine.config.compose import compose_jobs, experiment_name
+    from evalengine.config.schema import to_yaml
+
+    if not arguments.cfg and not arguments.multirun:
+        wake_gpu(arguments.settings)
+    with phase("settings"):
+        jobs = compose_jobs(arguments.settings, arguments.multirun)
+    if arguments.cfg:
+        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
+        return 0
+    config = jobs[0].config
+    if config.progress and sys.stderr is not None and sys.stderr.isatty():  # up to 15 s pass before the first bar
+        needed = "libraries and rows" if config.model.api is not None else "libraries, rows and the model"
+        warn(f"{listed([*config.tasks], 3)} on {config.model.name}: loading {needed} ...", "")
+    if name := experiment_name(arguments.settings):
+        from evalengine.cli.experiment import run_experiment
+
+        return run_experiment(name, jobs, partial(run_one, command=arguments.argv))
+    return _run_all(jobs, arguments.argv)
+
+
+def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
+    codes: list[int] = []
+    runs: list[tuple[int, bool, str | None]] = []
+    for number, job in enumerate(jobs, 1):
+        if len(jobs) > 1:
+            warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", "")
+        shown: list[str] = []
+        codes.append(exit_code(partial(run_one, job.config, words, shown)))  # after a failure the sweep continues
+        runs.append((number, job.config.batch_invariant, shown[0] if shown else None))
+    if len(jobs) > 1:
+        from evalengine.report.sweep.sweep import agreement
+
+        for line in agreement(runs):
+            say(line)
+    return max(codes)
+
+
+def run_one(config: Config, command: Sequence[str] | None = None, digests: list[str] | None = None) -> int:
+    """Makes one run, with its report, table and digest, which is added to `digests`. command: the command line's
+    words."""
+    from evalengine.api.perform import perform
+    from evalengine.report.terminal.run_table import print_report
+
+    shown: list[str] = [] if digests is None else digests
+    if config.model.api is not None:
+        folder = perform(config, command)
+        load("evalengine.integrations.endpoint.run:print_run")(folder)
+        return 0
+    perform(config, command, show=lambda folder: shown.append(print_report(folder)))
+    return 0

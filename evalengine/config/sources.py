@@ -40,7 +40,8 @@ PACKAGES = {"task": r"tasks\..+|_global_", "experiment": "_global_"}  # group ->
 
 
 class Source(ConfigSource):
-    """`evalengine://FOLDER`: a folder of groups."""
+    """`evalengine://FOLDER`: a folder of groups; `evalengine://`: tasks that are files anywhere, of installed packages,
+    or lm-eval's."""
 
     problems: ClassVar[list[str]] = []  # of the files that Hydra requested
     chosen: ClassVar[list[str]] = []  # the tasks that the overrides choose
@@ -62,6 +63,8 @@ class Source(ConfigSource):
 
     def settings(self, group: str, name: str) -> tuple[str | None, dict[str, Any]]:
         """(the package, the settings). Raises OSError, or ValueError saying what is wrong with them."""
+        if not self.path:
+            return "_global_", self.of_tasks(name, _tasks_elsewhere(name))
         path = self._file(f"{group}/{name}".lstrip("/"))
         assert path is not None, "Hydra requests what is_config reports"
         try:
@@ -87,47 +90,23 @@ class Source(ConfigSource):
         return settings
 
     def available(self) -> bool:
-        return Path(self.path).is_dir()
+        return not self.path or Path(self.path).is_dir()
 
     def is_group(self, config_path: str) -> bool:
-        return Path(self.path, config_path).is_dir()
+        return Path(self.path, config_path).is_dir() if self.path else config_path == "task"
 
     def is_config(self, config_path: str) -> bool:
-        return self._file(config_path) is not None
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return sorted(file.stem for file in Path(self.path, config_path).glob("*.yaml"))
-
-    def _file(self, config_path: str) -> Path | None:
         group, _, name = config_path.partition("/")
         if group == "task" and _is_elsewhere(name):
-            return None
-        bare = re.sub(r"\.ya?ml$", "", config_path)
-        return next((path for suffix in YAML_SUFFIXES if _is_file(path := Path(self.path, f"{bare}{suffix}"))), None)
-
-
-class Tasks(Source):
-    """`evalengine-tasks://`: tasks that are files anywhere, of installed packages, or lm-eval's."""
-
-    @staticmethod
-    def scheme() -> str:
-        return "evalengine-tasks"
-
-    def settings(self, group: str, name: str) -> tuple[str | None, dict[str, Any]]:
-        return "_global_", self.of_tasks(name, _tasks_elsewhere(name))
-
-    def available(self) -> bool:
-        return True
-
-    def is_group(self, config_path: str) -> bool:
-        return config_path == "task"
-
-    def is_config(self, config_path: str) -> bool:
-        group, _, name = config_path.partition("/")
-        return group == "task" and (_is_elsewhere(name) or name in offered())
+            return not self.path
+        return self._file(config_path) is not None if self.path else group == "task" and name in offered()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return []
+        return sorted(file.stem for file in Path(self.path, config_path).glob("*.yaml")) if self.path else []
+
+    def _file(self, config_path: str) -> Path | None:
+        bare = re.sub(r"\.ya?ml$", "", config_path)
+        return next((path for suffix in YAML_SUFFIXES if _is_file(path := Path(self.path, f"{bare}{suffix}"))), None)
 
 
 class Places(SearchPathPlugin):
@@ -139,14 +118,14 @@ class Places(SearchPathPlugin):
 
 @lru_cache(None)  # Hydra looks for plugins at the first call
 def register() -> None:
-    """Adds these sources to Hydra's."""
-    for plugin in (Source, Tasks, Places):
+    """Adds these plugins to Hydra's."""
+    for plugin in (Source, Places):
         Plugins.instance().register(plugin)
 
 
 def searched(folders: Sequence[str]) -> list[str]:
     """The user's folders as sources, and behind them tasks of other kinds."""
-    return [*(re.sub(r"^(file://)?(?=/)", "evalengine://", folder) for folder in folders), "evalengine-tasks://"]
+    return [*(re.sub(r"^(file://)?(?=/)", "evalengine://", folder) for folder in folders), "evalengine://"]
 
 
 def offered() -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.cli import jobs
+from evalengine.cli.run import run_one
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.engine.llm import LLM
@@ -87,7 +87,7 @@ def test_every_write_of_a_run(
     root, copies = tmp_path / "whole", tmp_path / "copies"
     root.mkdir()
     with copies_before_every_write(root, copies) as writes:
-        assert jobs._run(replace(config, output_dir=str(root))) == 0
+        assert run_one(replace(config, output_dir=str(root))) == 0
     (unbroken,) = runs(root)
     assert kinds(unbroken.folder) == WHOLE
     assert len(writes) >= 14 and {"replace digest.txt", "replace report.html", "replace index.html"} <= {*writes}
@@ -99,7 +99,7 @@ def test_every_write_of_a_run(
     for number, write in enumerate(writes, 1):
         output_dir, had_digest = copies / str(number), bool([*copies.glob(f"{number}/*/digest.txt")])
         run_calls.clear()
-        assert jobs._run(replace(config, output_dir=str(output_dir))) == 0, write
+        assert run_one(replace(config, output_dir=str(output_dir))) == 0, write
         (resumed,) = runs(output_dir)
         assert kinds(resumed.folder) == WHOLE, write
         assert resumed.digest == unbroken.digest and load_run(resumed.folder).digest == unbroken.digest, write

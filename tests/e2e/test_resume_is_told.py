@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.cli import jobs
+from evalengine.cli.run import run_one
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.errors import EvalEngineError
@@ -36,7 +36,7 @@ def interrupted(run_config: Config) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "append", append)
         with pytest.raises(KeyboardInterrupt):
-            jobs._run(run_config)
+            run_one(run_config)
     (run,) = runs(Path(run_config.output_dir))
     return run
 
@@ -44,14 +44,14 @@ def interrupted(run_config: Config) -> Run:
 def test_a_fast_run_that_was_resumed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast = config(tmp_path / "fast", "batch_invariant=false")
     broken = interrupted(fast)
-    assert jobs._run(fast) == 0
+    assert run_one(fast) == 0
     out, err = capsys.readouterr()
     assert "1 of 3 requests are kept" in err and "this run will not be repeatable" in err and "resume=never" in err
     assert "the same command may not give these again" in out
     assert broken.manifest["resumed_fast"] is True and broken.manifest["counts"]["resumed_requests"] == 1
     assert "the same command may give other bits" in (broken.folder / "report.html").read_text(encoding="utf-8")
     uninterrupted = replace(fast, output_dir=str(tmp_path / "whole"))
-    assert jobs._run(uninterrupted) == 0
+    assert run_one(uninterrupted) == 0
     assert "repeatable" not in capsys.readouterr().err
     (unbroken,) = runs(tmp_path / "whole")
     assert unbroken.manifest["resumed_fast"] is False
@@ -62,7 +62,7 @@ def test_a_fast_run_that_was_resumed_says_so(tmp_path: Path, capsys: pytest.Capt
 def test_an_exact_run_that_was_resumed_needs_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = config(tmp_path)
     broken = interrupted(exact)
-    assert jobs._run(exact) == 0
+    assert run_one(exact) == 0
     assert capsys.readouterr().err == "" and broken.manifest["resumed_fast"] is False
 
 
@@ -74,6 +74,6 @@ def test_a_journal_of_another_dtype_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         EvalEngineError, match=r"journal\.jsonl: line 1 is not of this run: it names the run .*resume=never"
     ):
-        jobs._run(float32_config)
+        run_one(float32_config)
     identities = [json.loads((run.folder / "identity.json").read_text())["dtype"] for run in (broken, alien)]
     assert identities == ["float32", "bfloat16"]

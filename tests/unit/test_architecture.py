@@ -139,7 +139,7 @@ def test_lines_are_printed_in_one_place() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert calls == {
-        "cli.jobs: '---\\n'.join((to_yaml(job.config) for job in jobs))",
+        "cli.run: '---\\n'.join((to_yaml(job.config) for job in jobs))",
         "engine.text.grammar: json.dumps(reply)",
         "engine.text.template_worker: json.dumps(reply)",
         "cli.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0])",
@@ -264,7 +264,6 @@ LIGHT = [
     "evalengine.report.python.verdicts",
     "evalengine.util.command",
     "evalengine.cli.run",
-    "evalengine.cli.jobs",
     "evalengine.cli.bench",
     "benchmarks.words",
     "evalengine.cli.completion",

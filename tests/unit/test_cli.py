@@ -296,7 +296,7 @@ def test_our_own_bugs_show_a_traceback(
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_is_told_what_the_start_waits_for(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr("evalengine.cli.jobs.warn", lambda line, whose: shown.append(line))
+    monkeypatch.setattr("evalengine.cli.run.warn", lambda line, whose: shown.append(line))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     install_runner(monkeypatch, lambda config: shown.append("run") or Result(Path("f")))
     for settings in (["limit=1"], ["limit=1", "progress=false"], ["limit=1", "--cfg"]):

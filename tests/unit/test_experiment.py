@@ -102,7 +102,7 @@ def test_a_user_writes_another_experiment(tmp_path: Path) -> None:
 def test_bad_settings_fail_before_the_first_run(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalengine.cli.jobs._run", lambda config: pytest.fail("it ran"))
+    monkeypatch.setattr("evalengine.cli.run.run_one", lambda config: pytest.fail("it ran"))
     assert main([*words, f"output_dir={tmp_path / 'out'}"]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 

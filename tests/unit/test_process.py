@@ -43,8 +43,8 @@ def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
 def test_a_terminal_without_the_signs_fails_no_finished_run() -> None:
     """A sign that the terminal's encoding lacks is written as a question mark."""
     program = (
-        "import evalengine.__main__ as m; import evalengine.cli.jobs as jobs; "
-        "jobs.main = lambda arguments: print('value ± ↑') or 0; raise SystemExit(m.main(['limit=1']))"
+        "import evalengine.__main__ as m; import evalengine.cli.run as run; "
+        "run.work = lambda arguments: print('value ± ↑') or 0; raise SystemExit(m.main(['limit=1']))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
