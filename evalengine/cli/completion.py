@@ -66,27 +66,23 @@ def _of_shell(option: str, named: Sequence[str]) -> int:
 def _name_the_run() -> None:
     """Inserts the word `run` where the line holds a setting and no command: `run` completes settings.
 
-    bash ends a word at every `=`, and completes what is behind it: of `task`, `=` and `gs` the last word alone. The
+    bash ends a word at every `=`, and completes what follows it: of `task`, `=` and `gs` the last word alone. The
     setting's name is handed on by a variable.
     """
     variable = "COMP_WORDS" if os.environ.get(ASKS) == "complete_bash" else "_TYPER_COMPLETE_ARGS"
-    line = os.environ.get(variable, "")
-    words = line.split("\n" if "\n" in line else " ")  # typer's script for bash writes a word a line
+    line = os.environ.get(variable, "").replace("\n", " ")  # typer's script for bash writes a word a line
     if variable == "COMP_WORDS":
-        words = words[: int(os.environ["COMP_CWORD"]) + 1]
-        if len(words) > 2 and "=" in words[-2:]:
+        words = line.split(" ")[: int(os.environ["COMP_CWORD"]) + 1]
+        if "=" in words[-2:]:
             end = -2 if words[-1] == "=" else -3
             os.environ[SETTING_NAME] = words[end]
             words[end:] = [words[-1].removeprefix("=")]
-        while "=" in words[2:-1]:
-            place = words.index("=", 2)
-            words[place - 1 : place + 2] = ["".join(words[place - 1 : place + 2])]
-        os.environ["COMP_CWORD"] = str(len(words) - 1)
-    commands = {"run", *MODULES}.intersection(words[1:2])
-    if not commands and (os.environ.get(SETTING_NAME) or any(map(SETTING.match, words))):
+        line = " ".join(words).replace(" = ", "=")
+    words = line.split(" ")
+    is_setting = os.environ.get(SETTING_NAME) or any(map(SETTING.match, words))
+    if is_setting and words[1:2] not in ([name] for name in ("run", *MODULES)):
         words.insert(1, "run")
-        os.environ["COMP_CWORD"] = str(len(words) - 1)
-    os.environ[variable] = " ".join(words)
+    os.environ |= {variable: " ".join(words), "COMP_CWORD": str(len(words) - 1)}
 
 
 def _no_words(ctx: Context) -> None:

@@ -34,6 +34,11 @@ PROMPTS = "prompts"  # one model and the same documents under several prompts: t
 OF_PROMPTS = ("fewshot_seed", "num_fewshot", "description", "choice_order", "system_instruction", "apply_chat_template",
               "fewshot_as_multiturn", "gen_prefix", "doc_to_text", "fewshot_file", "fewshot_split",
               "target_delimiter", "fewshot_delimiter", "enable_thinking", "chat_template_args")  # fmt: skip
+SEVERAL = {  # experiment -> how it is given several runs
+    CHECKPOINTS: "name several folders, as in model.path=out/checkpoint-1000,out/checkpoint-2000, or a pattern: "
+    "\"model.path=glob('out/checkpoint-*')\"",
+    PROMPTS: 'give fewshot_seed=1,2,3 or \'task.description="a","b"\'',
+}
 SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they change neither model nor rows
 
 
@@ -107,13 +112,7 @@ def finished_run(place: Path) -> Path | None:
 def _check(name: str, jobs: Sequence[Job]) -> None:
     """Checks every job as far as possible before a weight is loaded: a long sweep must not end in its middle for a
     misspelt path. Raises ConfigError."""
-    problems: list[str] = []
-    if name == CHECKPOINTS:
-        problems += checkpoint_problems(jobs)
-    elif name == PROMPTS:
-        problems += prompt_problems(jobs)
-    elif len(jobs) < 2:
-        problems.append(f"experiment={name}: one run is no sweep; give a setting several values (a=1,2)")
+    problems = [*_sweep_problems(name, jobs)]
     if jobs[0].config.resume not in ("auto", "never"):
         problems.append(f"resume={jobs[0].config.resume}: names one run; an experiment takes auto or never")
     if problems:
@@ -151,25 +150,39 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
 
 
 def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
-    """Writes the matrix and the noise floor to the terminal and into the folder; returns the exit code."""
+    """Writes what the runs show together to the terminal and into the folder; returns the exit code."""
     from evalengine.report.html.on_complete import write_page
+    from evalengine.report.leaderboard.compose import board
+    from evalengine.report.leaderboard.formats import board_lines
+    from evalengine.report.leaderboard.page import write_history
     from evalengine.report.read.load import load_run
+    from evalengine.report.sweep.prompts import prompt_lines, sensitivities, write_prompts
     from evalengine.report.sweep.sweep import Cell, print_sweep, sweep
     from evalengine.report.sweep.write import write_sweep
+    from evalengine.report.terminal.tables import print_lines
 
-    runs = [finished_run(place) for place in places]
+    folders = [finished_run(place) for place in places]
+    settings = [_settings(job) for job, path in zip(jobs, folders, strict=True) if path is not None]
+    runs = [load_run(path) for path in folders if path is not None]
     if name == CHECKPOINTS:
-        return report_checkpoints(name, folder, jobs, [run for run in runs if run is not None])
+        steps = jobs[0].config.steps or _named_steps(jobs)
+        assert steps is not None, "_sweep_problems() lists what has none"
+        ordered = sorted(zip(steps, range(len(runs)), strict=True))
+        curves = replace(board([runs[place] for _, place in ordered]), steps=[step for step, _ in ordered])
+        print_lines([*board_lines(curves), *map(str, write_history(curves, name, folder))])
+        return 0
     if name == PROMPTS:
-        finished = [(_settings(job), run) for job, run in zip(jobs, runs, strict=True) if run is not None]
-        return report_prompts(name, folder, [own for own, _ in finished], [run for _, run in finished])
-    cells = [Cell(_settings(job), load_run(path)) for job, path in zip(jobs, runs, strict=True) if path is not None]
-    result = sweep(name, cells)
-    files = write_sweep(result, folder)
-    for run in runs:
-        if run is not None:
-            write_page(run)  # the first pages lack the noise floor, which needs a run in the other mode
-    print_sweep(result, files)
+        labels = [", ".join(f"{key} {value}" for key, value in own.items()) for own in settings]
+        found = sensitivities(runs)
+        files = write_prompts(name, folder, runs, labels, found)
+        print_lines([*prompt_lines(found, labels), *map(str, files)])
+        return 0
+    result = sweep(name, [Cell(own, run) for own, run in zip(settings, runs, strict=True)])
+    written = write_sweep(result, folder)
+    for path in folders:
+        if path is not None:
+            write_page(path)  # the first pages lack the noise floor, which needs a run in the other mode
+    print_sweep(result, written)
     return 0 if result.promise_kept else 1
 
 
@@ -180,25 +193,34 @@ def _settings(job: Job) -> dict[str, str]:
     return {end if ends[end := name.rpartition(".")[2]] == 1 else name: value for name, value in whole.items()}
 
 
-def checkpoint_problems(jobs: Sequence[Job]) -> Iterator[str]:
-    """Yields what is wrong with a sweep over checkpoints, a sentence each."""
+def _sweep_problems(name: str, jobs: Sequence[Job]) -> Iterator[str]:
+    """Yields what is wrong with what an experiment sweeps, a sentence each."""
     swept = {override.partition("=")[0] for job in jobs for override in job.overrides}
+    config = jobs[0].config
     if len(jobs) < 2:
-        yield (
-            f"experiment={CHECKPOINTS}: one checkpoint is no sweep; name several folders, as in "
-            "model.path=out/checkpoint-1000,out/checkpoint-2000, or a pattern: \"model.path=glob('out/checkpoint-*')\""
-        )
-        return
-    if others := sorted(swept - {"model.path"}):
-        yield f"{', '.join(others)}: experiment={CHECKPOINTS} sweeps model.path alone; give one value"
-    steps, paths = jobs[0].config.steps, [job.config.model.path for job in jobs]
-    if steps is not None and (len(steps) != len(jobs) or len(set(steps)) < len(steps) or min(steps) < 0):
-        yield f"steps={steps}: must be {len(jobs)} different numbers from 0 on, one for each of {', '.join(paths)}"
-    if steps is None and not others and _named_steps(jobs) is None:
-        yield (
-            f"model.path={','.join(paths)}: these names do not say different steps, as checkpoint-1000 or step_2000; "
-            "give them: 'steps=[1000,2000]'"
-        )
+        what = {CHECKPOINTS: "checkpoint", PROMPTS: "prompt"}.get(name, "run")
+        how = SEVERAL.get(name, "give a setting several values (a=1,2)")
+        yield f"experiment={name}: one {what} is no sweep; {how}"
+    elif name == CHECKPOINTS:
+        steps, paths = config.steps, [job.config.model.path for job in jobs]
+        if others := sorted(swept - {"model.path"}):
+            yield f"{', '.join(others)}: experiment={name} sweeps model.path alone; give one value"
+        elif steps is None and _named_steps(jobs) is None:
+            yield (
+                f"model.path={','.join(paths)}: these names do not say different steps, as checkpoint-1000 or "
+                "step_2000; give them: 'steps=[1000,2000]'"
+            )
+        if steps is not None and (len(steps) != len(jobs) or len(set(steps)) < len(steps) or min(steps) < 0):
+            yield f"steps={steps}: must be {len(jobs)} different numbers from 0 on, one for each of {', '.join(paths)}"
+    if name == PROMPTS:
+        if others := sorted(setting for setting in swept if setting.rpartition(".")[2] not in OF_PROMPTS):
+            yield f"{', '.join(others)}: experiment={name} sweeps what writes prompts ({', '.join(OF_PROMPTS)}) alone"
+        for task, own in config.tasks.items() if swept == {"fewshot_seed"} else ():
+            if not (config.task.num_fewshot if own.num_fewshot is None else own.num_fewshot):
+                yield (
+                    f"experiment={name}: {task} shows no exemplars, so that fewshot_seed changes no prompt; set "
+                    'task.num_fewshot=4, or sweep another setting: fewshot_seed=1234 \'task.description="a","b"\''
+                )
 
 
 def _named_steps(jobs: Sequence[Job]) -> list[int] | None:
@@ -207,50 +229,3 @@ def _named_steps(jobs: Sequence[Job]) -> list[int] | None:
 
     steps = [step_of(Path(job.config.model.path).name) for job in jobs]
     return [step for step in steps if step is not None] if None not in steps and len({*steps}) == len(steps) else None
-
-
-def report_checkpoints(name: str, folder: Path, jobs: Sequence[Job], runs: Sequence[Path]) -> int:
-    """Writes the curves to the terminal and into the folder; returns the exit code 0."""
-    from evalengine.report.leaderboard.compose import board
-    from evalengine.report.leaderboard.formats import board_lines
-    from evalengine.report.leaderboard.page import write_history
-    from evalengine.report.read.load import load_run
-    from evalengine.report.terminal.tables import print_lines
-
-    steps = jobs[0].config.steps or _named_steps(jobs)
-    assert steps is not None, "checkpoint_problems() refuses what has none"
-    ordered = sorted(zip(steps, runs, strict=True))
-    curves = replace(board([load_run(run) for _, run in ordered]), steps=[step for step, _ in ordered])
-    files = write_history(curves, name, folder)
-    print_lines([*board_lines(curves), *map(str, files)])
-    return 0
-
-
-def prompt_problems(jobs: Sequence[Job]) -> Iterator[str]:
-    """Yields what is wrong with a sweep over prompts, a sentence each."""
-    swept = {override.partition("=")[0] for job in jobs for override in job.overrides}
-    if len(jobs) < 2:
-        yield f'experiment={PROMPTS}: one prompt is no sweep; give fewshot_seed=1,2,3 or \'task.description="a","b"\''
-    if others := sorted(name for name in swept if name.rpartition(".")[2] not in OF_PROMPTS):
-        yield f"{', '.join(others)}: experiment={PROMPTS} sweeps what writes prompts ({', '.join(OF_PROMPTS)}) alone"
-    for task, config in jobs[0].config.tasks.items():
-        shots = jobs[0].config.task.num_fewshot if config.num_fewshot is None else config.num_fewshot
-        if swept == {"fewshot_seed"} and not shots:
-            yield (
-                f"experiment={PROMPTS}: {task} shows no exemplars, so that fewshot_seed changes no prompt; set "
-                'task.num_fewshot=4, or sweep another setting: fewshot_seed=1234 \'task.description="a","b"\''
-            )
-
-
-def report_prompts(name: str, folder: Path, settings: Sequence[dict[str, str]], runs: Sequence[Path]) -> int:
-    """Writes the variance components to the terminal and into the folder; returns the exit code 0."""
-    from evalengine.report.read.load import load_run
-    from evalengine.report.sweep.prompts import prompt_lines, sensitivities, write_prompts
-    from evalengine.report.terminal.tables import print_lines
-
-    loaded = [load_run(run) for run in runs]
-    labels = [", ".join(f"{key} {value}" for key, value in own.items()) for own in settings]
-    found = sensitivities(loaded)
-    files = write_prompts(name, folder, loaded, labels, found)
-    print_lines([*prompt_lines(found, labels), *map(str, files)])
-    return 0

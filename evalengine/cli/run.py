@@ -153,14 +153,14 @@ def _unknown_word(word: str, first: bool) -> str:
     """Return the message about a word that is no setting."""
     if word in MODULES:
         return f"{word}: a command's name comes first: {PROGRAM} {word} ..."
-    for group in ("task", "model", "experiment"):
-        if word in available(group):
-            return f"{word}: settings are written name=value; did you mean {group}={word}?"
-    if near := difflib.get_close_matches(word, COMMANDS, 1):
-        return f"{word}: no such command; did you mean {near[0]}?"
-    if first:
-        return f"{word}: no such command; there is: {', '.join(COMMANDS)} (see --help)"
-    return f"{word}: a setting is one word, without spaces around its =; quote what holds spaces: 'task=[gsm8k, boolq]'"
+    meant = {name: f"{group}={name}" for group in ("experiment", "model", "task") for name in available(group)}
+    if word in meant:
+        return f"{word}: settings are written name=value; did you mean {meant[word]}?"
+    if not first:
+        return f"{word}: a setting is one word, without spaces around its =; quote what holds spaces: 'task=[a, b]'"
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    known = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
+    return f"{word}: no such command; {known}"
 
 
 def _wrapped(names: list[str]) -> str:
