@@ -106,7 +106,7 @@ def _cells(config: Config, depth: int, name: str, members: Sequence[str], short:
     """The row of a task, or of a group: what its tasks have in common, and their documents together."""
     group, tasks = config.groups.get(name), [config.tasks[member] for member in members]
     sizes = [task.dataset.rows for task in tasks if task.dataset.rows is not None]
-    metrics = metric_names(tasks[0], name)
+    metrics = [*task_metrics(tasks[0], name)]
     if group is not None:
         metrics = [str(entry["metric"]) for entry in group.aggregate_metric_list or []]
     return [
@@ -124,8 +124,8 @@ def _cells(config: Config, depth: int, name: str, members: Sequence[str], short:
 
 
 def _common(values: Iterable[str]) -> str:
-    distinct = {*values}
-    return distinct.pop() if len(distinct) == 1 else "various"
+    first, *others = {*values}
+    return "various" if others else first
 
 
 def _in_order(config: Config) -> Iterator[tuple[int, str, list[str]]]:
@@ -152,11 +152,6 @@ def source(task: TaskConfig, named: bool = True) -> str:
     name = f" {task.dataset.name}" if task.dataset.name and named else ""
     revision = task.dataset.revision
     return f"{path}{name} @ {revision[:SHORT] if revision else 'newest'}"
-
-
-def metric_names(task: TaskConfig, name: str) -> list[str]:
-    """The names of `task_metrics`."""
-    return [*task_metrics(task, name)]
 
 
 def task_metrics(task: TaskConfig, name: str) -> dict[str, Metric]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, MinLen, Predicate
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from evalengine.config.arguments import integer, number, shown
@@ -54,13 +54,6 @@ def _text(value: Any) -> Any:
     )
 
 
-def _is_date(text: str) -> bool:
-    try:
-        return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text) is not None and bool(date.fromisoformat(text))
-    except ValueError:
-        return False
-
-
 # A number is taken as a text, since a Hub configuration may be called 2024. Objects that Python made are checked, too.
 SETTINGS = ConfigDict(extra="forbid", coerce_numbers_to_str=True, revalidate_instances="always")
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -72,7 +65,10 @@ Size = Annotated[Whole, Ge(1), Le(MAX_SIZE)]
 Share = Annotated[Real, Gt(0), Le(1), must("lie in (0, 1]")]
 ShareOfAnswers = Annotated[Real, Ge(0), Le(1), must("lie in 0 .. 1, a share of the answers")]
 Seed = Annotated[Whole, Ge(0), Le((1 << 63) - 1), must("lie in 0 .. 2^63 - 1")]
-Day = Annotated[str, Predicate(_is_date), must("be a day, as in 2024-07-26")]
+Day = Annotated[
+    str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(lambda text: str(date.fromisoformat(text))),
+    must("be a day, as in 2024-07-26"),
+]  # fmt: skip
 ModelName = Annotated[
     str, Predicate(lambda name: name.isprintable() and len(name) <= MAX_MODEL_NAME),
     must(f"be at most {MAX_MODEL_NAME} printable characters; it names the run in folders and tables"),
@@ -103,11 +99,8 @@ Device = Annotated[
     str, Predicate(lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None),
     must("be auto, cpu, cuda or cuda:<number>"),
 ]  # fmt: skip
-BlockSize = Annotated[Automatic | Size, must("be auto or a positive number of tokens", limits=True)]
-Replicas = Annotated[
-    Automatic | Annotated[Whole, Ge(1), Le(4096)],
-    must("be auto or a positive number", limits=True),
-]
+BlockSize = Annotated[Automatic | Size, must(f"be auto or a number of tokens from 1 to {MAX_SIZE}")]
+Replicas = Annotated[Automatic | Annotated[Whole, Ge(1), Le(4096)], must("be auto or a number from 1 to 4096")]
 ChatVariables = Annotated[dict[str, Any], must("be variables with their values, as in {effort: high}")]
 Resume = Annotated[
     str, Predicate(lambda name: name in ("auto", "never") or is_folder(name)),

@@ -54,17 +54,15 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def must(expected: str, limits: bool = False) -> WrapValidator:
+def must(expected: str) -> WrapValidator:
     """Says of a value that does not fit what it must do: "lie in (0, 1]". A union needs this, since pydantic lists the
-    problems of each of its members. limits: of a number out of its limits these are said instead."""
+    problems of each of its members."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
         try:
             return inner(value)
-        except ValidationError as error:
-            beyond = [_said(one) for one in error.errors() if one["type"].startswith(("greater", "less"))]
-            text = beyond[0] if limits and beyond else f"must {expected}"
-            raise PydanticCustomError("must", "{text}", {"text": text}) from None
+        except ValidationError:
+            raise PydanticCustomError("must", "{text}", {"text": f"must {expected}"}) from None
 
     return WrapValidator(check)
 
@@ -75,21 +73,15 @@ def problems_of(error: ValidationError, where: str = "", show: Callable[[Any], s
 
 
 def _sentence(problem: ErrorDetails, where: str, show: Callable[[Any], str]) -> str:
-    kind, name = problem["type"], name_of(problem["loc"], where) or "it"
+    kind, name, context = problem["type"], name_of(problem["loc"], where) or "it", problem.get("ctx", {})
     if kind == "missing":
         return f"{name}: is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{name}: no such setting"
-    return f"{name}={show(problem['input'])}: {_said(problem)}"
-
-
-def _said(problem: ErrorDetails) -> str:
-    """What a value must be."""
-    context = problem.get("ctx", {})
-    if problem["type"] == "literal_error":
+    if kind == "literal_error":
         context["expected"] = context["expected"].replace(" or ", ", ").replace("'", "")
-    words = next((text for start, text in EXPECTED if re.match(start, problem["type"])), None)
-    return problem["msg"].removeprefix("Value error, ") if words is None else f"must be {words.format(**context)}"
+    words = next((f"must be {text.format(**context)}" for start, text in EXPECTED if re.match(start, kind)), None)
+    return f"{name}={show(problem['input'])}: {words or problem['msg'].removeprefix('Value error, ')}"
 
 
 def name_of(place: Sequence[str | int], where: str = "") -> str:

@@ -68,8 +68,8 @@ def test_the_default_is_one_engine_here_without_ray() -> None:
     [
         (("cluster.replicas=2",), ["cluster.replicas=2: several replicas run on Ray; add cluster=ray"]),
         (("cluster.address=h:1",), ["cluster.address=h:1: it is a Ray cluster's; add cluster=ray"]),
-        (("cluster=ray", "cluster.replicas=0"), ["cluster.replicas=0: must be at least 1"]),
-        (("cluster=ray", "cluster.replicas=some"), ["cluster.replicas=some: must be auto or a positive number"]),
+        (("cluster=ray", "cluster.replicas=0"), ["cluster.replicas=0: must be auto or a number from 1 to 4096"]),
+        (("cluster=ray", "cluster.replicas=some"), ["cluster.replicas=some: must be auto or a number from 1 to 4096"]),
         (("cluster=ray", "cluster.address=nowhere"), ["cluster.address='nowhere': must be host:port"]),
         (("cluster=ray", "engine.device=cuda:1"), ["engine.device=cuda:1: Ray chooses each replica's GPUs"]),
         (("cluster=ray", "cluster.audit=1.5"), ["cluster.audit=1.5: must lie in 0 .. 1"]),
