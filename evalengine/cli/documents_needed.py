@@ -120,6 +120,8 @@ def _parsed(words: Sequence[str]) -> tuple[PlanSettings, Policy]:
     """The settings, and the policy with their limits. Raises ConfigError with all problems."""
     values = dict(word.split("=", 1) for word in words if "=" in word)
     settings, problems = read_settings(PlanSettings, values)
+    there = f"; there is: {', '.join(item.name for item in fields(PlanSettings))}"
+    problems = [problem + there * problem.endswith("no such setting") for problem in problems]
     problems += [f"{word!r}: settings are written name=value" for word in words if "=" not in word]
     named = Counter(word.partition("=")[0] for word in words)
     problems += [f"{name} is given twice" for name, count in named.items() if count > 1]

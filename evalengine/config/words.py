@@ -161,10 +161,11 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
         yield f"{key}: Hydra's own settings have no effect here, except {SEARCHED}"
     elif kind is None:
         yield unknown(key or line)
-    each = f"for a run of each write run -m {shlex.quote(key + '=' + value.replace('[', '').replace(']', ''))}"
+    each = "for a run of each write run -m "
     for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if key in GROUPS else ():
         if isinstance(one, list) and key != "task":
-            yield f"{line}: a run has one {key}{f'; {each}' if one and key != 'experiment' else ''}"
+            names = shlex.quote(f"{key}={re.sub(r'[][]', '', value)}")
+            yield f"{line}: a run has one {key}{f'; {each}{names}' if one and key != 'experiment' else ''}"
         elif not isinstance(one, dict) and any(
             name is None or isinstance(name, int | float | list | dict)
             for name in (one if isinstance(one, list) else [one])
@@ -172,9 +173,9 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
             yield f"{line}: {key} takes names, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
     if override.is_sweep_override() and not multirun:
         ways = [f"for one text write {shlex.quote(f'{key}={quoted(value)}')}"] if is_text(key) else []
-        if key == "task" or list in map(get_origin, (kind, *get_args(kind))):
+        if key == "task" or list in [get_origin(own) for own in (kind, *get_args(kind))]:
             ways.append(f"for all in one run write {shlex.quote(f'{key}=[{value}]')}")
-        yield f"{line}: has several values; {', '.join([*ways, each])}"
+        yield f"{line}: has several values; {', '.join([*ways, each + shlex.quote(f'{key}={value}')])}"
 
 
 def unknown(key: str) -> str:

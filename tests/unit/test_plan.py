@@ -203,7 +203,7 @@ def test_all_problems_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> No
     for problem in (
         "task=NAME or runs=RUN is needed",
         "margin='1%': must be a number alone, more than 0 and finite; margin=1 is one",
-        "flips='3': must be a share from 0 to 1", "power is given twice", "limit: no such setting",
+        "flips='3': must be a share from 0 to 1", "power is given twice", "limit: no such setting; there is: margin, ",
         "alpha=x: must be more than 0 and less than 1", "plan: policy=nosuch: no such policy or file",
     ):  # fmt: skip
         assert problem in text
