@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from typer import Context, Typer
+from typer import Typer
 from typer.completion import get_completion_script, install
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -44,7 +44,7 @@ def complete(words: Sequence[str]) -> int:
         return _of_shell(words[0], words[1:])
     _name_the_run()
     app = Typer(cls=_Commands, add_completion=True, rich_markup_mode=None)
-    app.callback()(_no_words)
+    app.callback()(lambda: None)
     code: Any = get_command(app).main(list(words), prog_name=PROGRAM, standalone_mode=False)
     if code and words:
         raise ConfigError(f"{words[0]}: your shell is not known; name it: {words[0]} {'|'.join(SHELLS)}")
@@ -83,7 +83,3 @@ def _name_the_run() -> None:
     if is_setting and words[1:2] not in ([name] for name in ("run", *MODULES)):
         words.insert(1, "run")
     os.environ |= {variable: " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-
-
-def _no_words(ctx: Context) -> None:
-    """The commands of evalengine."""

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from evalengine.config.arguments import integer, is_unicode, shown
 from evalengine.config.kinds import LEVELS, MAX_MODEL_NAME, TASK_NAME, as_typed, is_folder
-from evalengine.config.schema import Config, DatasetConfig, EngineConfig, GroupConfig, ModelConfig, Numerics
+from evalengine.config.schema import Config, EngineConfig, GroupConfig, ModelConfig, Numerics
 from evalengine.config.typed import adapter, problems_of
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
@@ -281,8 +281,12 @@ def completed(config: Config, keys: Set[str]) -> Config:
     """The configuration with what its settings imply. keys: the settings that the user's overrides name."""
     tasks = {}
     for name, own in config.tasks.items():
-        dataset = _of_another(own.dataset, config.task.dataset, f"tasks.{name}.dataset", keys)
-        tasks[name] = _applied(config.task, replace(own, dataset=dataset), f"tasks.{name}", keys)
+        shared, where = config.task.dataset, f"tasks.{name}.dataset"
+        given = {item.name for item in fields(shared) if getattr(shared, item.name) or f"{where}.{item.name}" in keys}
+        if "path" in given:  # another dataset, for which the shipped configuration and commit mean nothing
+            cleared: Any = dict.fromkeys({"name", "revision"} - given)
+            own = replace(own, dataset=replace(own.dataset, **cleared))
+        tasks[name] = _applied(config.task, own, f"tasks.{name}", keys)
     return replace(config, model=complete_model(config.model, keys), tasks=tasks)
 
 
@@ -304,13 +308,6 @@ def name_of_path(path: str) -> str:
     """The name of a model that has none: the last part of its path."""
     last = re.split(r"[/\\:]", path.rstrip("/\\"))[-1]
     return (Path(path).resolve().name if last in ("", ".", "..") else last).removesuffix(".gguf")
-
-
-def _of_another(own: DatasetConfig, shared: DatasetConfig, where: str, keys: Set[str]) -> DatasetConfig:
-    """Without the shipped configuration and commit if the user names another dataset, for which they mean nothing."""
-    given = {item.name for item in fields(shared) if getattr(shared, item.name) or f"{where}.{item.name}" in keys}
-    cleared: Any = dict.fromkeys({"name", "revision"} - given)
-    return replace(own, **cleared) if "path" in given else own
 
 
 def _applied(shared: T, own: T, where: str, keys: Set[str]) -> T:

@@ -159,7 +159,9 @@ def _composed(overrides: Sequence[str], settings: Mapping[str, Any]) -> Config:
     data = read_texts(data, typed, problems)
     keys = typed | {override.key_or_group for override in parsed}
     config, wrong = config_problems(data, partial(completed, keys=keys))
-    if problems := [*problems, *map(_suggested, wrong)]:
+    missing = ": no such setting"
+    problems += [unknown(one.removesuffix(missing)) if one.endswith(missing) else one for one in wrong]
+    if problems:
         raise ConfigError(problems)
     return config
 
@@ -205,12 +207,6 @@ def _forced(override: Override) -> str:
         return text
     is_choice = key in GROUPS and not isinstance(override.value(), dict)
     return text.lstrip("+") if is_choice else f"++{text.lstrip('+')}"
-
-
-def _suggested(problem: str) -> str:
-    """A problem with an unknown setting with the name that is near."""
-    name, _, said = problem.partition(": ")
-    return unknown(name) if said == "no such setting" else problem
 
 
 def _explain(error: Exception) -> str:

@@ -79,14 +79,10 @@ TokenOrText = Annotated[
 Automatic = Literal["auto"]
 LoadFormat = Literal["auto", "safetensors", "pytorch", "gguf", "dummy"]
 Implementation = Literal["auto", "native", "transformers"]
-Processors = Literal["auto", "none"]
 Chosen = Literal["auto", "always", "off"]
-Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 AttentionBackend = Literal["auto", "flash_attn", "triton", "sdpa"]
-Backend = Literal["local", "ray"]
 Level = Literal["auto", "native", "exact", "fast"]
 LEVELS = get_args(Level)
-LongPrompts = Literal["truncate", "error"]
 Sequences = Annotated[Whole, Ge(1), Le((1 << 16) - 1)]  # a decode kernel's grid has one row per sequence
 # OpenMP ends a process that gets no more threads. A larger machine's run may be explained on a smaller one.
 Threads = Annotated[Whole, Ge(1), Le(max(256, os.cpu_count() or 1))]

@@ -43,7 +43,7 @@ class ModelConfig:
     implementation: kinds.Implementation = "auto"  # auto: native where there is a family, else transformers
     adapter: str | None = None  # a LoRA adapter, merged at load: a directory or Hub id
     adapter_revision: str | None = None  # Hub revision (a commit) of the adapter
-    generation_config: kinds.Processors = "auto"  # auto: apply the logits processors of generation_config.json
+    generation_config: Literal["auto", "none"] = "auto"  # auto: apply the logits processors of generation_config.json
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
     api: str | None = None  # the address of an endpoint that answers in its place, as https://HOST/v1; asked for `name`
     think_end_token: kinds.TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
@@ -62,7 +62,7 @@ class EngineConfig:
 
     __pydantic_config__ = kinds.SETTINGS
 
-    dtype: kinds.Dtype = "auto"  # auto: the checkpoint's
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"  # auto: the checkpoint's
     device: kinds.Device = "auto"
     max_model_len: kinds.Size | None = None  # tokens; null: the model's own limit
     max_num_seqs: kinds.Sequences = 256  # sequences in one step
@@ -87,7 +87,7 @@ class EngineConfig:
 class ClusterConfig:
     """The engines that answer the requests. No setting here can change a batch-invariant result."""
 
-    backend: kinds.Backend = "local"  # local: an engine in this process | ray: replicas of it
+    backend: Literal["local", "ray"] = "local"  # local: an engine in this process | ray: replicas of it
     replicas: kinds.Replicas = 1  # a number; auto: as many as the GPUs of this machine or Ray cluster allow
     address: str | None = None  # a running Ray cluster's (host:port, auto); null: Ray is started here, for this run
     audit: kinds.ShareOfAnswers = 0.0  # share of requests that a second replica answers, too; a difference fails
@@ -285,7 +285,7 @@ class Config:
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
     logprobs: kinds.Least1 | None = None  # most probable alternatives kept of every generated token; null: none
-    long_prompts: kinds.LongPrompts = "truncate"  # truncate: from the left, as lm-eval; counted
+    long_prompts: Literal["truncate", "error"] = "truncate"  # truncate: from the left, as lm-eval; counted
     data_dir: str | None = None
     output_dir: str = "results"
     resume: kinds.Resume = "auto"

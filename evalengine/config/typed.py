@@ -4,7 +4,7 @@
     read_as(dict[str, Share], {"a": 0.5, "b": 2, "c": None}, "gate")     ConfigError: gate.b=2: must lie in (0, 1]
                                                                                       gate.c=None: must lie in (0, 1]
 
-pydantic converts texts to numbers where it can; `Integer`, `Number`, `Text` and `Flag` take nothing else.
+pydantic converts texts to numbers where it can; `Text` and `Flag` take nothing else.
 A class (dataclass, typing_extensions.TypedDict) with `__pydantic_config__ = KNOWN_NAMES` refuses unknown names.
 """
 
@@ -22,8 +22,6 @@ from evalengine.config.arguments import shown
 from evalengine.errors import ConfigError
 
 T = TypeVar("T")
-Integer = Annotated[int, Strict()]
-Number = Annotated[float, Strict()]  # integers, too, but no truth values
 Text = Annotated[str, Strict()]
 Flag = Annotated[bool, Strict()]
 KNOWN_NAMES = ConfigDict(extra="forbid")
