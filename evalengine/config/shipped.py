@@ -84,7 +84,8 @@ def names_in(name: str) -> list[str]:
 
 
 def _file(name: str) -> Path:
-    return Path(str(files(CONF))) / "task" / f"{name}.yaml"
+    bare = re.sub(r"\.ya?ml$", "", name)
+    return Path(str(files(CONF))) / "task" / f"{bare}.yaml"
 
 
 def _contents(file: Path, here: str | None) -> Iterator[tuple[str, dict[str, Any]]]:

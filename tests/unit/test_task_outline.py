@@ -47,6 +47,8 @@ def test_an_outline_has_the_settings_that_a_group_gives_its_tasks(task_alone: Ca
 def test_names_are_those_of_all_that_is_chosen() -> None:
     assert {"mmlu", "mmlu_stem", "mmlu_anatomy"} <= {*names_in("mmlu")} and len(names_in("mmlu")) == 57 + 5
     assert names_in("mmlu/anatomy") == ["mmlu_anatomy"] and names_in("no_such_task") == []
+    (job,) = compose_jobs(["task=gsm8k.yml"])  # Hydra takes the name of a file, too
+    assert [*job.config.tasks] == names_in("gsm8k.yaml") == ["gsm8k"]
 
 
 def test_the_list_composes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ from typing_extensions import TypedDict
 from evalengine.config.typed import KNOWN_NAMES, Flag, Text, must, read_as
 from evalengine.errors import ConfigError
 
-Integer, Number = Annotated[int, Strict()], Annotated[float, Strict()]
+Integer = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
 Share = Annotated[float, Field(gt=0, le=1), must("lie in (0, 1]")]
 Replicas = Annotated[Literal["auto"] | Annotated[Integer, Field(ge=1)], must("be auto or a positive number")]
 
