@@ -80,9 +80,7 @@ class Task(ABC):
         self._rows: Rows | None = None
         self._exemplar_rows: Rows | None = None
         self._exemplars: list[Doc] = []
-        self.own_exemplars = (
-            0  # documents whose prompts, as `instances` wrote them, contain the document as an exemplar
-        )
+        self.own_exemplars = 0  # documents that are exemplars in their prompts, as `instances` wrote them
         self._turns: dict[int, list[Turn]] = {}  # id(exemplar) -> its turns, for the exemplars shown so far
         problems = self.problems()
         if problems:
@@ -90,9 +88,9 @@ class Task(ABC):
 
     def problems(self) -> list[str]:
         """What this task cannot honour, each starting with the setting; ranges are checked before."""
-        problems = self.not_set("output_type", "metrics", "columns")
-        if problems:
-            return problems  # what follows reads them
+        if missing := [name for name in ("output_type", "metrics", "columns") if not hasattr(self, name)]:
+            return [f"cls={self.config.cls}: the class does not set {', '.join(missing)}"]  # what follows reads them
+        problems = []
         if not self.config.split:
             problems.append("split: is not set")
         if self.num_fewshot and not self.takes_fewshot:
@@ -122,11 +120,6 @@ class Task(ABC):
         if self.output_type != "generate_until" and any(v is not None for v in vars(self.config.generation).values()):
             problems.append("generation: is for tasks that generate text; this one scores given texts")
         return problems
-
-    def not_set(self, *names: str) -> list[str]:
-        """A problem that names those of the class's attributes which it does not set; none if it sets them all."""
-        missing = [name for name in names if not hasattr(self, name)]
-        return [f"cls={self.config.cls}: the class does not set {', '.join(missing)}"] if missing else []
 
     @property
     def can_fork(self) -> bool:

@@ -17,10 +17,10 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
+from evalengine.tasks.generation import Repeated, repeats_of
 from evalengine.tasks.instance import Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue, pass_at_k
 from evalengine.tasks.programs import ProgramLimits
-from evalengine.tasks.repeats import Repeated, repeats_of
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
@@ -30,7 +30,7 @@ LANGUAGE = re.compile(r"\w+")
 
 class CodeTask(Templated):
     """pass@k: the chance that one of k programs passes its tests, estimated without bias from all samples of a document
-    (`estimators.pass_at_k`), as `code_eval` of Hugging Face's `evaluate` does for lm-eval."""
+    (`metric.pass_at_k`), as `code_eval` of Hugging Face's `evaluate` does for lm-eval."""
 
     metrics: ClassVar[dict[str, Metric]] = {"pass@1": Metric()}
     filter: ClassVar[str]  # lm-eval's name for the filter that reads the code out of an answer

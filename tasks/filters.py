@@ -132,7 +132,7 @@ def _take_first(texts: list[str], doc: Mapping[str, Any]) -> str:
     return texts[0]
 
 
-def _majority_vote(texts: list[str], doc: Mapping[str, Any]) -> list[str]:
+def majority_vote(texts: list[str], doc: Mapping[str, Any]) -> list[str]:
     return [Counter(texts).most_common(1)[0][0]]  # the first one among equally frequent texts
 
 
@@ -170,7 +170,7 @@ STEPS: dict[str, tuple[Mapping[str, type], Callable[..., Step]]] = {
     "remove_whitespace": ({}, lambda: _each(str.strip)),
     "lowercase": ({}, lambda: _each(str.lower)),
     "uppercase": ({}, lambda: _each(str.upper)),
-    "majority_vote": ({}, lambda: _majority_vote),
+    "majority_vote": ({}, lambda: majority_vote),
     "take_first_k": ({"k": int}, lambda k: lambda texts, doc: texts[:k]),
     "take_first": ({}, lambda: _take_first),
 }

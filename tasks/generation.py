@@ -1,18 +1,28 @@
-"""Tasks whose answer is generated text: stop strings and sampling in, extraction filters and exact match out."""
+"""How answers are generated, and metrics over k sampled answers of every document.
+
+    answers of one document, k = 4: "18", "[invalid]", "18", "20"; the gold answer is "18"
+    pass@4 = 1.0 (one is right), pass@1 = avg@4 = 0.5 (half are right), maj@4 = 1.0 (the most frequent one is right)
+
+A task with metrics of its own (MATH's `math_verify`, DROP's `f1`) has these of each, without maj@k: nothing says which
+of its texts are one answer. pass@j then asks for an answer that is right in full, a score of 1.
+
+Every metric has one value a document, so a standard error over documents is one clustered by document: the k
+samples of a document are related, and are never counted as k documents.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from evalengine.config.schema import GenerationConfig, TaskConfig
-from evalengine.tasks.base import Task
-from evalengine.tasks.filters import ExactMatch, RegexFilter
-from evalengine.tasks.instance import Generation, Instance, Response
-from evalengine.tasks.metric import Metric, MetricValue
-from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
-from evalengine.tasks.rows import Doc
+from evalengine.tasks.instance import Generation
+from evalengine.tasks.metric import Metric, MetricValue, pass_at_k
+
+MEAN = "mean"
+MATCH = {"exact_match": Metric(MEAN)}  # the metric of a task whose texts are compared
 
 
 def generation_settings(config: GenerationConfig, fewshot_delimiter: str) -> Generation:
@@ -33,57 +43,70 @@ def generation_problems(config: GenerationConfig) -> Iterator[str]:
         yield "generation.until: holds an empty string, which would stop at once"
 
 
-class GenerationTask(Task):
-    """A task whose answer is generated, extracted by each of `extract` and compared with the target.
+def repeats_of(config: TaskConfig) -> int:
+    """How many samples a document has."""
+    return config.repeats or config.generation.repeats or 1
 
-    With `repeats` above 1 every document is sampled that often, one instance a sample; exact_match is then the mean
-    over the samples (lm-eval 0.4.13 runs the repeats but scores the first only), and `Repeated` adds its metrics.
-    """
 
-    output_type = "generate_until"
-    metrics: ClassVar[dict[str, Metric]] = {"exact_match": Metric()}
-    extract: ClassVar[Mapping[str, RegexFilter]]  # filter -> how it reads the answer out of the text
-    match: ClassVar[ExactMatch]
+def repeat_problems(config: TaskConfig) -> Iterator[str]:
+    """Yields what is wrong with the settings; each problem starts with the setting's name. Ranges are checked earlier,
+    where settings are composed."""
+    count, own, older = repeats_of(config), config.repeats, config.generation.repeats
+    if own is not None and older is not None and own != older:
+        yield f"repeats={own}: generation.repeats={older} says otherwise; set one of them"
+    if count > 1 and not config.generation.temperature:
+        name = "repeats" if own is not None else "generation.repeats"
+        yield f"{name}={count}: at temperature 0 all answers are one; set a temperature (task.generation.temperature)"
+    if wrong := [k for k in config.pass_at or () if not 1 <= k <= count]:
+        yield f"pass_at={config.pass_at}: {', '.join(map(str, wrong))} must lie in 1 ... {count}, the number of samples"
 
-    def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
-        """Raises ConfigError."""
-        super().__init__(name, config, **arguments)
-        self._repeated = Repeated.of(config)
-        # A subclass with its own `score` computes its own metrics.
-        if self._repeated is not None and type(self).score is GenerationTask.score:
-            vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
+
+@dataclass(frozen=True)
+class Repeated:
+    """The metrics of k > 1 samples a document."""
+
+    count: int  # samples per document, the k of pass@k
+    passes: tuple[int, ...]  # the j of each pass@j
 
     @classmethod
-    def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
-        return tuple(cls.extract)
+    def of(cls, config: TaskConfig) -> Repeated | None:
+        """None where a document has one sample."""
+        count = repeats_of(config)
+        return cls(count, tuple(sorted({*(config.pass_at or ()), count}))) if count > 1 else None
 
-    def problems(self) -> list[str]:
-        kind = type(self)
-        reads, compares = kind.filtered is GenerationTask.filtered, kind.score is GenerationTask.score
-        return [
-            *super().problems(),
-            *self.not_set(*["extract"] * reads, *["match"] * compares),
-            *repeat_problems(self.config),
-            *generation_problems(self.config.generation),
-        ]
+    def metrics(self, own: Mapping[str, Metric], *, vote: bool) -> dict[str, Metric]:
+        """The metrics beside those of one sample. own: these; vote: whether equal texts are one answer."""
+        named: dict[str, Metric] = {}
+        for name, metric in own.items():
+            kinds = [f"pass@{j}" for j in self.passes] if metric.aggregation == MEAN else []
+            kinds += [f"maj@{self.count}"] if vote else []
+            named.update({f"{_prefix(name, own)}{kind}": Metric() for kind in kinds})
+            named[f"{_prefix(name, own)}avg@{self.count}"] = metric
+        return named
 
-    @property
-    def generation(self) -> Generation:
-        return generation_settings(self.config.generation, self.fewshot_delimiter)
+    def scores(
+        self, own: Mapping[str, Metric], samples: Sequence[Mapping[str, MetricValue]], vote: float | None = None
+    ) -> dict[str, MetricValue]:
+        """One document's values of `metrics`. samples: what the metrics `own` give for each answer by itself. vote: the
+        score of the most frequent text, where equal texts are one answer.
 
-    def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
-        (prompt,) = prompts
-        return [
-            Instance(self.name, doc_id, 0, "generate_until", prompt, generation=self.generation, repeat=i)
-            for i in range(repeats_of(self.config))
-        ]
+        pass@j is the unbiased estimate (`metric.pass_at_k`); avg@k is the mean. A metric that is no mean has lists of
+        values, as IFEval's of every instruction; the samples' lists are joined.
+        """
+        values: dict[str, MetricValue] = {}
+        for name, metric in own.items():
+            given, prefix = [sample[name] for sample in samples], _prefix(name, own)
+            if metric.aggregation != MEAN:
+                values[f"{prefix}avg@{self.count}"] = [*chain.from_iterable(given)]
+                continue
+            correct = sum(value >= 1 for value in given)
+            values.update({f"{prefix}pass@{j}": pass_at_k(len(given), correct, j) for j in self.passes})
+            if vote is not None:
+                values[f"{prefix}maj@{self.count}"] = vote
+            values[f"{prefix}avg@{self.count}"] = math.fsum(given) / len(given)
+        return values
 
-    def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[str]]:
-        return {name: [extract(response.text) for response in responses] for name, extract in self.extract.items()}
 
-    def score(self, doc: Doc, answers: list[str]) -> dict[str, MetricValue]:
-        reference = str(self.target(doc))
-        values = {"exact_match": math.fsum(self.match(answer, reference) for answer in answers) / len(answers)}
-        if self._repeated is None:
-            return {**values}
-        return {**values, **self._repeated.scores(answers, lambda answer: self.match(answer, reference))}
+def _prefix(name: str, own: Mapping[str, Metric]) -> str:
+    """What stands before pass@k: the metric's name, where there are several (so does `report/stats/pass_at_k.py`)."""
+    return f"{name} " if len(own) > 1 else ""

@@ -21,10 +21,10 @@ from evalengine.config.schema import (
 )
 from evalengine.errors import ConfigError
 from evalengine.tasks.dataset import load_rows, local_source, read_local, text_lines
+from evalengine.tasks.generation import repeat_problems, repeats_of
 from evalengine.tasks.instance import Generation
 from evalengine.tasks.lm_eval_index import leaf_of
 from evalengine.tasks.lm_eval_quiet import quiet
-from evalengine.tasks.repeats import repeat_problems, repeats_of
 from evalengine.tasks.rows import Rows, check_rows
 
 SAYS_LITTLE = {"do_sample": False, "temperature": 0.0}  # lm-eval's settings for a task's file without any

@@ -1,17 +1,12 @@
-"""The base class of tasks that score each of several given answers, and the documents of HellaSwag."""
+"""Checks of a choice's index, and the documents of HellaSwag."""
 
 from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
-from evalengine.tasks.base import Task
-from evalengine.tasks.instance import Instance, Response
-from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.rows import Doc
-from evalengine.tasks.scores import choice_scores
 
 
 def checked_gold(gold: int, choices: list[str]) -> int:
@@ -29,44 +24,6 @@ def whole_number(label: Any) -> int:
     if isinstance(label, int) or (isinstance(label, str) and re.fullmatch(r"-?[0-9]{1,9}", label)):
         return int(label)
     raise ValueError(f"its label {json.dumps(label)[:80]} is no whole number")
-
-
-class MultipleChoiceTask(Task):
-    """One log-likelihood request for each choice, all with the same context.
-
-    acc: the choice of highest log-likelihood is gold. acc_norm: the same after division by the choice's length in
-    characters, delimiter not counted. Ties go to the lower index.
-    """
-
-    output_type = "multiple_choice"
-    metrics: ClassVar[dict[str, Metric]] = {"acc": Metric(), "acc_norm": Metric()}
-
-    @abstractmethod
-    def choices(self, doc: Doc) -> list[str]:
-        """The answers to score, at least one."""
-
-    @abstractmethod
-    def gold(self, doc: Doc) -> int:
-        """The index of the right answer."""
-
-    def target(self, doc: Doc) -> int:
-        return checked_gold(self.gold(doc), self.choices(doc))
-
-    def exemplar_answer(self, exemplar: Doc) -> str:
-        return self.choices(exemplar)[self.target(exemplar)]
-
-    def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
-        (prompt,) = prompts
-        return [
-            Instance(self.name, doc_id, i, "loglikelihood", prompt, self.choice_delimiter + choice)
-            for i, choice in enumerate(self.choices(doc))
-        ]
-
-    def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[tuple[float, bool]]]:
-        return {"none": [(response.loglikelihood, response.is_greedy) for response in responses]}
-
-    def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
-        return choice_scores(("acc", "acc_norm"), [self.target(doc)], self.choices(doc), answers)
 
 
 def hellaswag(row: Doc) -> Doc:

@@ -19,13 +19,19 @@ from typing import Any, ClassVar
 from evalengine.config.schema import FewshotTemplates, TaskConfig, TemplateConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Turn
-from evalengine.tasks.filters import AS_IT_IS, Pipeline, pipelines
-from evalengine.tasks.generation import generation_problems, generation_settings
+from evalengine.tasks.filters import AS_IT_IS, Pipeline, majority_vote, pipelines
+from evalengine.tasks.generation import (
+    MATCH,
+    Repeated,
+    generation_problems,
+    generation_settings,
+    repeat_problems,
+    repeats_of,
+)
 from evalengine.tasks.instance import OUTPUT_TYPES, Instance, Response
 from evalengine.tasks.lm_eval_yaml import TEXTS, installed
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.multiple_choice import checked_gold
-from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 from evalengine.tasks.rows import TEXT, Doc, Rows, check_rows
 from evalengine.tasks.scores import (
     Scores,
@@ -93,7 +99,7 @@ class Templated(Task):
         self._repeated = Repeated.of(config) if kind == "generate_until" and not by_judge else None
         if self._repeated is not None:
             own = type(self).metrics
-            vars(self)["metrics"] = {**self.metrics, **(self._repeated.metrics_of(own) or self._repeated.metrics)}
+            vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics(own or MATCH, vote=not own)}
 
     def _read(self, action: Callable[[], Any]) -> Any:
         try:
@@ -285,8 +291,10 @@ class Templated(Task):
 
     def _of_samples(self, doc: Doc, answers: list[str], repeated: Repeated) -> dict[str, MetricValue]:
         if own := type(self).metrics:
-            return repeated.scores_of(own, [self.score(doc, [answer]) for answer in answers])
-        return repeated.scores(answers, self.judge(doc))
+            return repeated.scores(own, [self.score(doc, [answer]) for answer in answers])
+        judge = self.judge(doc)
+        (vote,) = majority_vote(answers, doc)
+        return repeated.scores(MATCH, [{"exact_match": judge(answer)} for answer in answers], judge(vote))
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         assert self._scores is not None, "problems() refuses unknown output types"

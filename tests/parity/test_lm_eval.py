@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GenerationConfig, TaskConfig
+from evalengine.harness.outcome import sample_hashes, task_hash
+from evalengine.tasks.lm_eval_yaml import installed_file
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import answer_task, check_equal, evaluate_by_lm_eval, fake_chat, fake_rng
 from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for
@@ -138,3 +141,32 @@ def test_several_contexts_agree_with_lm_eval(shots: int, chat: bool, multiturn: 
         system_instruction=system,
     )
     check_equal(reference, "winogrande", task, answer_task(task, str))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "shots"), [("gsm8k", "gsm8k/gsm8k.yaml", 5), ("arc_easy", "arc/arc_easy.yaml", 3)]
+)
+def test_lm_eval_s_own_file_is_the_shipped_task(name: str, file: str, shots: int, tmp_path: Path) -> None:
+    """lm-eval's YAML file, unchanged, through our reader: prompts, hashes and scores of up to 300 rows are the same."""
+    lines = (Path(str(DATA)) / name / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    files = {"train": lines[100:], "validation": lines[:1], "test": lines[:300]}  # exemplars among the evaluated rows
+    for split, part in files.items():
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")
+    data = {"include": str(installed_file(file)), "dataset_path": str(tmp_path), "dataset_name": None}
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    (job,) = compose_jobs([f"task={tmp_path / 'theirs.yaml'}", f"task.num_fewshot={shots}"])
+    theirs = load_task(name, job.config.tasks[name])
+    paths = {split: str(tmp_path / f"{split}.jsonl") for split in files}
+    ours = load_task(name, our_config(name, paths, num_fewshot=shots))
+
+    def speak(context: str) -> str:
+        rng = fake_rng(context)
+        return rng.choice(TEXTS).format(*[rng.choice([18, 3, 70000])] * 2)
+
+    results = []
+    for task in (ours, theirs):
+        answers = answer_task(task, speak)
+        hashes = [sample_hashes(doc, requests, task.target(doc)) for doc, requests, _ in answers]
+        scores = [task.process_results(doc, responses) for doc, _, responses in answers]
+        results.append((answers, task_hash(hashes, len(task.filters)), scores, task.version, task.aggregation()))
+    assert results[0] == results[1] and len(results[0][0]) == 300

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from evalengine.config.schema import DatasetConfig, TaskConfig
+from evalengine.config.schema import DatasetConfig, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import rehearse
 from evalengine.tasks.base import Task
-from evalengine.tasks.filters import ExactMatch, RegexFilter
-from evalengine.tasks.generation import GenerationTask
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.rows import Doc
+from evalengine.tasks.templated import Templated
+
+NUMBER = {"name": "number", "filter": [{"function": "regex", "regex_pattern": "[0-9]+"}, {"function": "take_first"}]}
 
 
-class Sums(GenerationTask):
+class Sums(Templated):
     columns = ("question", "answer")
-    extract: ClassVar[Mapping[str, RegexFilter]] = {"strict-match": RegexFilter("[0-9]+")}
-    match = ExactMatch()
-
-    def question(self, doc: Doc) -> str:
-        return str(doc["question"])
-
-    def target(self, doc: Doc) -> str:
-        return str(doc["answer"])
+    fixed = TemplateConfig(doc_to_text="question", doc_to_target="answer", filter_list=[NUMBER])
 
 
 class Broken(Sums):

@@ -87,58 +87,33 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 OWN = """
-from evalengine.tasks.filters import ExactMatch, RegexFilter
-from evalengine.tasks.generation import GenerationTask
+from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance
 from evalengine.tasks.metric import Metric
-from evalengine.tasks.base import Task
-from evalengine.tasks.multiple_choice import MultipleChoiceTask
 
-class Nothing(MultipleChoiceTask):
+class Nothing(Task):
     pass
 
-class Choices(MultipleChoiceTask):
-    def question(self, doc): return doc["question"]
-    def choices(self, doc): return ["Yes.", "So."]
-    def gold(self, doc): return 1
-
-class Answers(GenerationTask):
-    columns = ("question", "answer")
-    def question(self, doc): return doc["question"]
-    def target(self, doc): return doc["answer"]
-
-class WholeChoices(Choices):
-    columns = ("question",)
-
-class WholeAnswers(Answers):
-    extract = {"all": RegexFilter("(.*)")}
-    match = ExactMatch()
-
-class ByItself(Answers):
-    filters = ("length",)
-    def filtered(self, doc, responses): return {"length": [str(len(response.text)) for response in responses]}
-    def score(self, doc, answers): return {"exact_match": float(answers[0] == "3")}
-
-class OfTask(Task):
+class Part(Task):
     columns = ("question",)
     def question(self, doc): return doc["question"]
     def target(self, doc): return "So."
-    def requests(self, doc_id, doc, prompts): return []
-    def filtered(self, doc, responses): return {}
-    def score(self, doc, answers): return {}
+    def requests(self, doc_id, doc, prompts): return [Instance(self.name, doc_id, 0, "loglikelihood", *prompts, " So.")]
+    def filtered(self, doc, responses): return {"none": [response.is_greedy for response in responses]}
+    def score(self, doc, answers): return {"acc": float(answers[0])}
+
+class Whole(Part):
+    output_type = "loglikelihood"
+    metrics = {"acc": Metric()}
 """
 
 
 @pytest.mark.parametrize(
     ("cls", "lacks"),
     [
-        ("Nothing", "cls=own_tasks:Nothing: the class does not write choices, gold, question"),
-        ("Choices", "cls=own_tasks:Choices: the class does not set columns"),
-        ("Answers", "cls=own_tasks:Answers: the class does not set extract, match"),
-        ("OfTask", "cls=own_tasks:OfTask: the class does not set output_type, metrics"),
-        ("WholeChoices", None),
-        ("WholeAnswers", None),
-        ("ByItself", None),
+        ("Nothing", "cls=own_tasks:Nothing: the class does not write filtered, question, requests, score, target"),
+        ("Part", "cls=own_tasks:Part: the class does not set output_type, metrics"),
+        ("Whole", None),
     ],
 )
 def test_what_a_class_of_ones_own_leaves_out_is_named(
@@ -154,7 +129,7 @@ def test_what_a_class_of_ones_own_leaves_out_is_named(
         return
     task = load_task(name, config)
     task.load()
-    assert [len(requests) for requests in task.instances()] == [2 if cls == "WholeChoices" else 1]
+    assert [len(requests) for requests in task.instances()] == [1]
 
 
 OTHERS = {"multiple_choice:ARC": 2, "arithmetic:Arithmetic": 1, "wikitext:WikiText": 1}  # class -> requests

@@ -15,9 +15,10 @@ from evalengine.config.schema import GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.metrics import summarize
 from evalengine.tasks.base import Task
+from evalengine.tasks.filters import majority_vote
+from evalengine.tasks.generation import MATCH, Repeated
 from evalengine.tasks.instance import Response
 from evalengine.tasks.registry import load_task
-from evalengine.tasks.repeats import Repeated
 
 HOT = GenerationConfig(temperature=0.7)
 
@@ -37,7 +38,7 @@ def their_vote(answers: Sequence[str]) -> str:
 
 def test_pass_at_j_is_the_share_of_draws_that_hold_a_right_one() -> None:
     answers = ["18", "20", "18", "[invalid]", "7"]
-    values = Repeated(5, (1, 2, 5)).scores(answers, right)
+    values = Repeated(5, (1, 2, 5)).scores(MATCH, [{"exact_match": right(answer)} for answer in answers])
     for j in (1, 2, 5):
         draws = [any(map(right, draw)) for draw in combinations(answers, j)]
         assert values[f"pass@{j}"] == pytest.approx(sum(draws) / len(draws))
@@ -49,10 +50,8 @@ def test_votes_and_ties_are_lm_evals() -> None:
     rng = random.Random(3)
     for _ in range(300):
         answers = rng.choices(["18", "20", "[invalid]", ""], k=rng.randint(2, 7))
-        vote = Repeated(len(answers), ()).scores(answers, right)[f"maj@{len(answers)}"]
-        assert vote == right(their_vote(answers)), answers
-    assert Repeated(2, ()).scores(["20", "18"], right)["maj@2"] == 0.0, "of equals the first"
-    assert Repeated(2, ()).scores(["18", "20"], right)["maj@2"] == 1.0
+        assert majority_vote(answers, {}) == [their_vote(answers)], answers
+    assert majority_vote(["20", "18"], {}) == ["20"], "of equals the first"
 
 
 def gsm8k(tmp_path: Path, count: int, **settings: object) -> Task:
@@ -90,6 +89,10 @@ def test_metrics_and_their_names(tmp_path: Path) -> None:
     task = gsm8k(tmp_path, 1, repeats=8, pass_at=[2, 1])
     names = ["exact_match", "pass@1", "pass@2", "pass@8", "maj@8", "avg@8"]
     assert [*task.metrics] == names and all(task.higher_is_better().values())
+    answers = [Response(f"#### {n}") for n in (5, 0, 0, 7, 0, 8, 9, 5)]
+    scores = task.process_results(task.docs[0], answers)
+    assert [name for name, kind in scores if kind == "strict-match"] == names
+    assert scores["maj@8", "strict-match"] == 1.0 and scores["avg@8", "strict-match"] == 3 / 8
     assert [*gsm8k(tmp_path, 1).metrics] == ["exact_match"], "one sample: lm-eval's metrics alone"
     (requests,) = gsm8k(tmp_path, 1, repeats=3).instances()
     assert [(request.index, request.repeat) for request in requests] == [(0, 0), (0, 1), (0, 2)]
