@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from evalengine.config.schema import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.dataset import load_rows, text_lines
-from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, prefixed, read_exemplars, render
+from evalengine.tasks.fewshot import Chat, Sampler, Turn, joined, prefixed, read_exemplars, render
 from evalengine.tasks.instance import MADE_UP, Instance, OutputType, Response
 from evalengine.tasks.metric import Aggregation, Metric, MetricKey, MetricValue
 from evalengine.tasks.rows import Doc, Rows, Shapes, checked, cluster_names, content_hash, documents_of, reordered
@@ -176,7 +176,7 @@ class Task(ABC):
             checked(self._ask, doc, self._rows, row)
         for row, exemplar in limited(enumerate(self._exemplars)):
             assert self._exemplar_rows is not None, "they are read together"
-            checked(self._show, exemplar, self._exemplar_rows, row)
+            checked(self._shown, exemplar, self._exemplar_rows, row)
 
     def _ask(self, doc: Doc) -> None:
         self.target(doc)
@@ -195,9 +195,6 @@ class Task(ABC):
             raise
         except Exception:
             return
-
-    def _show(self, exemplar: Doc) -> None:
-        self._shown(exemplar)
 
     def _shown(self, exemplar: Doc) -> list[Turn]:
         """The exemplar's turns; its answer begins with the prefix that the documents' answers have."""
@@ -245,7 +242,7 @@ class Task(ABC):
 
     def _document_instances(self, doc_id: int, doc: Doc, sampler: Sampler, see: See) -> list[Instance]:
         """The document's requests: description, exemplars and question, as plain text or through the chat template."""
-        system = join_system(self._instruction, self.description(doc), self.fewshot_delimiter)
+        system = joined(self._instruction or "", self.description(doc), self.fewshot_delimiter)
         before = [Turn("system", system)] if system else []
         exemplars = sampler.draw(self.num_fewshot, doc)
         self.own_exemplars += doc in exemplars

@@ -129,29 +129,27 @@ def _stamp(path: Path) -> tuple[int, ...]:
 @lru_cache(2)  # MMLU's 57 tasks each take their part of the same two files; reading them each time took 1.3 s
 def _read_json_lines(path: Path, stamp: tuple[int, ...]) -> Rows:
     lines = [(number, line) for number, line in enumerate(_read_utf8(path).split("\n"), 1) if line.strip()]
-    rows = [_parse(line, f"{path}:{number}") for number, line in lines]
+    rows = [_parsed(line, path, number) for number, line in lines]
+    for (number, _), row in zip(lines, rows, strict=True):
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{number}: a row must be a JSON object, this is {type(row).__name__}")
     return Rows(rows, str(path), file=str(path), lines=[number for number, _ in lines])
 
 
-def _parse(line: str, where: str) -> Row:
+def _parsed(text: str, path: Path, line: int | None = None) -> Any:
+    """The JSON value of the whole file, or of the line of that number. Raises ConfigError that names the line."""
     try:
-        row = parse_json(line)
+        return parse_json(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error.msg} (column {error.colno})") from error
+        place = f"{path}:{line or error.lineno}"
+        raise ConfigError(f"{place}: not JSON: {error.msg} (column {error.colno})") from error
     except ValueError as error:  # the JSON is nested too deeply, or a number is too long
-        raise ConfigError(f"{where}: not JSON that can be read: {error}") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: a row must be a JSON object, this is {type(row).__name__}")
-    return row
+        place = f"{path}:{line}" if line else str(path)
+        raise ConfigError(f"{place}: not JSON that can be read: {error}") from error
 
 
 def _read_json(path: Path, text: str) -> list[Row]:
-    try:
-        rows = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON that can be read: {error}") from error
+    rows = _parsed(text, path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{path}: must be a JSON array of objects (for JSON lines name the file .jsonl)")
     return rows

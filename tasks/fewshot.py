@@ -87,14 +87,6 @@ def read_exemplars(file: str) -> Rows:
     return check_rows(Rows(rows, str(path)), thorough=True)
 
 
-def join_system(instruction: str | None, description: str | None, delimiter: str) -> str:
-    """System instruction and task description, with `delimiter` between them unless white space is there already."""
-    if not instruction or not description:
-        return instruction or description or ""
-    gap = "" if instruction[-1].isspace() or description[0].isspace() else delimiter
-    return instruction + gap + description
-
-
 def joined(first: str, second: str, delimiter: str = " ") -> str:
     """The two with `delimiter` between them, unless white space is there already, or one is empty."""
     return first + gap(first, second, delimiter) + second

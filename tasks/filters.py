@@ -30,21 +30,21 @@ class Unbuilt(str):
 
 @dataclass(frozen=True)
 class RegexFilter:
-    """Extracts one match from a text: `pattern`'s `select`-th match; where the pattern has several groups, the
+    """Extracts one match from a text: the pattern's `group_select`-th match; where the pattern has several groups, the
     first non-empty one.
 
-    `select` is 0 for the first match and -1 for the last. Without a match the result is `fallback`.
+    `group_select` is 0 for the first match and -1 for the last. Without a match the result is `fallback`.
     """
 
-    pattern: str
-    select: int = 0
+    regex_pattern: str = NUMBER
+    group_select: int = 0
     fallback: str = INVALID
 
     def __call__(self, text: str) -> str:
-        matches = re.findall(self.pattern, text)
-        if not -len(matches) <= self.select < len(matches):
+        matches = re.findall(self.regex_pattern, text)
+        if not -len(matches) <= self.group_select < len(matches):
             return self.fallback
-        match: str | tuple[str, ...] = matches[self.select]
+        match: str | tuple[str, ...] = matches[self.group_select]
         if isinstance(match, tuple):  # findall gives a tuple when the pattern has several groups
             match = next((group for group in match if group), self.fallback)
         return match.strip()
@@ -76,29 +76,36 @@ class ExactMatch:
 
 
 @dataclass(frozen=True)
-class ChoiceFilter:
+class ChoiceFilter(RegexFilter):
     """lm-eval's multi_choice_regex: a letter in parentheses, "(B)", by the first of three ways that finds one.
 
     The pattern's match; the text of one of the document's `choices`, which stands for its letter; a letter after a
-    colon. `plain` makes texts and choices alike for the second way.
+    colon. The second way compares them without what `regexes_to_ignore` match, and without case or punctuation if set.
     """
 
-    extract: RegexFilter
-    fallback: str
-    plain: Callable[[str], str]
+    ignore_case: bool = False
+    ignore_punctuation: bool = False
+    regexes_to_ignore: Sequence[str] = ()
 
-    def __call__(self, text: str, choices: Sequence[str]) -> str:
-        return self.extract(text) or self._named(text, choices) or self._lettered(text, len(choices)) or self.fallback
+    def letter(self, text: str, choices: Sequence[str]) -> str:
+        first = replace(self, fallback="")
+        return first(text) or first._named(text, choices) or first._lettered(text, len(choices)) or self.fallback
 
     def _named(self, text: str, choices: Sequence[str]) -> str:
-        plain = [self.plain(choice.strip()) for choice in choices]
+        plain = [self._plain(choice.strip()) for choice in choices]
         longest_first = sorted(map(re.escape, plain), key=len, reverse=True)  # else "red" hides "red car"
-        found = replace(self.extract, pattern="|".join(longest_first))(self.plain(text))
+        found = replace(self, regex_pattern="|".join(longest_first))(self._plain(text))
         return {choice: f"({chr(ord('A') + n)})" for n, choice in enumerate(plain)}.get(found, found)
+
+    def _plain(self, text: str) -> str:
+        for pattern in self.regexes_to_ignore:
+            text = re.sub(pattern, "", text)
+        text = text.lower() if self.ignore_case else text
+        return "".join(c for c in text if category(c)[0] != "P") if self.ignore_punctuation else text
 
     def _lettered(self, text: str, count: int) -> str:
         letters = "|".join(chr(ord("A") + n) for n in range(count))
-        found = replace(self.extract, pattern=rf":[\s]*({letters})")(text)
+        found = replace(self, regex_pattern=rf":[\s]*({letters})")(text)
         return found and f"({found})"
 
 
@@ -136,36 +143,17 @@ def majority_vote(texts: list[str], doc: Mapping[str, Any]) -> list[str]:
     return [Counter(texts).most_common(1)[0][0]]  # the first one among equally frequent texts
 
 
-def _multi_choice_regex(
-    regex_pattern: str = NUMBER,
-    group_select: int = 0,
-    fallback: str = INVALID,
-    ignore_case: bool = False,
-    ignore_punctuation: bool = False,
-    regexes_to_ignore: Sequence[str] = (),
-) -> Step:
-    def plain(text: str) -> str:
-        for pattern in regexes_to_ignore:
-            text = re.sub(pattern, "", text)
-        text = text.lower() if ignore_case else text
-        return "".join(c for c in text if category(c)[0] != "P") if ignore_punctuation else text
-
-    read = ChoiceFilter(RegexFilter(regex_pattern, group_select, ""), fallback, plain)
-    return lambda texts, doc: [read(text, doc["choices"]) for text in texts]
+def _letters(read: ChoiceFilter) -> Step:
+    return lambda texts, doc: [read.letter(text, doc["choices"]) for text in texts]
 
 
 # lm-eval's name of a step -> (its options with their types, the function that makes the step from them)
 REGEX = {"regex_pattern": str, "group_select": int, "fallback": str}
 STEPS: dict[str, tuple[Mapping[str, type], Callable[..., Step]]] = {
-    "regex": (
-        REGEX,
-        lambda regex_pattern=NUMBER, group_select=0, fallback=INVALID: _each(
-            RegexFilter(regex_pattern, group_select, fallback)
-        ),
-    ),
+    "regex": (REGEX, lambda **options: _each(RegexFilter(**options))),
     "multi_choice_regex": (
         {**REGEX, "ignore_case": bool, "ignore_punctuation": bool, "regexes_to_ignore": list},
-        _multi_choice_regex,
+        lambda **options: _letters(ChoiceFilter(**options)),
     ),
     "remove_whitespace": ({}, lambda: _each(str.strip)),
     "lowercase": ({}, lambda: _each(str.lower)),

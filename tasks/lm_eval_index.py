@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -116,7 +116,7 @@ def composed(name: str) -> dict[str, Any]:
     """What choosing the name adds to a configuration: `tasks` and `groups`. Raises ConfigError as `chosen` does."""
     choice = chosen(name)
     return {
-        "tasks": {task: _task_settings(name, task, leaf) for task, leaf in choice.tasks.items()},
+        "tasks": {task: _composed(f"{name}/{task}", leaf.outline) for task, leaf in choice.tasks.items()},
         "groups": {group: asdict(settings) for group, settings in choice.groups.items()},
     }
 
@@ -169,17 +169,21 @@ def metric_names(outline: dict[str, Any]) -> list[str]:
     return [re.split(r"[./]", str(metric))[-1] for metric in names] or ["?"]
 
 
-def _task_settings(name: str, task: str, leaf: Leaf) -> dict[str, Any]:
-    outline = leaf.outline
-    metadata = outline.get("metadata")
+def _composed(path: str, outline: Mapping[str, Any]) -> dict[str, Any]:
     dataset = {key: outline.get(f"dataset_{key}") for key in ("path", "name")}
+    return leaf_settings(outline, {key: None if v is None else str(v) for key, v in dataset.items()}, path)
+
+
+def leaf_settings(outline: Mapping[str, Any], dataset: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The configuration of a task that lm-eval runs. path: as for `leaf_of`."""
+    metadata = outline.get("metadata")
     return {
         "cls": CLS,
         "alias": outline.get("task_alias"),
         "version": _number(metadata.get("version")) if isinstance(metadata, dict) else None,
         "num_fewshot": outline.get("num_fewshot"),
-        "dataset": {key: None if value is None else str(value) for key, value in dataset.items()},
-        "lm_eval": {"name": f"{name}/{task}"},
+        "dataset": dataset,
+        "lm_eval": {"name": path},
     }
 
 

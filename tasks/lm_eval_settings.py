@@ -25,6 +25,7 @@ from evalengine.tasks.generation import repeat_problems, repeats_of
 from evalengine.tasks.instance import Generation
 from evalengine.tasks.lm_eval_index import leaf_of
 from evalengine.tasks.lm_eval_quiet import quiet
+from evalengine.tasks.lm_eval_yaml import GENERATION_KWARGS, evaluated_split, exemplar_split, generation_of
 from evalengine.tasks.rows import Rows, check_rows
 
 SAYS_LITTLE = {"do_sample": False, "temperature": 0.0}  # lm-eval's settings for a task's file without any
@@ -116,13 +117,10 @@ def problems(
             yield from wrong
         elif repeats_of(config) > 1:
             yield from repeat_problems(
-                replace(config, generation=replace(config.generation, temperature=generation_of(kwargs).temperature))
+                replace(config, generation=replace(config.generation, temperature=resolved(kwargs).temperature))
             )
     elif config.repeats is not None or any(value is not None for value in vars(config.generation).values()):
         yield "generation, repeats: are for tasks that generate text; this one scores given texts"
-
-
-HONOURED = ("until", "do_sample", "temperature", "top_p", "top_k", *LM_EVAL_LENGTHS)
 
 
 def with_own(settings: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
@@ -141,32 +139,26 @@ def generation_kwargs_problems(settings: Mapping[str, Any]) -> Iterator[str]:
         where = f"generation_kwargs.{name}={str(value)[:80]}"
         if value is None or (name in LM_EVAL_NEUTRAL and value == LM_EVAL_NEUTRAL[name]):
             continue
-        if name not in HONOURED:
+        if name not in GENERATION_KWARGS:
             yield f"{where}: lm-eval's task sets it, the engine does not build it, and it changes what is generated"
         elif name in ("temperature", "top_p", "top_k", *LM_EVAL_LENGTHS) and not _is_number(value):
             yield f"{where}: must be a number"
-        elif name == "until" and not all(isinstance(stop, str) for stop in _listed(value)):
+        elif name == "until" and not all(isinstance(stop, str) for stop in generation_of({name: value})[name]):
             yield f"{where}: must be a text or a list of texts"
     if settings.get("do_sample") is True and not float(settings.get("temperature") or 0.0):
         yield "generation_kwargs.do_sample=True at temperature=0 samples nothing: set task.generation.temperature"
 
 
-def generation_of(settings: Mapping[str, Any]) -> Generation:
+def resolved(settings: Mapping[str, Any]) -> Generation:
     """The settings by lm-eval's rules: greedy without a temperature, 256 tokens without a length."""
-    length = next((settings[name] for name in LM_EVAL_LENGTHS if settings.get(name) is not None), 256)
-    temperature = float(settings.get("temperature") or 0.0)
-    top_p = settings.get("top_p")
+    given = generation_of(settings)
     return Generation(
-        until=tuple(stop for stop in _listed(settings.get("until")) if stop),  # an empty string stops nothing
-        max_gen_toks=int(length),
-        temperature=0.0 if settings.get("do_sample") is False else temperature,
-        top_k=int(settings.get("top_k") or 0),
-        top_p=1.0 if top_p is None else float(top_p),
+        until=tuple(filter(None, given.get("until", ()))),  # an empty string stops nothing
+        max_gen_toks=int(given.get("max_gen_toks", 256)),
+        temperature=given.get("temperature", 0.0),
+        top_k=int(given.get("top_k", 0)),
+        top_p=float(given.get("top_p", 1.0)),
     )
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _is_number(value: Any) -> bool:
@@ -179,22 +171,6 @@ def _is_number(value: Any) -> bool:
 
 SUBJECT = "subject"  # the column that names a row's configuration
 SOLE = (None, "", "default", "main")  # what a dataset's only configuration is called
-
-
-def evaluated_split(settings: Mapping[str, Any]) -> str | None:
-    """The split that lm-eval scores; None for a class that chooses its split itself."""
-    return settings.get("test_split") or settings.get("validation_split")
-
-
-def exemplar_split(settings: Mapping[str, Any]) -> str | None:
-    """The split that lm-eval draws exemplars from; None if they are written out."""
-    few = settings.get("fewshot_config")
-    few = few if isinstance(few, dict) else {}
-    if named := few.get("split") or settings.get("fewshot_split"):
-        return str(named)
-    if few.get("samples") is not None:
-        return None
-    return settings.get("training_split") or settings.get("validation_split") or settings.get("test_split")
 
 
 def local_rows(

@@ -26,17 +26,16 @@ from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.lm_eval_index import leaf_of, lm_eval_version, metric_names
 from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_settings import (
-    evaluated_split,
-    exemplar_split,
     generation_kwargs_problems,
-    generation_of,
     local_rows,
     overridden,
     problems,
+    resolved,
     settings_of,
     with_dataset,
 )
-from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
+from evalengine.tasks.lm_eval_yaml import evaluated_split, exemplar_split
+from evalengine.tasks.metric import Aggregation, MetricValue
 from evalengine.tasks.rows import Doc, Row, Rows, cluster_names, content_hash
 from evalengine.tasks.templates import index_warning, literal_warnings
 from evalengine.util.forked import spread
@@ -198,7 +197,7 @@ class LmEvalTask(Task):
             elif kind == "generate_until":
                 if problems := list(generation_kwargs_problems(rest[0])):
                     raise ConfigError(problems)
-                instance = replace(instance, generation=generation_of(rest[0]))
+                instance = replace(instance, generation=resolved(rest[0]))
             instances.extend(replace(instance, repeat=repeat) for repeat in range(request.repeats or 1))
         return instances
 
@@ -219,12 +218,6 @@ class LmEvalTask(Task):
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
         answered = self._answered(doc, responses)
         return {name: [instance.filtered_resps[name] for instance in answered] for name in self.filters}
-
-    def process_results(self, doc: Doc, responses: list[Response]) -> dict[MetricKey, MetricValue]:
-        values = {}
-        for name, answers in self.filtered(doc, responses).items():
-            values.update({(metric, name): value for metric, value in self.score(doc, answers).items()})
-        return values
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         with quiet(), RandomNumbers().used():  # some scorers draw: every document starts from the same seeds

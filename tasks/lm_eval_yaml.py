@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from evalengine.config.schema import LM_EVAL_LENGTHS, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.filters import Unbuilt, filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
-from evalengine.tasks.lm_eval_index import CLS, OWN, lm_eval_version
+from evalengine.tasks.lm_eval_index import OWN, leaf_settings, lm_eval_version
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.scores import metric_problems
 from evalengine.util.plain_files import Tagged, read_yaml
@@ -45,8 +45,7 @@ NOT_BUILT = {  # key -> the values that have no effect
 NOBODY_S = ("use_prompt", "doc_to_image", "doc_to_audio")  # those that lm-eval would not run on this engine, either
 ROWS_BY_CODE = ("custom_dataset", "class")  # keys whose Python code gives the rows
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
-GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
-GENERATION_KWARGS = (*GENERATION, *LM_EVAL_LENGTHS)
+GENERATION_KWARGS = ("until", "do_sample", "temperature", "top_k", "top_p", *LM_EVAL_LENGTHS)
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # builders whose rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
 
@@ -76,7 +75,8 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
         )
     given = {key: content.get(key) for key in ("fewshot_delimiter", "target_delimiter", "filter_list", "metric_list")}
     fewshot = {key: value for key, value in (content.get("fewshot_config") or {}).items() if key in FEWSHOT}
-    split, exemplars, spare = _splits(content, fewshot.pop("split", None), "samples" in fewshot)
+    fewshot.pop("split", None)
+    split, exemplars = evaluated_split(content), exemplar_split(content)
     settings = {
         "cls": content.get("cls") or "templated:Templated",
         "alias": content.get("task_alias"),
@@ -86,14 +86,15 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
         "fewshot_split": exemplars,
         "num_fewshot": content.get("num_fewshot"),
         "description": content.get("description"),
-        "generation": _generation(content),
+        "generation": generation_of(content.get("generation_kwargs") or {}),
         **({"gen_prefix": content["gen_prefix"]} if content.get("gen_prefix") else {}),
         **({} if content.get("repeats") in (None, 1) else {"repeats": content["repeats"]}),
         "template": {
             **{key: content.get(key) for key in ("output_type", *TEXTS)},
             **{key: value for key, value in given.items() if value is not None},
             "fewshot_config": fewshot,
-            "spare_exemplar": spare,
+            # As lm-eval does, also where neither split is given.
+            "spare_exemplar": exemplar_split(content, named=True) == content.get("test_split"),
         },
         **{key: content[key] for key in OWN[1:] if key in content},
     }
@@ -104,17 +105,11 @@ def _by_lm_eval(content: dict[str, Any], file: Path, name: str) -> dict[str, Any
     """The settings of a task that lm-eval's own code runs, over the rows that the file names. Raises ConfigError."""
     if unknown := sorted(_unregistered(content)):
         raise ConfigError(f"{file}: lm-eval {lm_eval_version()} has no {', '.join(unknown)}")
-    split, exemplars, _ = _splits(content, (content.get("fewshot_config") or {}).get("split"), False)
+    splits = {evaluated_split(content), exemplar_split(content)}
     by_code = any(content.get(key) is not None for key in ROWS_BY_CODE)
-    return {
-        "cls": CLS,
-        "alias": content.get("task_alias"),
-        "version": (content.get("metadata") or {}).get("version"),
-        "num_fewshot": content.get("num_fewshot"),
-        "dataset": {} if by_code else _dataset(content, name, file.parent, {split, exemplars}),
-        "lm_eval": {"name": str(file.resolve())},
-        **{key: content[key] for key in OWN[1:] if key in content},
-    }
+    dataset = {} if by_code else _dataset(content, name, file.parent, splits)
+    own = {key: content[key] for key in OWN[1:] if key in content}
+    return {**leaf_settings(content, dataset, str(file.resolve())), **own}
 
 
 def _unregistered(content: dict[str, Any]) -> set[str]:
@@ -256,12 +251,20 @@ def _tagged(value: Any) -> Tagged | None:
     return None
 
 
-def _splits(content: dict[str, Any], own: str | None, samples: bool) -> tuple[str, str | None, bool]:
-    """(evaluated split, the exemplars' split or None where they are written out, whether a spare one is drawn)."""
-    test, validation, training = (content.get(f"{name}_split") for name in ("test", "validation", "training"))
-    named = own if own is not None else content.get("fewshot_split")
-    pool = named if named is not None or samples else training or validation or test
-    return str(test or validation), pool, named == test  # as lm-eval does, also where both are None
+def evaluated_split(content: Mapping[str, Any]) -> str | None:
+    """The split that lm-eval scores; None for a class that chooses its split itself."""
+    return content.get("test_split") or content.get("validation_split")
+
+
+def exemplar_split(content: Mapping[str, Any], *, named: bool = False) -> str | None:
+    """The split that lm-eval draws exemplars from; None if they are written out. named: None also if the settings leave
+    the split to lm-eval."""
+    few = content.get("fewshot_config")
+    few = few if isinstance(few, dict) else {}
+    own = few.get("split") or content.get("fewshot_split")
+    if own or named or few.get("samples") is not None:
+        return own
+    return content.get("training_split") or content.get("validation_split") or content.get("test_split")
 
 
 def _dataset(content: dict[str, Any], name: str, folder: Path, splits: set[str | None]) -> dict[str, Any]:
@@ -295,12 +298,12 @@ def _placed(file: str, folder: Path) -> Path:
     return (here if here.exists() else folder / here).resolve()
 
 
-def _generation(content: dict[str, Any]) -> dict[str, Any]:
-    kwargs = content.get("generation_kwargs") or {}
+def generation_of(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's `generation_kwargs` as settings of `GenerationConfig`, without those that are not set."""
     until = kwargs.get("until")
     temperature = float(kwargs.get("temperature") or 0.0)
     settings = {
-        "until": until if isinstance(until, list) or until is None else [until],
+        "until": [*until] if isinstance(until, list | tuple) else None if until is None else [until],
         "max_gen_toks": next((kwargs[key] for key in LM_EVAL_LENGTHS if kwargs.get(key) is not None), None),
         "temperature": None if kwargs.get("do_sample") is False or not temperature else temperature,
         "top_k": kwargs.get("top_k"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from evalengine.tasks.rows import Doc
@@ -46,13 +47,16 @@ def _text(ending: Any, number: int) -> str:
 def clean_wikihow(text: str) -> str:
     """Drops the WikiHow markup: "[title]" becomes a full stop, other [tags] are cut, double spaces are halved once."""
     text = text.strip().replace(" [title]", ". ")
-    return "\n".join(map(_without_tags, text.split("\n"))).replace("  ", " ")
+    return "\n".join(with_enclosed(line, "[", "]", lambda tag: "") for line in text.split("\n")).replace("  ", " ")
 
 
-def _without_tags(line: str) -> str:
-    r"""lm-eval's re.sub(r"\[.*?\]", "", line), in linear time where brackets stay open."""
+def with_enclosed(text: str, opening: str, closing: str, changed: Callable[[str], str]) -> str:
+    r"""The text with `changed` of what stands between two marks in place of it and them.
+
+    lm-eval's re.sub(r"\[.*?\]", "", line) and its like do the same, in quadratic or cubic time where marks stay open.
+    """
     parts, end = [], 0
-    while (start := line.find("[", end)) >= 0 and (stop := line.find("]", start + 1)) >= 0:
-        parts.append(line[end:start])
+    while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start + 1)) >= 0:
+        parts += [text[end:start], changed(text[start + 1 : stop])]
         end = stop + 1
-    return "".join([*parts, line[end:]])
+    return "".join([*parts, text[end:]])

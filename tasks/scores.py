@@ -147,5 +147,5 @@ def rolling_scores(metrics: Sequence[str], text: str, loglikelihood: float) -> d
 
 def likelihood_scores(metrics: Sequence[str], loglikelihood: float, is_greedy: bool) -> dict[str, MetricValue]:
     """acc: 1.0 if greedy decoding would have written the target. perplexity: the log-likelihood, to be aggregated."""
-    values: Mapping[str, Callable[[], float]] = {"perplexity": lambda: loglikelihood, "acc": lambda: float(is_greedy)}
-    return {name: values[name]() for name in metrics}
+    values = {"perplexity": loglikelihood, "acc": float(is_greedy)}
+    return {name: values[name] for name in metrics}

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import TemplateConfig
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.multiple_choice import with_enclosed
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.scores import DEFAULTS, rolling_scores
 from evalengine.tasks.templated import Templated
@@ -33,19 +34,8 @@ def split_pages(text: str) -> list[Doc]:
 
 
 def _enclosed(opening: str, closing: str) -> Callable[[str], str]:
-    r"""A rule that removes white space just inside a pair of marks.
-
-    lm-eval's `\(\s*([^\)]*?)\s*\)` does the same, in cubic time where marks stay open.
-    """
-
-    def strip(text: str) -> str:
-        parts, end = [], 0
-        while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start + 1)) >= 0:
-            parts += [text[end : start + 1], text[start + 1 : stop].strip(), closing]
-            end = stop + 1
-        return "".join([*parts, text[end:]])
-
-    return strip
+    r"""A rule that removes white space just inside a pair of marks, as lm-eval's `\(\s*([^\)]*?)\s*\)` does."""
+    return lambda text: with_enclosed(text, opening, closing, lambda inner: f"{opening}{inner.strip()}{closing}")
 
 
 def _replaced(pattern: str, replacement: str) -> Callable[[str], str]:

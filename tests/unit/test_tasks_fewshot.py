@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalengine.errors import ConfigError
-from evalengine.tasks.fewshot import Sampler, Turn, join_system, read_exemplars, render
+from evalengine.tasks.fewshot import Sampler, Turn, joined, read_exemplars, render
 
 POOL = [{"id": i} for i in range(13)]
 TURNS = [
@@ -87,19 +87,19 @@ def test_chat_keeps_turns_or_makes_one_user_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instruction", "description", "joined"),
+    ("instruction", "description", "system"),
     [
-        (None, None, ""),
-        ("a", None, "a"),
+        ("", "", ""),
+        ("a", "", "a"),
         ("", "b", "b"),
         ("a", "b", "a\n\nb"),
         ("a\n", "b", "a\nb"),
         ("a", " b", "a b"),
     ],
 )
-def test_system_instruction_and_description(instruction: str | None, description: str | None, joined: str) -> None:
+def test_system_instruction_and_description(instruction: str, description: str, system: str) -> None:
     """A blank line joins the two where neither brings white space to the border."""
-    assert join_system(instruction, description, "\n\n") == joined
+    assert joined(instruction, description, "\n\n") == system
 
 
 def test_exemplar_files(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_gsm8k_match(prediction: str, right: float) -> None:
 
 
 def test_several_groups_give_the_first_non_empty_one() -> None:
-    both = RegexFilter(r"(a)?(b)?(c)", select=0)
+    both = RegexFilter(r"(a)?(b)?(c)", group_select=0)
     assert both("abc") == "a"
     assert both("bc") == "b"
     assert both("c bc") == "c"
