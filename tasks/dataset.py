@@ -102,7 +102,8 @@ def read_local(path: Path, split: str, read_text: TextReader) -> Rows:
         raise ConfigError(f"{path} does not exist")
     if path.suffix in (".jsonl", ".json", *TEXT):
         if path.suffix == ".jsonl":
-            return _read_json_lines(path, _stamp(path))
+            stat = path.stat()  # tells the file from what it was before it was written anew
+            return _read_json_lines(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
         text = _read_utf8(path)
         return Rows(_read_json(path, text) if path.suffix == ".json" else read_text(text), str(path))
     if path.suffix not in BUILDERS:
@@ -118,12 +119,6 @@ def _read_utf8(path: Path) -> str:
         return read_bytes(path).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Tells a file from what it was before it was written anew."""
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 @lru_cache(2)  # MMLU's 57 tasks each take their part of the same two files; reading them each time took 1.3 s

@@ -36,13 +36,6 @@ def generation_settings(config: GenerationConfig, fewshot_delimiter: str) -> Gen
     )
 
 
-def generation_problems(config: GenerationConfig) -> Iterator[str]:
-    """Yields what is wrong with the settings; each problem starts with the setting's name. Ranges are checked earlier,
-    where settings are composed."""
-    if "" in (config.until or ()):
-        yield "generation.until: holds an empty string, which would stop at once"
-
-
 def repeats_of(config: TaskConfig) -> int:
     """How many samples a document has."""
     return config.repeats or config.generation.repeats or 1

@@ -16,18 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib import import_module
 from typing import Any, ClassVar
 
 from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
-from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_module, scorer_problems
+from evalengine.tasks.lm_eval_scorer import ScoredByLmEval
 from evalengine.tasks.metric import Aggregation, Metric, MetricValue
 from evalengine.tasks.rows import Doc
-from evalengine.tasks.templated import Templated
 
-EXTRA = "ifeval"
-PACKAGES = ("langdetect", "immutabledict", "nltk")
 SENTENCES = "tokenizers/punkt_tab"  # NLTK's data, which the checks that count sentences need
-FILES = ("ifeval/utils.py", "ifeval/instructions.py", "ifeval/instructions_registry.py", "ifeval/instructions_util.py")
 PROMPT_LEVEL = ("prompt_level_strict_acc", "prompt_level_loose_acc")
 LANGUAGE_SEED = 0  # langdetect draws random numbers; unseeded it may name another language in every run
 
@@ -40,13 +37,14 @@ def _mean_of_all(values: list[list[bool]]) -> float:
 FLAT = Aggregation(_mean_of_all, lambda values, iterations: None)
 
 
-class IFEval(Templated):
+class IFEval(ScoredByLmEval):
     """A prompt and the instructions in it."""
 
     columns = ("key", "prompt", "instruction_id_list", "kwargs")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"instruction_id_list": (list,), "kwargs": (list,)}
-    extra = EXTRA
-    limited = False  # `scorer_problems` rejects files in lm-eval's keys
+    extra = "ifeval"
+    packages = ("langdetect", "immutabledict", "nltk")
+    scorer = tuple(f"ifeval/{n}.py" for n in ("utils", "instructions", "instructions_registry", "instructions_util"))
     metrics: ClassVar[dict[str, Metric]] = {
         "prompt_level_strict_acc": Metric(),
         "inst_level_strict_acc": Metric(FLAT),
@@ -54,8 +52,8 @@ class IFEval(Templated):
         "inst_level_loose_acc": Metric(FLAT),
     }
 
-    def problems(self) -> list[str]:
-        return [*super().problems(), *(list(scorer_problems(self.config, EXTRA, PACKAGES)) or _data_problems())]
+    def _scorer_problems(self) -> Iterator[str]:
+        yield from list(super()._scorer_problems()) or _data_problems()
 
     def document(self, row: Doc) -> Doc:
         ids, arguments = row["instruction_id_list"], row["kwargs"]
@@ -79,16 +77,14 @@ class IFEval(Templated):
             scores: dict[str, Any] = self._checks.process_results(doc, [answer])
         return scores
 
-    def definition(self) -> dict[str, Any]:
-        return scorer_definition(FILES, PACKAGES)
-
     @cached_property
     def _checks(self) -> Any:
-        """lm-eval's module of the task."""
+        """lm-eval's module of the task. Importing it imports all of lm-eval, which takes seconds."""
         import langdetect
 
         langdetect.DetectorFactory.seed = LANGUAGE_SEED
-        return scorer_module("ifeval.utils")
+        with quiet():
+            return import_module("lm_eval.tasks.ifeval.utils")
 
 
 def _data_problems() -> Iterator[str]:

@@ -20,7 +20,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_text import printable
 from evalengine.tasks.base import Task
 from evalengine.tasks.filters import INVALID, RegexFilter, pattern_problems
-from evalengine.tasks.generation import generation_problems, generation_settings
+from evalengine.tasks.generation import generation_settings
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.rows import Doc, Shapes
@@ -124,7 +124,6 @@ def judge_problems(config: JudgeConfig) -> list[str]:
         problems.append("extract: is not set, and an endpoint (api) only writes")
     if config.extract is not None:
         problems += pattern_problems("extract", config.extract)
-        problems += generation_problems(config.generation)
     elif any(value is not None for value in vars(config.generation).values()):
         problems.append("generation: nothing is written where the likeliest label is the verdict; set extract, too")
     if config.generation.repeats is not None:

@@ -20,7 +20,7 @@ from evalengine.tasks.filters import Unbuilt, filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
 from evalengine.tasks.lm_eval_index import OWN, leaf_settings, lm_eval_version
 from evalengine.tasks.lm_eval_quiet import quiet
-from evalengine.tasks.scores import metric_problems
+from evalengine.tasks.metric import metric_problems
 from evalengine.util.plain_files import Tagged, read_yaml
 
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")

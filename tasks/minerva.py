@@ -20,28 +20,26 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_problems
+from evalengine.tasks.lm_eval_scorer import ScoredByLmEval
 from evalengine.tasks.lm_eval_yaml import installed_file
 from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.rows import Doc, Rows
-from evalengine.tasks.templated import Templated
 from evalengine.util.line_worker import LineWorker
 
-EXTRA = "math"
-PACKAGES = ("math_verify", "sympy", "latex2sympy2_extended")
 SCORER = "minerva_math/utils.py"
 WORKER = Path(__file__).with_name("math_worker.py")
 WRONG = {"exact_match": 0.0, "math_verify": 0.0}
 logger = logging.getLogger(__name__)
 
 
-class Minerva(Templated):
+class Minerva(ScoredByLmEval):
     """A problem, and a solution that ends with its answer."""
 
     columns = ("problem", "solution")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"problem": (str,), "solution": (str,)}
-    extra = EXTRA
-    limited = False  # `scorer_problems` rejects files in lm-eval's keys
+    extra = "math"
+    packages = ("math_verify", "sympy", "latex2sympy2_extended")
+    scorer = (SCORER,)
     metrics: ClassVar[dict[str, Metric]] = {"exact_match": Metric(), "math_verify": Metric()}
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
@@ -50,8 +48,7 @@ class Minerva(Templated):
 
     def problems(self) -> list[str]:
         # lm-eval's own exemplars serve, so missing ones are no problem.
-        others = [problem for problem in super().problems() if not problem.startswith("num_fewshot=")]
-        return [*others, *scorer_problems(self.config, EXTRA, PACKAGES)]
+        return [problem for problem in super().problems() if not problem.startswith("num_fewshot=")]
 
     def document(self, row: Doc) -> Doc:
         if "few_shot" in row:  # the row is an exemplar, whose solution is shown as it is
@@ -68,9 +65,6 @@ class Minerva(Templated):
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         return {**self._judge.scores(doc, answers[0])}
-
-    def definition(self) -> dict[str, Any]:
-        return scorer_definition([SCORER], [name.replace("_", "-") for name in PACKAGES])
 
 
 class MathScorer:

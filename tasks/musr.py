@@ -6,7 +6,7 @@ A row: {"narrative": "Ann left the key in the hall. ...", "question": "Where doe
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
@@ -17,7 +17,6 @@ class MuSR(Templated):
 
     forks = True
     columns = ("narrative", "question", "choices", "answer_choice")
-    written: ClassVar[frozenset[str]] = frozenset({"doc_to_text"})
 
     def text(self, doc: Doc, exemplar: bool = False) -> Any:
         choices = "".join(f"{number} - {choice}\n" for number, choice in enumerate(self.choices(doc) or [], 1))

@@ -23,24 +23,24 @@ from evalengine.tasks.filters import AS_IT_IS, Pipeline, majority_vote, pipeline
 from evalengine.tasks.generation import (
     MATCH,
     Repeated,
-    generation_problems,
     generation_settings,
     repeat_problems,
     repeats_of,
 )
 from evalengine.tasks.instance import OUTPUT_TYPES, Instance, Response
 from evalengine.tasks.lm_eval_yaml import TEXTS, installed
-from evalengine.tasks.metric import Metric, MetricKey, MetricValue
-from evalengine.tasks.multiple_choice import checked_gold
-from evalengine.tasks.rows import TEXT, Doc, Rows, check_rows
-from evalengine.tasks.scores import (
+from evalengine.tasks.metric import (
+    Metric,
+    MetricKey,
+    MetricValue,
     Scores,
     choice_scores,
     generated_scores,
-    likelihood_scores,
     read_metrics,
     rolling_scores,
 )
+from evalengine.tasks.multiple_choice import checked_gold
+from evalengine.tasks.rows import TEXT, Doc, Rows, check_rows
 from evalengine.tasks.templates import Field, index_warning, literal_warnings
 from evalengine.util import limits
 from evalengine.util.plain_files import read_yaml
@@ -57,7 +57,6 @@ class Templated(Task):
     metrics: ClassVar[dict[str, Metric]] = {}  # a subclass's own, which its `score` computes; else the file's
     takes_templates = True
     limited = True
-    written: ClassVar[frozenset[str]] = frozenset()  # settings that a subclass needs no template for
     fixed: ClassVar[TemplateConfig | None] = None  # replaces the configuration's; its description is a text
     every_sample: ClassVar[bool] = False  # whether a filter without take_first gives an answer per sample
 
@@ -120,14 +119,15 @@ class Templated(Task):
         if template.metric_list == [] and self.config.judge.scale is None:
             problems.append("template.metric_list: names no metric, and no judge scores the answers")
         needed = {"doc_to_target", *(["doc_to_choice"] if self.output_type == "multiple_choice" else [])}
-        needed |= set() if self.output_type == "loglikelihood_rolling" else {"doc_to_text"}
+        without_text = self.output_type == "loglikelihood_rolling" or type(self).text is not Templated.text
+        needed |= set() if without_text else {"doc_to_text"}
         if template.lm_eval_file is not None:  # `_wrong` holds what could not be read from that file
             needed -= {*TEXTS}
-        problems.extend(f"template.{key}: is not set" for key in sorted(needed - {*self._fields} - self.written))
+        problems.extend(f"template.{key}: is not set" for key in sorted(needed - {*self._fields}))
         if few.sampler not in (None, *SAMPLERS):
             problems.append(f"template.fewshot_config.sampler={few.sampler}: must be one of {', '.join(SAMPLERS)}")
         if self.output_type == "generate_until":
-            problems.extend([*repeat_problems(self.config), *generation_problems(self.config.generation)])
+            problems.extend(repeat_problems(self.config))
         elif template.filter_list is not None and [p.steps for p in self._pipelines] != [AS_IT_IS.steps]:
             problems.append("template.filter_list: is for tasks that generate text; this one scores given texts")
         return [*problems, *(f"template.{problem}" for problem in self._wrong)]
@@ -304,8 +304,9 @@ class Templated(Task):
             return generated_scores(names, self.judge(doc), len(self._golds(doc, target)) > 1, answer)
         if self.output_type == "loglikelihood_rolling":
             return rolling_scores(names, target, answers[0])
-        if self.output_type == "loglikelihood":
-            return likelihood_scores(names, *answers[0])
+        if self.output_type == "loglikelihood":  # acc: greedy decoding would have written the target
+            values = dict(zip(("perplexity", "acc"), answers[0], strict=True))
+            return {name: float(values[name]) for name in names}
         return choice_scores(names, self._gold(doc, target), self.choices(doc) or [], answers)
 
     def judge(self, doc: Doc) -> Callable[[str], float]:

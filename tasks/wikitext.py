@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TemplateConfig
-from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.tasks.metric import DEFAULTS, Metric, MetricValue, rolling_scores
 from evalengine.tasks.multiple_choice import with_enclosed
 from evalengine.tasks.rows import Doc
-from evalengine.tasks.scores import DEFAULTS, rolling_scores
 from evalengine.tasks.templated import Templated
 
 # A heading of level one opens a page: " = Title = ", not " = = Section = = ".

@@ -156,9 +156,8 @@ def source(task: TaskConfig, named: bool = True) -> str:
 
 def task_metrics(task: TaskConfig, name: str) -> dict[str, Metric]:
     """The metrics that a run of the task reports."""
-    from evalengine.tasks.metric import Metric
+    from evalengine.tasks.metric import Metric, read_metrics
     from evalengine.tasks.registry import task_class
-    from evalengine.tasks.scores import read_metrics
 
     cls = task_class(task.cls or "", f"tasks.{name}.cls")
     template = getattr(cls, "fixed", None) or task.template

@@ -214,6 +214,6 @@ def test_what_is_missing_is_said_at_the_start(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ifeval, "SENTENCES", "tokenizers/no_such")
     with pytest.raises(ConfigError, match="needs NLTK's punkt_tab, which is not on this machine: python -m nltk"):
         task_over(file)
-    monkeypatch.setattr(ifeval, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(IFEval, "packages", ("no_such_package",))
     with pytest.raises(ConfigError, match=r"no_such_package is not installed: pip install 'evalengine\[ifeval\]'"):
         task_over(file)

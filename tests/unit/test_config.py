@@ -186,6 +186,7 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("resume=no/such/folder", "resume=no/such/folder: must be auto, never, or an existing run folder"),
         ("data_dir=no/such/folder", "data_dir=no/such/folder: no such folder"),
         ("task.num_fewshot=-1", "task.num_fewshot=-1: must be at least 0"),
+        ('task.generation.until=["a",""]', "task.generation.until[1]='': must be a text that is not empty"),
         ("task.generation.top_p=0", "task.generation.top_p=0: must lie in (0, 1]"),
         ("task.generation.temperature=nan", "task.generation.temperature=nan: must be at least 0"),
         ("model.load_format=pickle", "model.load_format=pickle: must be one of"),

@@ -106,10 +106,10 @@ def test_a_mapping_on_the_command_line_is_the_scale_as_a_whole() -> None:
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     problems = judge_problems(
         JudgeConfig(template="{% if %}", scale=[1], extract="(", against="other", labelled="x",
-                    generation=GenerationConfig(until=[""], repeats=2))
+                    generation=GenerationConfig(repeats=2))
     )  # fmt: skip
     settings = [problem.split(":")[0].split("=")[0] for problem in problems]
-    assert settings == ["model", "scale", "template", "extract", "generation.until", "generation.repeats", "labelled"]
+    assert settings == ["model", "scale", "template", "extract", "generation.repeats", "labelled"]
     assert [p.split(":")[0] for p in judge_problems(JudgeConfig())] == ["model", "template", "scale"]
     assert judge_problems(JudgeConfig(**WHOLE)) == []
 

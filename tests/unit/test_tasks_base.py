@@ -134,7 +134,6 @@ def test_fingerprint_sees_every_change(config: TaskConfig, tmp_path: Path) -> No
         ({"split": None}, "tasks.mine.split: is not set"),
         ({"fewshot_split": None}, "num_fewshot=2: no exemplars are given; set tasks.mine.fewshot_split=test"),
         ({"generation": GenerationConfig(repeats=2)}, "generation.repeats=2: at temperature 0"),
-        ({"generation": GenerationConfig(until=["a", ""])}, "generation.until: holds an empty string"),
         ({"cls": "wikitext:WikiText"}, "num_fewshot=2: this task has no few-shot form"),
         (
             {"cls": "wikitext:WikiText", "num_fewshot": 0, "generation": GenerationConfig(top_k=1)},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evalengine.config.schema import TemplateConfig
 from evalengine.tasks.filters import INVALID, ExactMatch, Pipeline, RegexFilter, pipelines
-from evalengine.tasks.scores import read_metrics
+from evalengine.tasks.metric import read_metrics
 from evalengine.tasks.templated import class_of_file
 
 
