@@ -10,8 +10,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import numpy as np
-from jinja2 import StrictUndefined
-from jinja2.sandbox import SandboxedEnvironment
 
 SEEDS = (0, 1234)  # lm-eval's default seeds of `random` and of NumPy
 State = tuple[Any, Any]
@@ -28,16 +26,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def sandbox_templates() -> None:
-    """Lets lm-eval render templates in Jinja2's sandbox, where they cannot reach Python. Those of a user's file may be
-    a stranger's, and the file need not name any Python code."""
-    from lm_eval import utils
-
-    env = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    env.filters.update(utils.env.filters)
-    utils.env = env
 
 
 class RandomNumbers:

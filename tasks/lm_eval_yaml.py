@@ -14,14 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.schema import LM_EVAL_LENGTHS, TaskConfig, TemplateConfig
+from evalengine.config.schema import LM_EVAL_LENGTHS, LM_EVAL_OWN, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.filters import Unbuilt, filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
-from evalengine.tasks.lm_eval_index import OWN, leaf_settings, lm_eval_version
-from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.metric import metric_problems
 from evalengine.util.plain_files import Tagged, read_yaml
+from evalengine.util.plugins import load
 
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
@@ -30,7 +29,7 @@ WITHOUT_EFFECT = ("tag", "should_decontaminate", "doc_to_decontamination_query")
 KNOWN = {
     *("task", "task_alias", "include", "dataset_path", "dataset_name", "dataset_kwargs", "description", "output_type"),
     *("num_fewshot", "target_delimiter", "fewshot_delimiter", "fewshot_config", "generation_kwargs", "repeats"),
-    *("gen_prefix", "filter_list", "metric_list", "metadata", *TEXTS, *SPLITS, *OWN, *WITHOUT_EFFECT),
+    *("gen_prefix", "filter_list", "metric_list", "metadata", *TEXTS, *SPLITS, *LM_EVAL_OWN, *WITHOUT_EFFECT),
 }
 NOT_BUILT = {  # key -> the values that have no effect
     "process_docs": (None,),
@@ -48,6 +47,7 @@ FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_d
 GENERATION_KWARGS = ("until", "do_sample", "temperature", "top_k", "top_p", *LM_EVAL_LENGTHS)
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # builders whose rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
+BY_LM_EVAL = "evalengine.integrations.lm_eval_tasks.index:file_settings"
 
 
 def is_lm_eval(content: Any) -> bool:
@@ -55,9 +55,14 @@ def is_lm_eval(content: Any) -> bool:
     return isinstance(content, dict) and bool({*content} & {"task", "include", "dataset_path", "doc_to_text"})
 
 
+def is_group(content: Any) -> bool:
+    """Whether a file's content is a group in lm-eval's names."""
+    return isinstance(content, dict) and "group" in content
+
+
 def read_task(file: Path) -> tuple[str, dict[str, Any]]:
     """(the task's name, its settings as those of `TaskConfig`). What lm-eval has and this package has not is left to
-    the installed lm-eval, with the whole task: `lm_eval_task`.
+    the installed lm-eval, with the whole task: `evalengine.integrations.lm_eval_tasks`.
 
     Raises ConfigError: the file cannot be read, or asks for what is not built; one sentence names all of that.
     """
@@ -96,35 +101,18 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
             # As lm-eval does, also where neither split is given.
             "spare_exemplar": exemplar_split(content, named=True) == content.get("test_split"),
         },
-        **{key: content[key] for key in OWN[1:] if key in content},
+        **{key: content[key] for key in LM_EVAL_OWN[1:] if key in content},
     }
     return str(name), settings
 
 
 def _by_lm_eval(content: dict[str, Any], file: Path, name: str) -> dict[str, Any]:
     """The settings of a task that lm-eval's own code runs, over the rows that the file names. Raises ConfigError."""
-    if unknown := sorted(_unregistered(content)):
-        raise ConfigError(f"{file}: lm-eval {lm_eval_version()} has no {', '.join(unknown)}")
     splits = {evaluated_split(content), exemplar_split(content)}
     by_code = any(content.get(key) is not None for key in ROWS_BY_CODE)
     dataset = {} if by_code else _dataset(content, name, file.parent, splits)
-    own = {key: content[key] for key in OWN[1:] if key in content}
-    return {**leaf_settings(content, dataset, str(file.resolve())), **own}
-
-
-def _unregistered(content: dict[str, Any]) -> set[str]:
-    """The metrics, aggregations and filters that lm-eval does not know. It would look for such a metric on the Hub and
-    run what it finds there, which a file can ask for by `hf_evaluate`."""
-    with quiet():
-        import lm_eval.filters
-        from lm_eval.api import metrics, registry
-    assert lm_eval.filters and metrics, "they fill the registries"
-    metric_list = [] if content.get("process_results") else content.get("metric_list") or []
-    named = [("metric", e["metric"], registry.metric_registry) for e in metric_list if not e.get("hf_evaluate")]
-    named += [("aggregation", e.get("aggregation"), registry.aggregation_registry) for e in metric_list]
-    for entry in content.get("filter_list") or []:
-        named += [("filter", step["function"], registry.filter_registry) for step in entry["filter"]]
-    return {f"{kind} {name}" for kind, name, known in named if isinstance(name, str) and name not in known}
+    own = {key: content[key] for key in LM_EVAL_OWN[1:] if key in content}
+    return {**load(BY_LM_EVAL)(content, dataset, file), **own}
 
 
 def installed(config: TaskConfig) -> tuple[TemplateConfig, str | None]:

@@ -12,6 +12,9 @@ from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 from evalengine.tasks.templated import class_of_file
 
+# A class that is no longer in this folder, under the name that configurations of runs have for it.
+ELSEWHERE = {"lm_eval_task:LmEvalTask": "evalengine.integrations.lm_eval_tasks.task:LmEvalTask"}
+
 
 def load_task(name: str, config: TaskConfig, **arguments: Any) -> Task:
     """The task `name`, not yet loaded; `arguments` are Task's.
@@ -32,7 +35,7 @@ def task_class(named: str, setting: str) -> type[Task]:
 
     setting: the setting that named it, for the ConfigError if there is no such class.
     """
-    module, _, attribute = named.partition(":")
+    module, _, attribute = ELSEWHERE.get(named, named).partition(":")
     if module.isidentifier() and (described := class_of_file(module, attribute)) is not None:
         return described
     try:

@@ -27,6 +27,7 @@ SCHEDULE_FIELDS = (
 # nothing at these values.
 LM_EVAL_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 LM_EVAL_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
+LM_EVAL_OWN = ("cls", "cluster", "items", "fewshot_file", "judge")  # settings in a task's file that lm-eval lacks
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class TemplateConfig:
 
 @dataclass(frozen=True)
 class LmEvalConfig:
-    """A task of the installed lm-eval (tasks/lm_eval_task.py)."""
+    """A task of the installed lm-eval (evalengine/integrations/lm_eval_tasks)."""
 
     # The chosen name and its task, as mmlu_stem/mmlu_anatomy, or a YAML file; task=lm_eval/NAME or ./FILE fills it.
     name: str | None = None

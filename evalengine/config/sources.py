@@ -32,10 +32,13 @@ from omegaconf import OmegaConf
 from evalengine.config.shipped import CONF, names_in, package_of, settings_in
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
+from evalengine.util.plugins import load
 
 MERGED = str(files(CONF))  # the folder whose tasks are merged by `settings_in`
 GROUP = "evalengine.tasks"  # the group of the entry points
 LM_EVAL = "lm_eval/"  # the prefix of names of lm-eval's tasks, groups and tags
+COMPOSED = "evalengine.integrations.lm_eval_tasks.index:composed"
+READ_GROUP = "evalengine.integrations.lm_eval_tasks.group:read_group"
 PACKAGES = {"task": r"tasks\..+|_global_", "experiment": "_global_"}  # group -> what a file's package must be
 
 
@@ -162,9 +165,8 @@ def _is_file(path: Path) -> bool:
 def _tasks_elsewhere(name: str) -> dict[str, Any]:
     """`tasks` and `groups` of a choice that is no file of a folder. Raises ConfigError if it cannot be used."""
     if name.startswith(LM_EVAL):
-        from evalengine.tasks.lm_eval_index import composed
-
-        return composed(name.removeprefix(LM_EVAL))
+        theirs: dict[str, Any] = load(COMPOSED)(name.removeprefix(LM_EVAL))
+        return theirs
     if _is_elsewhere(name):
         path = Path(name).expanduser()
         if not _is_file(path):
@@ -186,15 +188,15 @@ def _is_lm_eval(file: Path) -> bool:
 
 def _tasks_in(file: Path) -> dict[str, Any]:
     """`tasks`, and `groups` if it is a group of lm-eval's form, of a YAML file in either form. Raises ConfigError."""
-    from evalengine.tasks.lm_eval_group import is_group, read_group
-    from evalengine.tasks.lm_eval_yaml import read_task
+    from evalengine.tasks.lm_eval_yaml import is_group, read_task
 
     try:
         package, content = package_of(file), read_yaml(file, tags=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if package is None and is_group(content):
-        return read_group(file)
+        members: dict[str, Any] = load(READ_GROUP)(file)
+        return members
     if package is None or not package.startswith("tasks."):
         return {"tasks": dict([read_task(file)])}
     if not isinstance(content, dict) or "defaults" in content:

@@ -34,7 +34,7 @@ def rows_for(name: str, folder: Path) -> dict[str, str]:
 
 def task_manager() -> Any:
     """Returns lm-eval's index of all its tasks, that of `task=lm_eval/NAME`: it takes ten seconds to build."""
-    from evalengine.tasks.lm_eval_index import lm_eval_tasks
+    from evalengine.integrations.lm_eval_tasks.index import lm_eval_tasks
 
     manager, _ = lm_eval_tasks()
     return manager

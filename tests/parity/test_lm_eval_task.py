@@ -16,10 +16,10 @@ from evalengine.config.schema import Config
 from evalengine.errors import ConfigError
 from evalengine.harness.metrics import group_results, summarize
 from evalengine.harness.outcome import sample_hashes, task_hash
+from evalengine.integrations.lm_eval_tasks.task import bootstrap_stderr
 from evalengine.records.lm_eval import TaskResult
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance, Response
-from evalengine.tasks.lm_eval_task import bootstrap_stderr
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import ITERATIONS, answer_task, as_json, evaluate_by_lm_eval, fake_chat, fake_rng
 from tests.parity.lm_eval_rows import MORE, feed, write_rows

@@ -57,7 +57,7 @@ def test_an_unfinished_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, mo
         assert call(*settings, "engine.max_num_seqs=2").code == 130
     (broken,) = runs(tmp_path / "unfinished")
     kept = (broken.folder / "journal.jsonl").read_bytes().count(b"\n")
-    monkeypatch.setattr("evalengine.tasks.lm_eval_task.lm_eval_version", lambda: "0.0.0")
+    monkeypatch.setattr("evalengine.integrations.lm_eval_tasks.task.lm_eval_version", lambda: "0.0.0")
     new_run = call(*settings, "engine.max_num_seqs=2")
     assert new_run.code == 0 and "kept from the interrupted run" not in new_run.out  # It is a run of its own.
     monkeypatch.undo()
@@ -107,7 +107,7 @@ def test_a_name_that_cannot_be_used_is_one_sentence(task: str, message: str) -> 
 
 
 def test_without_lm_eval_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalengine.tasks import lm_eval_index
+    from evalengine.integrations.lm_eval_tasks import index as lm_eval_index
 
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.tasks.lm_eval_task import LmEvalTask
+from evalengine.integrations.lm_eval_tasks.task import LmEvalTask
 from tests.e2e.command import finished
 from tests.parity.agreement import FakeChat, answer_task, check_equal, evaluate_by_lm_eval
 from tests.parity.test_templated import CHOICE, TEXT, our_task, speak, write

@@ -56,6 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "integrations.inspect_ai": {"integrations.openai_server", "harness", "engine", "report", "records", "config"}
     | {"util", "errors"},
     "integrations.lm_eval": {"cache", "harness", "engine", "models", "records", "config", "util", "errors"},
+    "integrations.lm_eval_tasks": {"tasks", "config", "util", "errors"},
     "integrations.openai_server": {"harness", "engine", "models", "records", "config", "util", "errors"},
     "integrations.ray": {"engine", "models", "records", "config", "util", "errors"},
     "integrations.sandbox": {"tasks", "errors"},

@@ -110,7 +110,7 @@ def test_what_the_core_loads_by_name_is_there() -> None:
     texts = {str(node.value) for file in files.values() for node in naming(file) if isinstance(node, ast.Constant)}
     named = {text for text in texts if re.fullmatch(r"evalengine\.[\w.]+:\w+", text)}
     assert {target.split(".")[2] for target in named if ".integrations." in target} == {
-        *("endpoint", "exports", "inspect_ai", "lm_eval", "openai_server", "ray", "sandbox")
+        *("endpoint", "exports", "inspect_ai", "lm_eval", "lm_eval_tasks", "openai_server", "ray", "sandbox")
     }
     for module, _, attribute in (target.partition(":") for target in named):
         body = ast.parse(files[module].read_text(encoding="utf-8")).body
@@ -224,13 +224,13 @@ def test_the_search_finds_circles() -> None:
 def test_only_the_plugin_and_the_adaptor_import_lm_eval() -> None:
     """lm-eval is optional: everything else runs, and reads its files, without it."""
     users = [file for file in sources() if any(name.split(".")[0] == "lm_eval" for name in imports(file))]
-    assert {package_of(file) for file in users} == {"integrations.lm_eval", "tasks"}
-    assert all(file.name.startswith("lm_eval_") for file in users if package_of(file) == "tasks")
+    assert {package_of(file) for file in users} == {"integrations.lm_eval", "integrations.lm_eval_tasks"}
 
 
 def test_the_adaptor_is_read_without_lm_eval() -> None:
     """The adaptor's modules load lm-eval, which loads torch, only when a task of lm-eval is named."""
     modules = [f"evalengine.tasks.{file.stem}" for file in (ROOT / "tasks").glob("lm_eval_*.py")]
+    modules += [module_of(file) for file in (ROOT / "evalengine" / "integrations" / "lm_eval_tasks").glob("*.py")]
     program = f"import sys, {', '.join(modules)}; print(*sorted({{'lm_eval', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -11,7 +11,7 @@ import pytest
 
 from evalengine.cli import MODULES
 from evalengine.config.schema import Config, EngineConfig
-from evalengine.tasks.lm_eval_index import NEEDED
+from evalengine.integrations.lm_eval_tasks.index import NEEDED
 from tests.parity.lm_eval_runs import TOLERANCE
 
 ROOT = Path(__file__).parents[2]

@@ -74,7 +74,7 @@ def test_what_is_not_built_is_rejected(folder: Path, content: str, said: str) ->
 
 def test_two_tasks_of_one_name_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {"tasks": {"one": {"cls": "other"}}, "groups": {"theirs": {"tasks": ["one"]}}}
-    monkeypatch.setattr("evalengine.tasks.lm_eval_group.composed", lambda name: other)
+    monkeypatch.setattr("evalengine.integrations.lm_eval_tasks.group.composed", lambda name: other)
     for members, second in (("one, theirs", "theirs"), ("theirs, one", "one")):
         with pytest.raises(ConfigError, match=f"task: {second}: contains one, which the group already has"):
             composed(folder, f"group: both\ntask: [{members}]\n")

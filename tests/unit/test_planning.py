@@ -18,8 +18,8 @@ from evalengine.errors import ConfigError
 from evalengine.harness import plan
 from evalengine.harness.answering import deferred_llm
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
+from evalengine.integrations.lm_eval_tasks.task import LmEvalTask
 from evalengine.tasks.base import Task
-from evalengine.tasks.lm_eval_task import LmEvalTask
 from evalengine.util import forked
 from evalengine.util.forked import ForkedTask
 from tests.e2e.command import write_tasks

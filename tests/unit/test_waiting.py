@@ -62,7 +62,7 @@ def test_what_is_quick_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_that_no_file_mentions_needs_no_index(name: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Building the index takes lm-eval from ten seconds to two minutes."""
     pytest.importorskip("lm_eval")
-    from evalengine.tasks import lm_eval_index
+    from evalengine.integrations.lm_eval_tasks import index as lm_eval_index
 
     class Indexed(Exception):
         pass
@@ -82,7 +82,7 @@ def test_a_name_that_no_file_mentions_needs_no_index(name: str, hint: str, monke
 @pytest.mark.slow  # three names of the index, above
 def test_every_name_of_the_index_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
-    from evalengine.tasks.lm_eval_index import _is_mentioned, _texts, lm_eval_tasks
+    from evalengine.integrations.lm_eval_tasks.index import _is_mentioned, _texts, lm_eval_tasks
 
     words = set(_texts().translate(str.maketrans("'\"[],", "     ")).split())
     names = set(lm_eval_tasks()[0].task_index)

@@ -17,16 +17,11 @@ from typing import Any
 
 from evalengine.config.schema import GroupConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.lm_eval_index import composed, plain_name
-from evalengine.tasks.lm_eval_yaml import read_task
+from evalengine.integrations.lm_eval_tasks.index import composed, plain_name
+from evalengine.tasks.lm_eval_yaml import is_group, read_task
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 
 KEYS = ("group", "group_alias", "task", "aggregate_metric_list", "metadata", "tag")
-
-
-def is_group(content: Any) -> bool:
-    """Whether a file's content is a group in lm-eval's names."""
-    return isinstance(content, dict) and "group" in content
 
 
 def read_group(file: Path) -> dict[str, Any]:

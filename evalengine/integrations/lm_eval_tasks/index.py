@@ -17,18 +17,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
 from yaml import YAMLError
 
-from evalengine.config.schema import Aggregate, GroupConfig
+from evalengine.config.schema import LM_EVAL_OWN, Aggregate, GroupConfig
 from evalengine.errors import ConfigError, one_line
-from evalengine.tasks.lm_eval_quiet import quiet, sandbox_templates
+from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.util.plain_files import YAML_SUFFIXES
 from evalengine.util.waiting import said_if_long
 
 PREFIX = "lm_eval/"
 CLS = "lm_eval_task:LmEvalTask"
 NEEDED = "0.4.13"
-OWN = ("cls", "cluster", "items", "fewshot_file", "judge")  # settings in a task's file that lm-eval has no name for
 _APART = r"\s'\"\[\],"  # characters between the words of a YAML file
 _NAMES = re.compile(r"^[\s-]*[\"']?(?:task|group|tag)[\"']?:[ \t]*[\"']?([^\s\"'#\[]+)", re.MULTILINE)
 
@@ -151,7 +152,7 @@ def _of_file(file: Path) -> Leaf:
 
     def read(*, functions: bool) -> dict[str, Any]:
         content = load_yaml(file, resolve_func=functions)
-        theirs = {key: value for key, value in content.items() if key not in OWN}
+        theirs = {key: value for key, value in content.items() if key not in LM_EVAL_OWN}
         return {"task": file.stem, **theirs, "metadata": dict(content.get("metadata") or {})}
 
     try:
@@ -160,6 +161,16 @@ def _of_file(file: Path) -> Leaf:
         raise ConfigError(f"{file}: {one_line(error)}") from error
     sandbox_templates()
     return Leaf(outline["task"], outline, lambda: read(functions=True))
+
+
+def sandbox_templates() -> None:
+    """Lets lm-eval render templates in Jinja2's sandbox, where they cannot reach Python. Those of a user's file may be
+    a stranger's, and the file need not name any Python code."""
+    from lm_eval import utils
+
+    env = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    env.filters.update(utils.env.filters)
+    utils.env = env
 
 
 def metric_names(outline: dict[str, Any]) -> list[str]:
@@ -185,6 +196,28 @@ def leaf_settings(outline: Mapping[str, Any], dataset: Mapping[str, Any], path: 
         "dataset": dataset,
         "lm_eval": {"name": path},
     }
+
+
+def file_settings(content: dict[str, Any], dataset: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """`leaf_settings` of a user's YAML file. Raises ConfigError for metrics and filters that lm-eval does not know."""
+    if unknown := sorted(_unregistered(content)):
+        raise ConfigError(f"{file}: lm-eval {lm_eval_version()} has no {', '.join(unknown)}")
+    return leaf_settings(content, dataset, str(file.resolve()))
+
+
+def _unregistered(content: dict[str, Any]) -> set[str]:
+    """The metrics, aggregations and filters that lm-eval does not know. It would look for such a metric on the Hub and
+    run what it finds there, which a file can ask for by `hf_evaluate`."""
+    with quiet():
+        import lm_eval.filters
+        from lm_eval.api import metrics, registry
+    assert lm_eval.filters and metrics, "they fill the registries"
+    metric_list = [] if content.get("process_results") else content.get("metric_list") or []
+    named = [("metric", e["metric"], registry.metric_registry) for e in metric_list if not e.get("hf_evaluate")]
+    named += [("aggregation", e.get("aggregation"), registry.aggregation_registry) for e in metric_list]
+    for entry in content.get("filter_list") or []:
+        named += [("filter", step["function"], registry.filter_registry) for step in entry["filter"]]
+    return {f"{kind} {name}" for kind, name, known in named if isinstance(name, str) and name not in known}
 
 
 def _collect(item: Any, tasks: dict[str, Leaf], groups: dict[str, GroupConfig]) -> str:

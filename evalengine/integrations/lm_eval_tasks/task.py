@@ -21,11 +21,8 @@ from typing import Any
 
 from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, one_line
-from evalengine.tasks.base import See, Task, named_errors
-from evalengine.tasks.instance import Instance, Response
-from evalengine.tasks.lm_eval_index import leaf_of, lm_eval_version, metric_names
-from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
-from evalengine.tasks.lm_eval_settings import (
+from evalengine.integrations.lm_eval_tasks.index import leaf_of, lm_eval_version, metric_names
+from evalengine.integrations.lm_eval_tasks.settings import (
     generation_kwargs_problems,
     local_rows,
     overridden,
@@ -34,6 +31,9 @@ from evalengine.tasks.lm_eval_settings import (
     settings_of,
     with_dataset,
 )
+from evalengine.tasks.base import See, Task, named_errors
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_yaml import evaluated_split, exemplar_split
 from evalengine.tasks.metric import Aggregation, MetricValue
 from evalengine.tasks.rows import Doc, Row, Rows, cluster_names, content_hash

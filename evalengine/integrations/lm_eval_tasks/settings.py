@@ -20,10 +20,10 @@ from evalengine.config.schema import (
     TemplateConfig,
 )
 from evalengine.errors import ConfigError
+from evalengine.integrations.lm_eval_tasks.index import leaf_of
 from evalengine.tasks.dataset import load_rows, local_source, read_local, text_lines
 from evalengine.tasks.generation import repeat_problems, repeats_of
 from evalengine.tasks.instance import Generation
-from evalengine.tasks.lm_eval_index import leaf_of
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.lm_eval_yaml import GENERATION_KWARGS, evaluated_split, exemplar_split, generation_of
 from evalengine.tasks.rows import Rows, check_rows
