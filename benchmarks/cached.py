@@ -47,11 +47,11 @@ def _fill(settings: Sequence[str]) -> int:
     from evalengine.cache.store import Row
     from evalengine.engine.request import GenerateRequest
     from evalengine.harness.execute import through_cache
-    from evalengine.harness.identity import run_facts
+    from evalengine.harness.identity import identify
     from evalengine.records.schema import Answer
 
     config, plan, llm = planned(settings)
-    identity = run_facts(config, plan, llm).identity
+    identity = identify(config, plan, llm, {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks})
     with through_cache(config, llm, identity, str) as cached:
         assert cached is not None
         entries = []

@@ -47,7 +47,7 @@ def perform(
 
     gate = None
     if config.sequential.step is not None:
-        from evalengine.harness.steps import Gate
+        from evalengine.harness.runner import Gate
         from evalengine.report.gate.gate import decider
 
         gate = Gate(*decider(config.sequential))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from evalengine.config.compose import compose_jobs
-from evalengine.harness.answering import deferred_llm
+from evalengine.harness.execute import deferred_llm
 from evalengine.harness.plan import plan_and_load, prepare
 from evalengine.util.relaxed_gc import relaxed_gc
 

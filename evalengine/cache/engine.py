@@ -60,9 +60,10 @@ class CachedEngine:
         self.answered: set[int] = set()  # ids of the requests that were read from the cache
         self._engine, self.store, self.computer = engine, store, computer
         self._audit, self._seed, self._name = audit, seed, name
-        self._keys = Keys(computer, engine.spec, engine.settings.max_model_len)
+        model, max_model_len = engine.checkpoint, engine.facts().settings.max_model_len
+        self._keys = Keys(computer, model.spec, max_model_len)
         self._expected = partial(
-            ExpectedAnswer.of, spec=engine.spec, max_model_len=engine.settings.max_model_len, tokenizer=engine.tokenizer
+            ExpectedAnswer.of, spec=model.spec, max_model_len=max_model_len, tokenizer=model.tokenizer
         )
         self._looked_up: dict[int, tuple[Request, bytes, Answer | None]] = {}  # id -> request, key, answer
         self._corrupt: set[bytes] = set()

@@ -21,12 +21,12 @@ from pathlib import Path
 from evalengine.config.compose import Job
 from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
-from evalengine.harness.progress import duration
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_file import glance_at_manifest
 from evalengine.util.command import exit_code
+from evalengine.util.progress import duration
 
 CHECKPOINTS = "checkpoints"  # one model at several steps of its training, each metric against the step
 PROMPTS = "prompts"  # one model and the same documents under several prompts: the variance that they cause
@@ -117,8 +117,7 @@ def _check(name: str, jobs: Sequence[Job]) -> None:
         problems.append(f"resume={jobs[0].config.resume}: names one run; an experiment takes auto or never")
     if problems:
         raise ConfigError(problems)
-    from evalengine.harness.answering import answering_problems
-    from evalengine.harness.plan import prepare
+    from evalengine.harness.plan import engine_problems, prepare
 
     specs = {}
     for job in jobs:
@@ -126,7 +125,7 @@ def _check(name: str, jobs: Sequence[Job]) -> None:
         config = job.config
         if rows not in specs:
             specs[rows] = prepare(config)[0].spec
-        problems += [f"{label(job)}: {problem}" for problem in answering_problems(config, specs[rows])]
+        problems += [f"{label(job)}: {problem}" for problem in engine_problems(config, specs[rows])]
     if problems:
         raise ConfigError(problems)
 

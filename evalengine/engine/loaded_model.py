@@ -20,7 +20,7 @@ from evalengine.engine.execute.parallel.ranks import Ranks
 from evalengine.engine.execute.sharing import least_saved
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
-from evalengine.engine.protocol import EngineFacts
+from evalengine.engine.protocol import EngineFacts, gpu_architecture
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
@@ -33,6 +33,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers import create_ops, verify_heads
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
+from evalengine.util.libraries import installed_libraries
 from evalengine.util.phases import note_compilations, phase
 
 FIXED = ("device", "tensor_parallel_size", "self_test")  # the settings of loading
@@ -180,9 +181,18 @@ class LoadedModel:
         self.runner.capture_graphs()
 
     def facts(self) -> EngineFacts:
-        """The facts on which answers depend here. Loads nothing, but reads all weight files unless they are hashed."""
-        verdicts = {"kernels": self.kernels_verdict, "self_test": self.self_test_verdict}
-        return EngineFacts.here(self.checkpoint, self.settings.device, num_kv_blocks=self.num_kv_blocks, **verdicts)
+        """How this engine is set, and where it computes, as far as that is known without loading the weights."""
+        return EngineFacts(
+            config=self.config,
+            settings=self.settings,
+            limits=self.limits,
+            loaded=self.loaded,
+            num_kv_blocks=self.num_kv_blocks,
+            gpu_architecture=gpu_architecture(self.settings.device),
+            libraries=installed_libraries(),
+            kernels=self.kernels_verdict,
+            self_test=self.self_test_verdict,
+        )
 
     def _reconfigure(self, schedule: dict[str, Any]) -> None:
         """Builds the pool anew under other settings; the settings of before come back if that fails (ConfigError)."""

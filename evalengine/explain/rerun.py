@@ -31,16 +31,16 @@ from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
 from evalengine.harness.finish import engine_settings
+from evalengine.harness.identity import config_again, plan_again
 from evalengine.harness.plan import Plan
-from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
-from evalengine.harness.same_run import config_again, plan_again
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.recurrent import HybridCache, States
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.report.compare.weight_tensors import ADAPTED, UNREAD
 from evalengine.report.read.run import Run
+from evalengine.util.progress import RunProgress
 
 VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only the positions in `keep` have values
 # The names of the outputs of ops that have two.

@@ -1,12 +1,16 @@
-"""Runs a plan's requests, through the cache if the configuration names one.
+"""Run a plan's requests, and find the answers that are known already: in a journal, a cache, or a finished run.
 
-Requests that the journal holds are skipped; each that finishes is journaled at once.
+Requests that the journal holds are skipped; each that finishes is journaled at once. A finished run with a shorter
+`max_gen_toks` gives its answers, too (`continued`): a token's bits are a function of the tokens before it, so an answer
+that continues where the limit cut it is that of a run which had the longer limit from the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from evalengine.cache.engine import CachedEngine
@@ -15,136 +19,112 @@ from evalengine.cache.store import CacheUnavailableError, Store
 from evalengine.config.schema import Config
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.interrupts import Interrupts
+from evalengine.engine.llm import LLM
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineProtocol
-from evalengine.engine.request import GenerateRequest, Request, RequestOutput
+from evalengine.engine.request import GenerateRequest, Request
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests
-from evalengine.errors import EvalEngineError, ReplicaMismatchError, first_of
-from evalengine.harness.journal import Expected, Journal
+from evalengine.errors import ConfigError, EvalEngineError, ReplicaMismatchError, first_of
 from evalengine.harness.plan import Plan, request_names
-from evalengine.harness.progress import RunProgress, WorkAmount
-from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.requests import SERVED, HarnessRequest
 from evalengine.plain_text import warn
-from evalengine.records.folder import RunFolder
-from evalengine.records.schema import Answers, RecordKey, ids_sha256
+from evalengine.records.differences import differences
+from evalengine.records.evidence import open_run
+from evalengine.records.folder import DIGEST, IDENTITY, RECORDS, RunFolder
+from evalengine.records.journal import Expected, Journal
+from evalengine.records.schema import Answer, Answers, RecordKey, ids_sha256, read_records
 from evalengine.util.phases import phase
+from evalengine.util.progress import RunProgress, WorkAmount
 
 MAX_LISTED = 10
+LENGTH = "max_gen_toks"  # the setting of a generation that may differ from a finished run's
+
+
+def deferred_llm(config: Config, checkpoint: Checkpoint) -> LLM:
+    """The engine of the configuration, which loads its weights when they are first needed."""
+    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    return LLM(checkpoint, **mode, engine=config.engine, load=False)
 
 
 @phase("steps")
 def execute(
-    plan: Plan,
-    llm: EngineProtocol,
-    cached: CachedEngine | None,
-    folder: RunFolder,
-    label: str,
-    progress: bool,
-    part: Plan | None = None,
-    ran: Set[RecordKey] = frozenset(),
-) -> tuple[Answers, set[RecordKey]]:
-    """Every request's answer, and the keys of those that ran now (the others come from the journal).
+    plan: Plan, llm: EngineProtocol, cached: CachedEngine | None, journal: Journal, label: str, progress: bool
+) -> Answers:
+    """Run the requests that the journal has no answer to, and return all answers in it.
 
-    part: the part of the plan that is asked now; None: all of it. ran: what this process has journaled before.
     cached: the cache before the engine, if there is one. What it answers is not journaled: a resumed run asks it again.
 
-    Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
-    request failed. Raises KeyboardInterrupt for a Ctrl-C, once the answers of the running step are journaled.
+    Raises EvalEngineError, once all others are done and journaled, if a request failed. Raises KeyboardInterrupt for a
+    Ctrl-C, once the answers of the running step are journaled.
     """
-    with Journal.open(folder.journal, folder.identity_sha256, _expected(plan, llm)) as journal:
-        wanted = (plan if part is None else part).requests
-        todo = {item.request.request_id: item for item in wanted if item.key not in journal.finished}
-        kept = 0 if ran else len(journal.finished)
-        if kept and progress:
-            warn(f"resuming {folder.path}: {kept} of {len(plan.requests)} requests are kept from the interrupted run")
-        if kept and llm.settings.numerics == "fast":
-            _warn_of_mixing(kept, len(plan.requests))
-        failed = []
-        limits = {request_id: _most_tokens(item, llm) for request_id, item in todo.items()}
-        work = _work(todo.values(), limits)
-        shown = RunProgress(label, len(wanted), len(wanted) - len(todo), progress, work)
-        with shown as bar, Interrupts() as interrupts:
+    todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
+    max_model_len = llm.facts().settings.max_model_len
+    limits = {request_id: _most_tokens(item.request, max_model_len) for request_id, item in todo.items()}
+    generated = sum(limits[number] for number, item in todo.items() if isinstance(item.request, GenerateRequest))
+    read = sum(len(item.prompt_ids) for item in todo.values()) + sum(limits.values()) - generated
+    failed = []
+    work = WorkAmount(len(todo), read, generated)
+    shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress, work)
+    with shown as bar, Interrupts() as interrupts:
 
-            def after_step(stats: EngineStats) -> None:
-                bar.step(stats)
-                interrupts.after_a_step()
+        def after_step(stats: EngineStats) -> None:
+            bar.step(stats)
+            interrupts.after_a_step()
 
-            answers = (cached or llm).run([item.request for item in todo.values()], after_step)
-            read = set() if cached is None else cached.answered
-            for output in _undoubted(answers, journal, todo):
+        of_cache = set() if cached is None else cached.answered
+        try:
+            for output in (cached or llm).run([item.request for item in todo.values()], after_step):
                 item = todo[output.request_id]
                 if output.error:
                     failed.append(f"{item.named}: {output.error}")
+                elif output.request_id in of_cache:
+                    journal.note(item.key, output.answer)
                 else:
-                    if output.request_id in read:
-                        journal.note(item.key, output.answer)
-                    else:
-                        journal.append((item.key, item.prompt_sha256, output.answer))
+                    journal.append((item.key, item.prompt_sha256, output.answer))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
-        if failed:
-            raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
-        return journal.finished, {item.key for item in todo.values()}
+        except ReplicaMismatchError as error:  # a resumed run asks both machines' requests again
+            journal.forget({todo[number].key for number in error.doubted})
+            raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
+    if failed:
+        raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
+    return journal.finished
 
 
-def keep(plan: Plan, llm: EngineProtocol, folder: RunFolder, whole: Answers) -> None:
-    """Journals answers of an earlier run that are this one's, too; `execute` then finds them. Raises as `execute`."""
-    if not whole:
-        return
-    with Journal.open(folder.journal, folder.identity_sha256, _expected(plan, llm)) as journal:
-        for item in plan.requests:
-            if item.key in whole and item.key not in journal.finished:
-                journal.append((item.key, item.prompt_sha256, whole[item.key]))
+def open_journal(plan: Plan, llm: EngineProtocol, folder: RunFolder, progress: bool) -> Journal:
+    """The run's journal, with an interrupted run's answers. Raises EvalEngineError for one that is not this run's."""
+    requests, expected = {item.key: item.request for item in plan.requests}, expectation(llm)
+    journal = Journal.open(
+        folder.journal, folder.identity_sha256, lambda key: expected(requests[key]) if key in requests else None
+    )
+    if count := len(journal.finished):
+        kept = f"{count} of {len(plan.requests)} requests are kept from the interrupted run"
+        if progress:
+            warn(f"resuming {folder.path}: {kept}")
+        if llm.facts().settings.numerics == "fast":
+            warn(
+                f"{kept}, and under numerics=fast bits depend on the batch: this run will not be repeatable. "
+                "resume=never runs all of them again; batch_invariant=true makes a resumed run equal an unbroken one"
+            )
+    return journal
 
 
-def _undoubted(
-    answers: Iterator[RequestOutput], journal: Journal, todo: Mapping[int, HarnessRequest]
-) -> Iterator[RequestOutput]:
-    """The answers. If two machines disagree, the doubted answers are taken out of the journal: a resumed run asks those
-    requests again."""
-    try:
-        yield from answers
-    except ReplicaMismatchError as error:
-        journal.forget({todo[number].key for number in error.doubted})
-        raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
+def expectation(llm: EngineProtocol) -> Callable[[Request], Expected]:
+    """A function that gives what the journal may hold for a request."""
+    model, max_model_len = llm.checkpoint, llm.facts().settings.max_model_len
+
+    def expected(request: Request) -> Expected:
+        answer = ExpectedAnswer.of(request, model.spec, max_model_len, model.tokenizer)
+        return ids_sha256(request.prompt_ids), answer.problem
+
+    return expected
 
 
-def _expected(plan: Plan, llm: EngineProtocol) -> Callable[[RecordKey], Expected | None]:
-    requests = {item.key: item.request for item in plan.requests}
-    return lambda key: expected_entry(requests[key], llm) if key in requests else None
-
-
-def expected_entry(request: Request, llm: EngineProtocol) -> Expected:
-    """Return what the journal may hold for the request."""
-    answer = ExpectedAnswer.of(request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
-    return ids_sha256(request.prompt_ids), answer
-
-
-def _most_tokens(item: HarnessRequest, llm: EngineProtocol) -> int:
+def _most_tokens(request: Request, max_model_len: int) -> int:
     """How many tokens the request adds to its prompt: the most that it may generate, or those that it scores."""
-    request = item.request
     if not isinstance(request, GenerateRequest):
         return len(request.continuation_ids)
-    return min(request.params.max_tokens, llm.settings.max_model_len - len(request.prompt_ids))
-
-
-def _work(todo: Iterable[HarnessRequest], limits: Mapping[int, int]) -> WorkAmount:
-    """The tokens of the requests, by what is done with them."""
-    requests, read, generated = 0, 0, 0
-    for item in todo:
-        requests, read = requests + 1, read + len(item.prompt_ids)
-        if isinstance(item.request, GenerateRequest):
-            generated += limits[item.request.request_id]
-        else:
-            read += limits[item.request.request_id]
-    return WorkAmount(requests, read, generated)
-
-
-def _warn_of_mixing(done: int, requests: int) -> None:
-    warn(
-        f"{done} of {requests} requests are kept from the interrupted run, and under numerics=fast bits "
-        "depend on the batch: this run will not be repeatable. resume=never runs all of them again; "
-        "batch_invariant=true makes a resumed run equal an unbroken one"
-    )
+    return min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
 
 
 @contextmanager
@@ -176,12 +156,84 @@ def through_cache(
 def open_answer_cache(
     config: Config, plan: Plan, llm: EngineProtocol, identity: Mapping[str, Any]
 ) -> Iterator[CachedEngine | None]:
-    """`through_cache` for a run's plan. Kept answers are read at once, and the weights are loaded if one is missing:
+    """`through_cache` for a run's plan. Cached answers are read at once, and the weights are loaded if one is missing:
     requests that no pool can hold are refused before anything is written, as in a run without a cache."""
     name = request_names(plan.requests)
     with through_cache(config, llm, identity, name) as cached:
         requests = [item.request for item in plan.requests]
-        if cached is not None and cached.look_up(requests) and not llm.loaded:
+        if cached is not None and cached.look_up(requests) and not llm.facts().loaded:
             llm.load()
-            check_requests(requests, llm.limits, name)
+            check_requests(requests, llm.facts().limits, name)
         yield cached
+
+
+def continued(
+    config: Config, plan: Plan, identity: Mapping[str, Any], llm: EngineProtocol
+) -> tuple[Plan, str, Answers]:
+    """(the plan, what `resume` means for its folder, the answers that are known): where `resume` names a finished run,
+    truncated answers begin with what is known of them, and the run has a folder of its own.
+
+    Raises ConfigError for a run that differs in more than its length, and for one whose limit is no shorter.
+    """
+    folder = Path(config.resume)
+    if config.resume in ("auto", "never") or not (folder / DIGEST).exists() or (folder / IDENTITY).exists():
+        return plan, config.resume, {}
+    named, max_model_len = f"resume={folder}", llm.facts().settings.max_model_len
+    recorded = open_run(folder, page=False, judge=False).identity
+    problems = [*_cannot_continue(config, llm)]
+    if changes := list(differences(_without_length(recorded), _without_length(identity))):
+        problems.append(f"it is another run: {'; '.join(first_of(changes, 5))}. Only {LENGTH} may differ")
+    if problems:
+        raise ConfigError([f"{named}: {problem}" for problem in problems])
+    rows = {row.key: row for row in read_records(folder / RECORDS)}
+    requests, whole = list[HarnessRequest](), dict[RecordKey, Answer]()
+    longest = 0
+    for item in plan.requests:
+        row, request = rows.get(item.key), item.request
+        if row is None or list(row.prompt_ids) != list(item.prompt_ids):
+            raise ConfigError(
+                f"{named}: it has no answer to this prompt of {item.key[0]}, document {item.key[1]}: a longer {LENGTH} "
+                "leaves a long prompt less room; raise engine.max_model_len, or set resume=auto"
+            )
+        room = _most_tokens(request, max_model_len)
+        truncated = isinstance(request, GenerateRequest) and row.finish_reason == "length"
+        longest = max(longest, len(row.output_ids) - room) if truncated else longest
+        if isinstance(request, GenerateRequest) and truncated and len(row.output_ids) < room:
+            item = replace(item, request=replace(request, begun=row))
+        else:
+            whole[item.key] = row
+        requests.append(item)
+    if longest > 0:
+        raise ConfigError(f"{named}: its answers are longer than this run's may be; raise task.generation.{LENGTH}")
+    warn(f"continuing {folder}: {len(whole)} answers are complete, {len(requests) - len(whole)} were truncated")
+    return replace(plan, requests=requests), "auto", whole
+
+
+def _cannot_continue(config: Config, llm: EngineProtocol) -> Iterable[str]:
+    """Why no answer of this run can be the continuation of another one's."""
+    settings = llm.facts().settings
+    if settings.numerics == "fast":
+        yield "numerics=fast: its bits depend on the batch, so that no answer can be continued; set resume=auto"
+    if config.logprobs is not None:
+        yield "logprobs: alternatives are not continued; leave it out, or set resume=auto"
+    if llm.checkpoint.spec.short_positions(settings.max_model_len):
+        yield (
+            "the model's positions depend on how long an answer may be: no answer is the beginning of a longer one; "
+            "set resume=auto"
+        )
+    if config.sequential.step is not None:
+        yield "sequential: a run in steps begins anew; set resume=auto"
+
+
+def _without_length(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity without the limits of its answers, without the hash of the requests, which holds them too, and
+    without how unfinished thinking is scored: all answers are scored again, and older runs do not say it."""
+    left_out = ("prompts", "harness", "score_unfinished_thinking")
+    plain = {name: value for name, value in identity.items() if name not in left_out}
+    if identity.get("harness") == SERVED:
+        raise ConfigError("resume: a server's run is asked by its clients; give the folder of a run of tasks")
+    tasks = {}
+    for name, task in (plain.get("tasks") or {}).items():
+        generation = {key: value for key, value in (task.get("generation") or {}).items() if key != LENGTH}
+        tasks[name] = {**task, "generation": generation}
+    return {**plain, "tasks": tasks}

@@ -15,21 +15,20 @@ from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.harness.metrics import group_results
-from evalengine.harness.outcome import Thoughts, Verdicts, records
+from evalengine.harness.outcome import Findings, program_facts, records
 from evalengine.harness.plan import Plan
-from evalengine.harness.verdicts import program_facts
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import bind, bind_failed
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results
-from evalengine.records.manifest import MANIFEST, RunContext, RunOutcome, build_manifest, code_version
+from evalengine.records.manifest import MANIFEST, build_manifest, code_version
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
-from evalengine.records.sealed import content_sha256
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.util.forked import ForkedTask
+from evalengine.util.phases import phase
 from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
@@ -39,22 +38,22 @@ MANY = 5_000  # requests whose records take a quarter of a second to write and h
 class EndedRun:
     """A run with all its answers, as `finish_run` records it.
 
-    engine: `engine_facts`. resumed, cached: the requests whose answers come from an interrupted run and from the cache.
-    cache, judge: as in `RunOutcome`.
+    stats: what the engine counted for the run. resumed, cached: the requests whose answers come from an interrupted run
+    and from the cache. datasets: task -> `Task.fingerprint`. libraries: versions of what it depends on besides
+    `LIBRARIES`. command, cache, judge: as in `build_manifest`.
     """
 
     config: Config
     llm: EngineProtocol
     identity: Mapping[str, Any]
-    engine: Mapping[str, Any]
+    stats: EngineStats
     started: float  # UNIX seconds
     begin: float  # the monotonic clock at the start
     load_seconds: float
     run_seconds: float
     resumed: Set[RecordKey] = frozenset()
     cached: Set[RecordKey] = frozenset()
-    thoughts: Thoughts = field(default_factory=dict)
-    verdicts: Verdicts = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
     datasets: Mapping[str, Any] = field(default_factory=dict)
     command: Sequence[str] | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +64,7 @@ class EndedRun:
 Score = Callable[[Sequence[RequestRecord], datetime], Sequence[TaskResult]]
 
 
+@phase("records")
 def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, score: Score | None) -> str:
     """Write records, tokens, results, manifest and digest; returns the digest.
 
@@ -72,7 +72,8 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
     with the samples that it has not written itself; None where another program scores.
     Raises: EvalEngineError if the disk fails.
     """
-    rows = records(plan, answers, run.thoughts, run.verdicts)
+    rows = records(plan, answers, run.findings)
+    config, model = run.config, run.llm.checkpoint
     # Several forked processes need it, and this one later. It takes 0.2 s, which a rejected run does not need.
     import pyarrow.parquet  # noqa: F401
 
@@ -84,22 +85,36 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
         if score is not None:
             remove_results(folder)
             results = score(rows, finished)
-        pieces = token_bytes(run.llm.tokenizer, used_ids(row.output_ids for row in rows))
+        pieces = token_bytes(model.tokenizer, used_ids(row.output_ids for row in rows))
         folder.write_json(TOKENS, tokens_json(pieces))
         found = digests(rows)
         written.result()
     timings = RunTimings(run.load_seconds, run.run_seconds, time.perf_counter() - run.begin)
     if results is not None:
-        model, how = model_info(run.config, run.llm, run.identity), invocation(run.config, run.started, timings)
-        write_results(folder, results, model, how, finished, group_results(run.config.groups, results))
-    outcome = RunOutcome(
-        *(found, _counts(plan, rows, run), timings, run.engine, program_facts(plan, run.config, run.verdicts)),
+        how = invocation(config, run.started, timings)
+        write_results(folder, results, _model_info(run), how, finished, group_results(config.groups, results))
+    facts = run.llm.facts()
+    verdicts = {"kernels": facts.kernels, "self_test_verdict": facts.self_test}
+    manifest = build_manifest(
+        run.identity,
+        _model(run),
+        {**run.identity["tokenizer"], "vocab_size": model.spec.vocab_size},
+        digests=found,
+        counts=_counts(plan, rows, run),
+        timings=timings,
+        engine={**engine_settings(run.llm), **verdicts, "stats": asdict(run.stats)},
+        device=str(facts.settings.device),
+        started=run.started,
+        command=run.command,
+        datasets=run.datasets,
+        libraries=run.libraries,
+        programs=program_facts(plan, config, run.findings.verdicts),
         cache=run.cache,
-        cluster=run.llm.facts().cluster,
+        cluster=facts.cluster,
         judge=run.judge,
     )
     try:
-        bound = bind(build_manifest(_run_context(run), outcome), folder.path, found.run)
+        bound = bind(manifest, folder.path, found.run)
     except OSError as error:
         raise bind_failed(folder.path, error) from error
     folder.write_text(MANIFEST, bound.file_text())
@@ -116,7 +131,7 @@ def _counts(plan: Plan, rows: Sequence[RequestRecord], run: EndedRun) -> RunCoun
         cached_requests=len(run.cached),
         truncated_prompts=sum(row.truncated > 0 for row in rows),
         truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
-        unended_thinking=sum(thought.unended for thought in run.thoughts.values()),
+        unended_thinking=sum(thought.unended for thought in run.findings.thoughts.values()),
         length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
         own_exemplar_prompts=plan.own_exemplars,
         special_token_documents=plan.special_documents,
@@ -125,74 +140,63 @@ def _counts(plan: Plan, rows: Sequence[RequestRecord], run: EndedRun) -> RunCoun
     )
 
 
-def _run_context(run: EndedRun) -> RunContext:
-    config, llm, identity = run.config, run.llm, run.identity
-    merged: dict[str, Any] = {}
-    if (adapter := llm.checkpoint.adapter) is not None:
-        sha256 = llm.checkpoint.hashes.get("adapter")  # known, since the identity holds the hash of the weights
-        merged = {"source": adapter.source, "revision": adapter.revision, "sha256": sha256}
-    model = Model(
-        name=config.model.name,
-        source=llm.checkpoint.source,
-        revision=llm.checkpoint.revision,
-        format=llm.checkpoint.format,
-        architecture=llm.spec.described,
-        num_parameters=num_parameters(llm.spec),
-        weights_sha256=identity["weights"],
-        eos_token_ids=list(llm.spec.eos_token_ids),
-        prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
-        processors=llm.spec.processors.in_force(),
-        adapter=merged,
-    )
-    tokenizer = {**identity["tokenizer"], "vocab_size": llm.spec.vocab_size}
-    run_id, device = content_sha256(identity)[:8], str(llm.settings.device)
-    return RunContext(
-        *(run_id, identity, model, tokenizer, run.datasets, device, run.started, run.command), libraries=run.libraries
+def _model(run: EndedRun) -> Model:
+    """The model as the manifest describes it."""
+    model, spec = run.llm.checkpoint, run.llm.checkpoint.spec
+    adapter: dict[str, Any] = {}
+    if model.adapter is not None:
+        sha256 = model.hashes.get("adapter")  # known, since the identity holds the hash of the weights
+        adapter = {"source": model.adapter.source, "revision": model.adapter.revision, "sha256": sha256}
+    return Model(
+        name=run.config.model.name,
+        source=model.source,
+        revision=model.revision,
+        format=model.format,
+        architecture=spec.described,
+        num_parameters=num_parameters(spec),
+        weights_sha256=run.identity["weights"],
+        eos_token_ids=list(spec.eos_token_ids),
+        prefix_token_id=find_prefix_token_id(model.tokenizer),  # it precedes texts scored without context
+        processors=spec.processors.in_force(),
+        adapter=adapter,
     )
 
 
-def engine_facts(llm: EngineProtocol, stats: EngineStats) -> dict[str, Any]:
-    """The manifest's `engine`: its settings, its verdicts on kernels and on itself, and what it counted for the run."""
-    facts = llm.facts()
-    verdicts = {"kernels": facts.kernels, "self_test_verdict": facts.self_test}
-    return {**engine_settings(llm), **verdicts, "stats": asdict(stats)}
-
-
-def engine_settings(llm: EngineProtocol) -> dict[str, Any]:
-    """The engine's settings as they were resolved, as plain JSON values."""
-    resolved = {
-        "numerics": llm.settings.numerics,
-        "dtype": dtype_name(llm.settings.dtype),
-        "device": str(llm.settings.device),
-        "attention_backend": llm.settings.attention_backend,
-        "max_model_len": llm.settings.max_model_len,
-        "block_size": llm.settings.block_size,
-        "num_kv_blocks": llm.facts().num_kv_blocks,
-        "num_threads": llm.settings.num_threads,
-        "speculation": llm.settings.speculation,
-    }
-    return {**asdict(llm.config), **resolved}
-
-
-def model_info(config: Config, llm: EngineProtocol, identity: Mapping[str, Any]) -> ModelInfo:
+def _model_info(run: EndedRun) -> ModelInfo:
     """The model as lm-eval's results describe it."""
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None, "prepare() refuses a model without one"
+    model, settings, tokenizer = run.llm.checkpoint, run.llm.facts().settings, run.llm.checkpoint.tokenizer
     return ModelInfo(
-        name=config.model.name,
-        path=llm.checkpoint.source,
-        dtype=str(llm.settings.dtype),
-        revision=llm.checkpoint.revision,
-        sha=identity["weights"],
-        num_parameters=num_parameters(llm.spec),
-        max_length=llm.settings.max_model_len,
-        device=str(llm.settings.device),
+        name=run.config.model.name,
+        path=model.source,
+        dtype=str(settings.dtype),
+        revision=model.revision,
+        sha=run.identity["weights"],
+        num_parameters=num_parameters(model.spec),
+        max_length=settings.max_model_len,
+        device=str(settings.device),
         eot_token_id=tokenizer.eos_token_id,
         pad_token=(tokenizer.pad_token, tokenizer.pad_token_id),
         eos_token=(tokenizer.eos_token, tokenizer.eos_token_id),
         bos_token=(tokenizer.bos_token, tokenizer.bos_token_id),
-        chat_template=tokenizer.chat_template if config.apply_chat_template else None,
+        chat_template=tokenizer.chat_template if run.config.apply_chat_template else None,
     )
+
+
+def engine_settings(llm: EngineProtocol) -> dict[str, Any]:
+    """The engine's settings as they were resolved, as plain JSON values."""
+    facts, settings = llm.facts(), llm.facts().settings
+    return {
+        **asdict(facts.config),
+        "numerics": settings.numerics,
+        "dtype": dtype_name(settings.dtype),
+        "device": str(settings.device),
+        "attention_backend": settings.attention_backend,
+        "max_model_len": settings.max_model_len,
+        "block_size": settings.block_size,
+        "num_kv_blocks": facts.num_kv_blocks,
+        "num_threads": settings.num_threads,
+        "speculation": settings.speculation,
+    }
 
 
 def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:

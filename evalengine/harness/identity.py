@@ -1,44 +1,56 @@
-"""A run's identity: everything that can change one of its numbers or words, by content, whatever its name and place.
+"""A run's identity, and a finished run planned again from its folder.
 
-Runs with equal identities may resume each other; a difference names the field that made two runs unlike.
+The identity is everything that can change one of a run's numbers or words, by content, whatever its name and place.
+Runs with equal identities may resume each other; a difference names the field that made two runs unlike. What
+`explain`, `prove` and `check` compute again, they compute through `plan_again`: the run's configuration, its plan, and
+an engine that loads its weights when the first request runs; rows, tokenizer, weights and model must be unchanged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from evalengine.config.schema import Config
+from evalengine.config.compose import COMPUTED_AGAIN, read_config
+from evalengine.config.schema import ClusterConfig, Config
+from evalengine.engine.llm import LLM
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.text.tokenizer import plain_tokenizer
-from evalengine.harness.plan import Plan
+from evalengine.errors import ConfigError
+from evalengine.harness.execute import deferred_llm
+from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.harness.requests import SERVED, in_order, read_asked, requests_sha256
 from evalengine.models.spec import ModelSpec, dtype_name
-from evalengine.records.manifest import run_id, run_identity
+from evalengine.records.differences import differences
+from evalengine.records.evidence import ASKED, CONFIG
+from evalengine.records.manifest import run_identity
 from evalengine.records.sealed import canonical
 
-
-@dataclass(frozen=True)
-class Facts:
-    """A run's identity, its short name, and where its rows came from."""
-
-    run_id: str
-    identity: dict[str, Any]
-    datasets: dict[str, dict[str, Any]]  # task -> Task.fingerprint
+MAX_LISTED = 5  # changed fields of the model that are listed
+NAME_IT = "by --with model.path=..."
 
 
-def run_facts(
-    config: Config, plan: Plan, llm: EngineProtocol, judge: Mapping[str, Any] | None = None, baseline: str | None = None
-) -> Facts:
-    """The run's facts. Hashing files and rows takes seconds, so that this is called once a run. judge: what the
-    verdicts of its judge depend on; None for a run without one. baseline: the digest that orders the documents of a run
-    in steps; None for any other run."""
-    datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
+def identify(
+    config: Config,
+    plan: Plan,
+    llm: EngineProtocol,
+    datasets: Mapping[str, Mapping[str, Any]],
+    judge: Mapping[str, Any] | None = None,
+    baseline: str | None = None,
+) -> dict[str, Any]:
+    """The run's identity. Hashes the weight files.
+
+    datasets: task -> `Task.fingerprint`. judge: what the verdicts of its judge depend on; None for a run without one.
+    baseline: the digest that orders the documents of a run in steps; None for any other run.
+    """
     extra = {
         **engine_identity(config, llm),
-        "datasets": {name: _rows_sha256(fingerprint) for name, fingerprint in datasets.items()},
+        "datasets": {name: {key: rows[key] for key in ("sha256", "fewshot_sha256")} for name, rows in datasets.items()},
         "prompts": plan.prompts_sha256,
     }
     if definitions := {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}:
@@ -47,33 +59,33 @@ def run_facts(
         extra["judge"] = judge
     if baseline is not None:
         extra["sequential"] = {"step": config.sequential.step, "baseline": baseline}
-    return Facts(run_id(config, extra), run_identity(config, extra), datasets)
+    return run_identity(config, extra)
 
 
 def engine_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
     """The part of the identity that computes: the model by content, numerics and dtype. Hashes the weight files."""
-    facts = llm.facts()
+    facts, settings = llm.facts(), llm.facts().settings
     identity = {
-        "contract_version": llm.spec.contract_version,
-        "weights": facts.weights_sha256,
-        **model_identity(config, llm),
-        "numerics": llm.settings.numerics,
-        "dtype": dtype_name(llm.settings.dtype),
+        "contract_version": llm.checkpoint.spec.contract_version,
+        "weights": weights_fingerprint(llm.checkpoint),
+        **model_identity(config, llm.checkpoint),
+        "numerics": settings.numerics,
+        "dtype": dtype_name(settings.dtype),
     }
-    if llm.settings.numerics == "fast":
-        identity["attention_backend"] = llm.settings.attention_backend
-    if llm.settings.numerics == "native":  # native promises equal bits on one GPU architecture only
+    if settings.numerics == "fast":
+        identity["attention_backend"] = settings.attention_backend
+    if settings.numerics == "native":  # native promises equal bits on one GPU architecture only
         identity["gpu_architecture"] = facts.gpu_architecture
     return identity
 
 
-def model_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
-    """The model's identity besides its weights: the same weights under another `rope_theta` are another model."""
-    template = llm.tokenizer.chat_template if config.apply_chat_template and llm.tokenizer is not None else None
+def model_identity(config: Config, model: Checkpoint) -> dict[str, Any]:
+    """The model's identity besides its weights: equal weights with a different `rope_theta` are a different model."""
+    template = model.tokenizer.chat_template if config.apply_chat_template and model.tokenizer is not None else None
     return {
-        "model_spec": plain_spec(llm.spec),
-        "tokenizer": plain_tokenizer(llm.tokenizer),
-        "chat_template": None if template is None else _sha256(canonical(template)),
+        "model_spec": plain_spec(model.spec),
+        "tokenizer": plain_tokenizer(model.tokenizer),
+        "chat_template": None if template is None else hashlib.sha256(canonical(template).encode()).hexdigest(),
     }
 
 
@@ -85,9 +97,46 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
     return plain
 
 
-def _rows_sha256(fingerprint: Mapping[str, Any]) -> dict[str, str | None]:
-    return {name: fingerprint[name] for name in ("sha256", "fewshot_sha256")}
+def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) -> Config:
+    """The configuration of the run in `folder`, for one process that reads and keeps no answers.
+
+    pinned: fields of the engine's settings that are not the file's. words: settings that hold over both.
+    """
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    settings = {f"engine.{name}": "null" if value is None else value for name, value in pinned.items()}
+    pins = [f"{name}={value}" for name, value in settings.items() if name not in given]
+    config = read_config(folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not (folder / ASKED).exists())
+    return replace(config, cluster=ClusterConfig())
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def plan_again(
+    name: str, identity: Mapping[str, Any], config: Config, folder: Path, same_model: bool = True
+) -> tuple[Plan, LLM]:
+    """The plan of the run called `name`, whose recorded identity is given, and an engine without weights yet.
+
+    folder: the run's, which holds the requests of a server. same_model: whether the model must be the run's. Raises
+    ConfigError for weights (whose files it hashes), a model or requests that are not the run's.
+    """
+    served = identity.get("harness") == SERVED
+    checkpoint, tasks = (resolve_checkpoint(config.model), []) if served else prepare(config, scores=False)
+    if same_model and weights_fingerprint(checkpoint) != identity["weights"]:
+        raise ConfigError(f"{checkpoint.source}: these are not the weights of {name}; name them {NAME_IT}")
+    llm = deferred_llm(config, checkpoint)
+    now = model_identity(config, checkpoint) if same_model else {}
+    pairs = [(identity[part], value, part) for part, value in now.items() if part in identity]
+    if changed := [words for pair in pairs for words in differences(*pair)]:
+        raise ConfigError(
+            f"{checkpoint.source}: no longer the model of {name}: {'; '.join(changed[:MAX_LISTED])}; restore its "
+            f"configuration, or name the run's own model {NAME_IT}"
+        )
+    if served:
+        requests = in_order(read_asked(folder))
+        plan = Plan([], requests, prompts_sha256=requests_sha256((item.key, item.request) for item in requests))
+    else:
+        plan = build_plan(config, tasks, llm)
+    if plan.prompts_sha256 != identity["prompts"]:
+        raise ConfigError(
+            f"{name}: the rows, the tokenizer or the prompts made of them are no longer the run's; name the run's own "
+            f"by --with data_dir=... or --with model.path=..."
+        )
+    return plan, llm

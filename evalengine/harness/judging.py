@@ -16,7 +16,7 @@ from typing import Any
 from evalengine.config.schema import Config, JudgeConfig, to_yaml
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.protocol import EngineProtocol
-from evalengine.harness.answering import deferred_llm
+from evalengine.harness.execute import deferred_llm
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
 from evalengine.harness.plan import Plan, TaskPlan, build_plan, prepare

@@ -1,53 +1,184 @@
-"""Turns the engine's answers into a run's records, and into each task's samples and metrics."""
+"""Turn the engine's answers into a run's records, and into each task's samples and metrics.
+
+First what is known of the answers besides their tokens (`find`): which thinking did not end, and how the programs in
+them ended. Programs run once everything is generated and journaled. If a run is killed meanwhile, the same command
+generates nothing anew and runs all programs again: a verdict is a function of the program and the limits.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from evalengine.config.schema import Config, selection
+from evalengine.engine.request import GenerateRequest
+from evalengine.engine.text.thinking import end_of_thinking, part
 from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.judging import NOT_JUDGED, Judgement, Judgements
 from evalengine.harness.metrics import summarize
-from evalengine.harness.plan import Plan, TaskPlan
-from evalengine.harness.thinking import Thought
+from evalengine.harness.plan import Plan, TaskPlan, isolated
+from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task
+from evalengine.tasks.code import CodeTask
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.judge import FILTER as JUDGE
 from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
-from evalengine.tasks.programs import ProgramVerdict
+from evalengine.tasks.programs import OUTCOMES, ProgramLimits, ProgramVerdict
 from evalengine.tasks.rows import Doc
 from evalengine.util.forked import ForkedTask
 from evalengine.util.limits import OutOfTime, limited
+from evalengine.util.plugins import load
+from evalengine.util.progress import ProgramProgress
 
-Thoughts = Mapping[RecordKey, Thought]
-Verdicts = Mapping[RecordKey, ProgramVerdict]
-NONE: Thoughts = {}
-NOT_RUN: Verdicts = {}
+TAIL = 256  # tokens at the end of a prompt in which an end of thinking is looked for
 NO_ANSWER = Response()  # what is scored of a generation that gets no credit
 ANSWER_FIELDS = [item.name for item in fields(Answer)]
 NOT_RUN_WORDS = "not run"  # as a program's outcome
 
 
-def records(
-    plan: Plan, answers: Answers, thoughts: Thoughts = NONE, verdicts: Verdicts = NOT_RUN
-) -> list[RequestRecord]:
+@dataclass(frozen=True)
+class Thought:
+    """One generation's thinking."""
+
+    text: str  # with the text of its end token; "" where the model did not think
+    num_tokens: int
+    truncated: bool  # the length limit came before the end of thinking
+    unended: bool = False  # the model stopped before the end of thinking
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the generation has no answer, since its thinking did not end."""
+        return self.truncated or self.unended
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is known of a run's answers besides the answers themselves."""
+
+    thoughts: Mapping[RecordKey, Thought] = field(default_factory=dict)  # empty where no end of thinking is named
+    denied: Set[RecordKey] = frozenset()  # generations that get no credit (`Task.without_credit`)
+    verdicts: Mapping[RecordKey, ProgramVerdict] = field(default_factory=dict)  # of the programs that were run
+    judgements: Judgements = field(default_factory=lambda: NOT_JUDGED)
+    # The kind (`UNANSWERED`) of each generation that an endpoint left without an answer; None for an engine's, whose
+    # empty texts only a judge counts.
+    unanswered: Mapping[RecordKey, str] | None = None
+
+
+def find(plan: Plan, answers: Answers, config: Config, tokenizer: Any) -> Findings:
+    """The findings about the answers, before a judge's. Raises as `verdicts`."""
+    thought = thoughts(plan, answers, tokenizer)
+    denied = uncredited(thought, config)
+    return Findings(thought, denied, verdicts(plan, answers, config, denied))
+
+
+def thoughts(plan: Plan, answers: Answers, tokenizer: Any) -> dict[RecordKey, Thought]:
+    """Request key -> the generation's thinking; empty where no end of thinking is named."""
+    by_request = {}
+    tasks = {item.task.name: item.task for item in plan.tasks}
+    for item in plan.requests:
+        if isinstance(item.request, GenerateRequest) and item.request.params.think_end_token is not None:
+            end = end_of_thinking(tokenizer, item.request.params.think_end_token)
+            assert end is not None
+            thought = _thought(answers[item.key], tokenizer, end)
+            if thought.unfinished:
+                task = tasks.get(item.key[0])
+                prefix = "" if task is None else task.gen_prefix(task.docs[item.key[1]])
+                if _ended_before(item, tokenizer, end, prefix):
+                    thought = Thought("", 0, False)
+            by_request[item.key] = thought
+    return by_request
+
+
+def _thought(answer: Answer, tokenizer: Any, end: str | int) -> Thought:
+    """The thinking of one generation, whose prompt does not end it."""
+    parts = part(tokenizer, [*answer.output_ids], end)
+    if parts.ended:
+        return Thought(parts.thinking, parts.num_tokens, False)
+    if answer.finish_reason != "length":
+        return Thought("", 0, False, unended=True)
+    return Thought(tokenizer.decode(answer.output_ids, skip_special_tokens=True), len(answer.output_ids), True)
+
+
+def _ended_before(item: HarnessRequest, tokenizer: Any, end: str | int, prefix: str) -> bool:
+    """Whether the prompt already ends the thinking, as chat templates write it for `enable_thinking=false`.
+
+    prefix: the start of the answer, which the prompt may hold after that end.
+    """
+    before = part(tokenizer, [*item.prompt_ids[-TAIL:]], end)
+    return before.ended and before.answer.strip() in ("", prefix.strip())
+
+
+def uncredited(thoughts: Mapping[RecordKey, Thought], config: Config) -> Set[RecordKey]:
+    """The generations that get no credit: their thinking did not end, so they contain no answer."""
+    if config.score_unfinished_thinking:
+        return frozenset()
+    return {key for key, thought in thoughts.items() if thought.unfinished}
+
+
+def answers_alone(answers: Answers, denied: Set[RecordKey]) -> Answers:
+    """The answers, with the empty text for those in `denied`."""
+    if not denied:
+        return answers
+    return {key: replace(entry, text="") if key in denied else entry for key, entry in answers.items()}
+
+
+def verdicts(
+    plan: Plan, answers: Answers, config: Config, denied: Set[RecordKey] = frozenset()
+) -> dict[RecordKey, ProgramVerdict]:
+    """The verdict on each generation of a task that runs programs; equal programs are run once.
+
+    denied: generations without an answer, whose programs are not run.
+    Raises EvalEngineError where a program cannot be run; the same command then goes on from here.
+    """
+    tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
+    programs: dict[RecordKey, tuple[str, ProgramLimits]] = {}
+    for item in plan.requests:
+        if (task := tasks.get(item.key[0])) is not None and item.key not in denied:
+            programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
+    by_program: dict[tuple[str, ProgramLimits], ProgramVerdict] = {}
+    batches: dict[ProgramLimits, dict[str, ProgramLimits]] = {}
+    for program, limits in programs.values():
+        batches.setdefault(limits, {})[program] = limits
+    with ProgramProgress(selection(config), sum(map(len, batches.values())), config.progress) as bar:
+        for limits, batch in batches.items():
+            run_programs = load("evalengine.integrations.sandbox.run:run_programs")
+            ended = run_programs(batch, isolated(config), bar.finished)
+            by_program.update({(program, limits): verdict for program, verdict in ended.items()})
+    return {key: by_program[program] for key, program in programs.items()}
+
+
+def program_facts(plan: Plan, config: Config, verdict_of: Mapping[RecordKey, ProgramVerdict]) -> dict[str, Any] | None:
+    """The manifest's facts about the programs, as plain JSON values; None where none was run."""
+    tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
+    if not tasks:
+        return None
+    counts = {name: Counter(verdict.outcome for key, verdict in verdict_of.items() if key[0] == name) for name in tasks}
+    return {
+        "isolated": isolated(config),
+        "python": platform.python_version(),
+        "limits": {name: asdict(task.limits) for name, task in tasks.items()},
+        "outcomes": {name: {kind: count[kind] for kind in OUTCOMES if count[kind]} for name, count in counts.items()},
+    }
+
+
+def records(plan: Plan, answers: Answers, findings: Findings) -> list[RequestRecord]:
     """A record per request, in the plan's order."""
     result = []
     for item in plan.requests:
         task, doc_id, index, repeat = item.key
-        thought, verdict = thoughts.get(item.key), verdicts.get(item.key)
+        thought, verdict = findings.thoughts.get(item.key), findings.verdicts.get(item.key)
         result.append(
             RequestRecord(
                 **{name: getattr(answers[item.key], name) for name in ANSWER_FIELDS},
@@ -68,37 +199,10 @@ def records(
     return result
 
 
-def scorer(
-    plan: Plan,
-    answers: Answers,
-    thoughts: Thoughts = NONE,
-    verdicts: Verdicts = NOT_RUN,
-    judgements: Judgements = NOT_JUDGED,
-    denied: Set[RecordKey] = frozenset(),
-    unanswered: Mapping[RecordKey, str] | None = None,
-) -> Callable[[TaskPlan], TaskResult]:
-    """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter.
-
-    denied: generations that get no credit (`Task.without_credit`). unanswered: the kind (`UNANSWERED`) of each
-    generation that an endpoint left without an answer; None for an engine's, whose empty texts only a judge counts.
-    """
-    by_instance: defaultdict[Instance, list[Answer]] = defaultdict(list)
-    thought, verdict = {}, {}
-    for item in plan.requests:
-        by_instance[item.instance].append(answers[item.key])
-        if item.key in thoughts:
-            thought[item.instance] = thoughts[item.key]
-        if item.key in verdicts:
-            verdict[item.instance] = verdicts[item.key]
-    refused = {item.instance for item in plan.requests if item.key in denied} if denied else frozenset()
-    kinds = None
-    if unanswered is not None:
-        kinds = {item.instance: unanswered[item.key] for item in plan.requests if item.key in unanswered}
-
-    def task_result(own: TaskPlan) -> TaskResult:
-        return _task_result(own, by_instance, thought, verdict, judgements.get(own.task.name, {}), refused, kinds)
-
-    return task_result
+def task_results(plan: Plan, answers: Answers, findings: Findings) -> list[TaskResult]:
+    """The metrics and samples of the plan's tasks that have documents."""
+    score = scorer(plan, answers, findings)
+    return score_tasks(lambda tasks: [*map(score, tasks)], [own for own in plan.tasks if own.instances])
 
 
 def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: Sequence[TaskPlan]) -> list[TaskResult]:
@@ -112,49 +216,44 @@ def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: S
     return [by_name[own.task.name] for own in tasks]
 
 
-def _response(instance: Instance, entries: list[Answer], verdict: ProgramVerdict | None) -> Response:
-    """The answer to one instance; a rolling one has an entry per window, and none for an empty text.
+def scorer(plan: Plan, answers: Answers, findings: Findings | None = None) -> Callable[[TaskPlan], TaskResult]:
+    """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter."""
+    keys_of: defaultdict[RecordKey, list[RecordKey]] = defaultdict(list)  # instance -> its requests
+    for item in plan.requests:
+        keys_of[_place(item.instance)].append(item.key)
+    return partial(_task_result, keys_of=keys_of, answers=answers, findings=findings or Findings())
 
-    fsum is correctly rounded: a log-likelihood does not depend on the Python version (3.12's sum is compensated).
-    """
-    loglikelihood = math.fsum(value for entry in entries for value in entry.logprobs.tolist())
-    if instance.kind == "generate_until":
-        return Response(text=entries[0].text, verdict=verdict)
-    return Response(loglikelihood=loglikelihood, is_greedy=all(entry.is_greedy for entry in entries))
+
+def _place(instance: Instance) -> RecordKey:
+    return instance.task, instance.doc_id, instance.index, instance.repeat
 
 
 def _task_result(
-    plan: TaskPlan,
-    entries: Mapping[Instance, list[Answer]],
-    thought: Mapping[Instance, Thought],
-    verdict: Mapping[Instance, ProgramVerdict],
-    judged: Mapping[int, Judgement],
-    denied: Set[Instance],
-    kinds: Mapping[Instance, str] | None,
+    own: TaskPlan, keys_of: Mapping[RecordKey, Sequence[RecordKey]], answers: Answers, findings: Findings
 ) -> TaskResult:
-    task = plan.task
+    task, judged = own.task, findings.judgements.get(own.task.name, {})
     per_doc: list[dict[MetricKey, MetricValue]] = []
     hashes: list[SampleHashes] = []
+    truncated: list[int] = []
+    unanswered: Counter[str] = Counter()
     filters = (*task.filters, JUDGE) if judged else task.filters
     if judged and not task.aggregation():  # nothing but the judge scores it
         filters = (JUDGE,)
     samples: dict[str, list[Sample]] = {name: [] for name in filters}
-    for place, instances in limited(enumerate(plan.instances)):
-        doc_id = instances[0].doc_id if instances else place  # a run in steps has some of the documents only
+    for number, instances in limited(enumerate(own.instances)):
+        doc_id = instances[0].doc_id if instances else number  # a run in steps has some of the documents only
         doc = task.docs[doc_id]
-        # Where no program ran, nothing is looked up: hashing an instance takes time, and there may be 100,000.
-        answers = [_response(i, entries.get(i, []), verdict.get(i) if verdict else None) for i in instances]
-        refused = [i in denied for i in instances] if denied else []
-        scored = (
-            [NO_ANSWER if no else answer for no, answer in zip(refused, answers, strict=True)]
-            if any(refused)
-            else answers
-        )
+        keys = [keys_of.get(_place(instance), ()) for instance in instances]
+        responses = [_response(instance, keys_of_it, answers, findings)
+                     for instance, keys_of_it in zip(instances, keys, strict=True)]  # fmt: skip
+        scored, denied = responses, [not findings.denied.isdisjoint(keys_of_it) for keys_of_it in keys]
         try:
-            per_doc.append(
-                task.without_credit(doc, answers, scored) if any(refused) else task.process_results(doc, answers)
-            )
-            results: dict[str, list[Any]] = task.filtered(doc, scored)
+            if any(denied):
+                scored = [NO_ANSWER if no else response for no, response in zip(denied, responses, strict=True)]
+                per_doc.append(task.without_credit(doc, responses, scored))
+            else:
+                per_doc.append(task.process_results(doc, responses))
+            filtered: dict[str, list[Any]] = task.filtered(doc, scored)
         # The task's own code may raise anything over a text that no rehearsal tried.
         except (Exception, OutOfTime) as error:
             raise EvalEngineError(
@@ -162,98 +261,100 @@ def _task_result(
                 "are kept: once that is mended, the same command scores them"
             ) from error
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        thinking = [thought[instance] for instance in instances if instance in thought]
         judgement = judged.get(doc_id)
         if judged:  # without a verdict where the judge's endpoint rejected the request
-            results = {**results, JUDGE: [] if judgement is None else judgement.verdicts}
+            filtered = {**filtered, JUDGE: [] if judgement is None else judgement.verdicts}
         if judgement is not None:
             per_doc[-1].update({(metric, JUDGE): value for metric, value in judgement.metrics.items()})
-        for name in samples:
+        thinking = [findings.thoughts[key] for own_keys in keys for key in own_keys if key in findings.thoughts]
+        truncated += [thought.truncated for thought in thinking]
+        counts = _unanswered(keys, thinking, findings, judgement)
+        unanswered.update(counts)
+        sample = replace(
+            _sample(task, doc_id, instances, responses, hashes[-1], thinking),
+            unanswered={kind: count for kind, count in counts.items() if count},
+        )
+        for name in filters:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
-            sample = _sample(task, doc_id, instances, answers, name, results[name], values, hashes[-1], thinking)
-            sample = replace(sample, unanswered=_unanswered(instances, kinds, thought, judgement))
-            if judgement is not None and name == JUDGE:
-                sample = replace(sample, judge=judgement.shown)
-            samples[name].append(sample)
+            shown = judgement.shown if judgement is not None and name == JUDGE else None
+            samples[name].append(
+                replace(sample, filtered_resps=filtered[name], filter=name, metrics=values, judge=shown)
+            )
+    better = {name: of_judge.higher_is_better for name, of_judge in OF_JUDGES.items()
+              if any((name, JUDGE) in doc for doc in per_doc)}  # fmt: skip
     return TaskResult(
         name=task.name,
         alias=task.config.alias,
         version=task.version if task.version is not None else "N/A",
         num_fewshot=task.num_fewshot,
         metrics=summarize(task, per_doc),
-        higher_is_better={
-            **task.higher_is_better(),
-            **{
-                name: metric.higher_is_better
-                for name, metric in OF_JUDGES.items()
-                if any((name, JUDGE) in doc for doc in per_doc)
-            },
-        },
+        higher_is_better={**task.higher_is_better(), **better},
         config=asdict(task.config),
         original=len(task.docs),
-        effective=len(plan.instances),
+        effective=len(own.instances),
         task_hash=task_hash(hashes, len(samples)),
-        thinking_truncated=_truncated(plan, thought),
-        unanswered=_unanswered([*chain.from_iterable(plan.instances)], kinds, thought, *judged.values()),
-        samples=[sample for own in samples.values() for sample in own],
+        thinking_truncated=sum(truncated) if truncated else None,
+        unanswered={kind: count for kind, count in unanswered.items() if count},
+        samples=[sample for of_filter in samples.values() for sample in of_filter],
     )
-
-
-def _truncated(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int | None:
-    """How many of the task's generations never reached the end of their thinking; None where no such end is named."""
-    truncated = [thought[i].truncated for instances in plan.instances for i in instances if i in thought]
-    return sum(truncated) if truncated else None
-
-
-def _unanswered(
-    instances: Sequence[Instance],
-    kinds: Mapping[Instance, str] | None,
-    thought: Mapping[Instance, Thought],
-    *judged: Judgement | None,
-) -> dict[str, int]:
-    """How many of the generations contain no answer, by kind; kinds without any are missing."""
-    if kinds is None:
-        counts = Counter({EMPTY_ANSWER: sum(one.empty for one in judged if one is not None)})
-    else:
-        counts = Counter(kinds[instance] for instance in instances if instance in kinds)
-    counts[UNENDED_THINKING] = sum(thought[i].unended for i in instances if i in thought) if thought else 0
-    return {kind: count for kind, count in counts.items() if count}
 
 
 def _sample(
     task: Task,
     doc_id: int,
-    instances: list[Instance],
-    answers: list[Response],
-    filter_name: str,
-    filtered: list[Any],
-    values: Mapping[str, MetricValue],
+    instances: Sequence[Instance],
+    responses: Sequence[Response],
     hashes: SampleHashes,
-    thinking: list[Thought],
+    thinking: Sequence[Thought],
 ) -> Sample:
+    """What the samples of one document have in common under all filters."""
     by_index: dict[int, list[Any]] = defaultdict(list)
-    for instance, answer in zip(instances, answers, strict=True):
-        by_index[instance.index].append(answer.plain(instance.kind))
-    first = {instance.index: instance for instance in reversed(instances)}
+    first: dict[int, Instance] = {}
+    for instance, response in zip(instances, responses, strict=True):
+        by_index[instance.index].append(response.plain(instance.kind))
+        first.setdefault(instance.index, instance)
+    outcomes = [NOT_RUN_WORDS if response.verdict is None else str(response.verdict) for response in responses]
     return Sample(
         doc_id=doc_id,
         doc=task.docs[doc_id],
         target=task.target(task.docs[doc_id]),
-        arguments=[_arguments(first[index]) for index in by_index],
-        resps=list(by_index.values()),
-        filtered_resps=filtered,
-        filter=filter_name,
-        metrics=values,
+        arguments=[_arguments(instance) for instance in first.values()],
+        resps=[*by_index.values()],
+        filtered_resps=(),
+        filter="",
+        metrics={},
         doc_hash=hashes.doc,
         prompt_hash=hashes.prompt,
         target_hash=hashes.target,
         cluster=None if task.clusters is None else task.clusters[doc_id],
         thinking=[thought.text for thought in thinking] if thinking else None,
         thinking_truncated=sum(thought.truncated for thought in thinking) if thinking else None,
-        outcomes=[NOT_RUN_WORDS if answer.verdict is None else str(answer.verdict) for answer in answers]
-        if any(answer.verdict for answer in answers)
-        else None,
+        outcomes=outcomes if any(response.verdict for response in responses) else None,
     )
+
+
+def _response(instance: Instance, keys: Sequence[RecordKey], answers: Answers, findings: Findings) -> Response:
+    """The answer to one instance; a rolling one has a request per window, and none for an empty text.
+
+    fsum is correctly rounded: a log-likelihood does not depend on the Python version (3.12's sum is compensated).
+    """
+    if instance.kind == "generate_until":
+        return Response(text=answers[keys[0]].text, verdict=findings.verdicts.get(keys[0]))
+    loglikelihood = math.fsum(value for key in keys for value in answers[key].logprobs.tolist())
+    return Response(loglikelihood=loglikelihood, is_greedy=all(answers[key].is_greedy for key in keys))
+
+
+def _unanswered(
+    keys: Sequence[Sequence[RecordKey]], thinking: Sequence[Thought], findings: Findings, judgement: Judgement | None
+) -> Counter[str]:
+    """How many of a document's generations contain no answer, by kind. keys: each generation's requests."""
+    if findings.unanswered is None:
+        counts = Counter({EMPTY_ANSWER: 0 if judgement is None else judgement.empty})
+    else:
+        kinds = findings.unanswered
+        counts = Counter(kinds[key] for of_instance in keys for key in of_instance if key in kinds)
+    counts[UNENDED_THINKING] = sum(thought.unended for thought in thinking)
+    return counts
 
 
 def _arguments(instance: Instance) -> tuple[Any, ...]:

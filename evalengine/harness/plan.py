@@ -20,12 +20,12 @@ from evalengine.config.schema import Config, template_date, template_variables
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.request import Request
+from evalengine.engine.settings import Settings, settings_problems, uses_ray
 from evalengine.engine.submission import check_requests
 from evalengine.engine.text.chat_template import ChatTemplate
 from evalengine.engine.text.encode import special_tokens
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.errors import ConfigError, first_of, listed, one_line
-from evalengine.harness.answering import answering_problems
 from evalengine.harness.judge_run import judging_problems
 from evalengine.harness.metrics import WEIGHTED, summarize
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
@@ -94,7 +94,7 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
         problems_of_rows.extend(checked.result())
     problems.extend(problems_of_rows)
     spec = checkpoint.spec if checkpoint else None
-    problems.extend(answering_problems(config, spec))
+    problems.extend(engine_problems(config, spec))
     if scores:
         problems.extend([*execution_problems(config, loaded_tasks), *judging_problems(config, loaded_tasks)])
     if spec is not None:
@@ -105,6 +105,18 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
         raise ConfigError(problems)
     assert checkpoint is not None
     return checkpoint, loaded_tasks
+
+
+def engine_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:
+    """Yield what is wrong with the settings of the engine and its replicas, a sentence each. On a remote Ray cluster
+    the first replica checks its engine's settings, since a different machine computes."""
+    if uses_ray(config):
+        yield from load("evalengine.integrations.ray.pool:ray_problems")(config)
+    elif config.cluster.audit > 0:
+        audit = f"cluster.audit={config.cluster.audit}"
+        yield f"{audit}: it needs a second replica, and this machine's GPUs suffice for one"
+    if config.cluster.address is None:
+        yield from settings_problems(config.engine, config.batch_invariant, config.numerics, spec)
 
 
 @phase("tokenizer")
@@ -123,20 +135,14 @@ def _chat(config: Config, checkpoint: Checkpoint | None = None) -> ChatTemplate 
         return None
     args = template_variables(config)
     template = ChatTemplate((checkpoint or resolve_checkpoint(config.model)).tokenizer, date, variables=args)
-    if args and (unread := sorted(args.keys() - template.reads())):
-        raise ConfigError(
-            [
-                f"{_setting(name, config)}={json.dumps(args[name])}: the model's chat template does not read it; leave "
-                "it null, or take a model whose template does"
-                for name in unread
-            ]
-        )
+    problems = []
+    for name in sorted(args.keys() - template.reads()) if args else ():
+        setting = f"chat_template_args.{name}" if name in (config.chat_template_args or {}) else name
+        problems.append(f"{setting}={json.dumps(args[name])}: the model's chat template does not read it; leave it "
+                        "null, or take a model whose template does")  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
     return template
-
-
-def _setting(name: str, config: Config) -> str:
-    """The setting that gives the template the variable `name`."""
-    return f"chat_template_args.{name}" if name in (config.chat_template_args or {}) else name
 
 
 def load_tasks(config: Config) -> list[Task]:
@@ -160,15 +166,16 @@ def build_plan(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
     Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
     would refuse too, but only once the run has a folder; and for documents that cannot be scored (`rehearse`).
     """
-    return _plan(tasks, [_write_prompts(config, llm, tasks)], llm)
+    return _plan(tasks, [_write_prompts(config, llm.checkpoint.tokenizer, llm.facts().settings, tasks)], llm)
 
 
 def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
     """`build_plan`; meanwhile an engine whose weights are not loaded yet loads them, if no cache may spare it that. The
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
-    loads = not llm.loaded and config.cache.path is None
+    engine = llm.facts()
+    loads = not engine.loaded and config.cache.path is None
     # A chat template has a process of its own, which no two others may ask.
-    enough = FEW_DOCUMENTS if loads and llm.settings.device.type == "cuda" else MANY_DOCUMENTS
+    enough = FEW_DOCUMENTS if loads and engine.settings.device.type == "cuda" else MANY_DOCUMENTS
     may_share = not config.apply_chat_template and _may_fork(tasks, config.limit, enough)
     sizes = [len(task.docs[: config.limit]) for task in tasks]
     ahead = 0.0 if loads else COPIED
@@ -177,7 +184,8 @@ def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Pla
         written = []
         for number, part in enumerate(parts):
             forks = may_share and (loads or number > 0)  # this process loads, or writes the first part
-            work = partial(_write_prompts, config, llm, part, number * MOST_REQUESTS)
+            first = number * MOST_REQUESTS
+            work = partial(_write_prompts, config, llm.checkpoint.tokenizer, engine.settings, part, first)
             written.append(started.enter_context(ForkedTask(work, forks)))
         if loads:
             llm.load()
@@ -193,7 +201,7 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: EngineProtocol) -> Pla
     requests = [*chain.from_iterable(part.requests for part in written)]
     pairs = ((item.key, item.request) for item in requests)
     with ForkedTask(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
-        check_requests([item.request for item in requests], llm.limits, request_names(requests))
+        check_requests([item.request for item in requests], llm.facts().limits, request_names(requests))
         instances = chain.from_iterable(part.instances for part in written)
         plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
         return Plan(
@@ -207,45 +215,40 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: EngineProtocol) -> Pla
 
 
 @phase("prompts")
-def _write_prompts(config: Config, llm: EngineProtocol, tasks: Sequence[Task], first_id: int = 0) -> Prompts:
-    written, special, warnings = [], 0, list[str]()
+def _write_prompts(
+    config: Config, tokenizer: Any, settings: Settings, tasks: Sequence[Task], first_id: int = 0
+) -> Prompts:
+    pattern, special = special_tokens(tokenizer), set[tuple[str, int]]()
+
+    def see(task: Task, document: int, text: str) -> None:
+        if pattern is not None and pattern.search(text):
+            special.add((task.name, document))
+
+    written, warnings = [], list[str]()
     for task in tasks:
-        documents: set[int] = set()
-        instances = task.instances(config.limit, _special_finder(llm.tokenizer, documents))
+        instances = task.instances(config.limit, partial(see, task))
         rehearse(task, instances)
         written.append(instances)
-        special += len(documents)
         warnings.extend(task.warnings(len(instances)))
-    asked = [*chain.from_iterable(chain.from_iterable(instances) for instances in written)]
-    tokenizer = PieceTokenizer(llm.tokenizer)
-    tokenizer.learn((instance.context, instance.continuation) for instance in asked)
+    every = [*chain.from_iterable(chain.from_iterable(instances) for instances in written)]
+    pieces = PieceTokenizer(tokenizer)
+    pieces.learn((instance.context, instance.continuation) for instance in every)
     builder = RequestBuilder(
-        tokenizer,
-        llm.settings.max_model_len,
+        pieces,
+        settings.max_model_len,
         config.seed,
         config.long_prompts,
         config.model.think_end_token,
         config.logprobs or 0,
     )
     own = sum(task.own_exemplars for task in tasks)
-    return Prompts(written, builder.build(asked, first_id), special, own, tuple(warnings))
+    return Prompts(written, builder.build(every, first_id), len(special), own, tuple(warnings))
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:
     """A function that gives the name of a request in messages."""
     names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}
     return lambda request: names[request.request_id]
-
-
-def _special_finder(tokenizer: Any, documents: set[int]) -> Callable[[int, str], None]:
-    """A function that adds a document to `documents` if a text of it holds a special token's string."""
-    pattern = special_tokens(tokenizer)
-
-    def see(document: int, text: str) -> None:
-        if pattern is not None and pattern.search(text):
-            documents.add(document)
-
-    return see
 
 
 @phase("rows")
@@ -266,16 +269,15 @@ def _read(name: str, config: Config, chat: Chat | None) -> Task:
 
 def checking(tasks: Sequence[Task], worthwhile: bool = False) -> ForkedTask[list[str]]:
     """What is wrong with the tasks' rows, by another process if that is worthwhile or a task needs limits."""
-    return ForkedTask(partial(_check, tasks), worthwhile, any(task.needs_limits for task in tasks))
 
+    @phase("rows")
+    def check() -> list[str]:
+        problems: list[str] = []
+        for task in tasks:
+            _collect(problems, task.check)
+        return problems
 
-@phase("rows")
-def _check(tasks: Sequence[Task]) -> list[str]:
-    """What is wrong with the tasks' rows."""
-    problems: list[str] = []
-    for task in tasks:
-        _collect(problems, task.check)
-    return problems
+    return ForkedTask(check, worthwhile, any(task.needs_limits for task in tasks))
 
 
 def _may_fork(tasks: Sequence[Task], limit: int | None, enough: int) -> bool:
@@ -302,20 +304,19 @@ def budget_problems(config: Config, tasks: Sequence[Task], spec: ModelSpec) -> I
         if task.output_type == "generate_until":
             max_gen_toks = generation_settings(task.config.generation, task.fewshot_delimiter).max_gen_toks
             if max_gen_toks >= room:
-                yield _too_long(task.name, max_gen_toks, room, spec.max_position_embeddings)
+                most = spec.max_position_embeddings
+                fix = f"lower it, or raise engine.max_model_len (at most {most}, the model's own)"
+                if room >= most:
+                    fix = "lower it: that is the model's own limit"
+                yield (
+                    f"tasks.{task.name}.generation.max_gen_toks={max_gen_toks} leaves no room for a prompt in "
+                    f"engine.max_model_len={room}; {fix}"
+                )
         elif config.enable_thinking:
             yield (
                 f"tasks.{task.name}: it scores given texts, and enable_thinking=true has the model think before it "
                 "answers: scores of an answer after no thinking mean nothing; leave enable_thinking null for it"
             )
-
-
-def _too_long(task: str, max_gen_toks: int, room: int, most: int) -> str:
-    cure = f"lower it, or raise engine.max_model_len (at most {most}, the model's own)"
-    if room >= most:
-        cure = "lower it: that is the model's own limit"
-    where = f"tasks.{task}.generation.max_gen_toks={max_gen_toks}"
-    return f"{where} leaves no room for a prompt in engine.max_model_len={room}; {cure}"
 
 
 def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:

@@ -1,6 +1,9 @@
-"""Turns a task's instances into the engine's requests: tokenisation, truncation, and the key of each answer.
+"""Turn a task's instances into the engine's requests (tokenisation, truncation, the key of each answer), and keep
+requests that clients made.
 
-All of it happens before anything is scheduled, so a request never depends on how the work is divided.
+All of it happens before anything is scheduled, so a request never depends on how the work is divided. A run of tasks is
+planned again from its rows. Requests of clients stand nowhere else: a server's run has them in `asked.jsonl`, one line
+per request, and `check` and `prove` compute them again.
 """
 
 from __future__ import annotations
@@ -8,17 +11,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id, stop_strings
 from evalengine.engine.text.rolling import rolling_windows
 from evalengine.errors import ConfigError, first_of
+from evalengine.records.evidence import ASKED
 from evalengine.records.schema import RecordKey, ids_sha256
+from evalengine.records.shapes import Count, Text, fits, with_fields, wrong
 from evalengine.tasks.instance import Instance
+from evalengine.util.plain_files import parse_json, read_bytes
+
+SERVED = "serve"  # `harness` of a run's identity whose requests came from clients
+_KEY = tuple[Text, Count, Count, Count]
+_LINE = with_fields({
+    "key": list, "prompt_ids": list[Count], "params?": dict, "scored?": list[Count], "logprobs?": Count
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,20 +73,15 @@ def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:
         if request.prompt_ids is not last and request.prompt_ids != last:  # mostly one list: comparing it takes 3 us
             last, text = request.prompt_ids, str(request.prompt_ids)
         if isinstance(request, GenerateRequest):
-            asked = json.dumps(_in_force(request.params))
+            settings = asdict(request.params)
+            if request.params.think_end_token is None:  # left out: older runs keep their hash
+                del settings["think_end_token"]
+            asked = json.dumps(settings)
         else:
             asked = str(request.continuation_ids)
         # The text is JSON, made without the encoder: Python's text of a list of integers is JSON, in half the time.
         digest.update(f"[[{name}, {str(numbers)[1:]}, {text}, {asked}]".encode())
     return digest.hexdigest()
-
-
-def _in_force(params: SamplingParams) -> dict[str, Any]:
-    """The settings as plain values. An unset think_end_token is left out: older runs keep their hash."""
-    settings = asdict(params)
-    if params.think_end_token is None:
-        del settings["think_end_token"]
-    return settings
 
 
 @dataclass
@@ -174,3 +182,69 @@ class RequestBuilder:
                 "a judge's: judge.template), or set long_prompts=truncate (a judge's is never cut: judge.max_model_len)"
             )
         return length - room
+
+
+def with_own_noise(request: GenerateRequest) -> GenerateRequest:
+    """The same request by itself: which of a prompt's samples it is goes into the name of its noise."""
+    if not request.sample:
+        return request
+    name = request.params.noise_key
+    if name is None:
+        name = "ids:" + ",".join(map(str, request.prompt_ids))
+    return replace(request, sample=0, params=replace(request.params, noise_key=f"{name}\0sample {request.sample}"))
+
+
+def asked_line(key: RecordKey, request: Request) -> bytes:
+    """The line of one request."""
+    line: dict[str, Any] = {"key": key, "prompt_ids": request.prompt_ids}
+    if isinstance(request, GenerateRequest):
+        assert not request.sample, "with_own_noise"
+        line["params"] = asdict(request.params)
+    else:
+        line |= {"scored": request.continuation_ids, "logprobs": request.logprobs}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def read_asked(folder: Path, unfinished: bool = False) -> dict[RecordKey, Request]:
+    """Key -> request, numbered from 0 in the file's order.
+
+    unfinished: whether a last line that was cut off by a kill may be there; it is left out.
+    Raises ConfigError for a file that is missing or damaged.
+    """
+    file = folder / ASKED
+    try:
+        content = read_bytes(file)
+        whole = content[: content.rfind(b"\n") + 1] if unfinished else content
+        requests: dict[RecordKey, Request] = {}
+        for number, line in enumerate(whole.splitlines(), 1):
+            key, request = _request(parse_json(line), len(requests), number)
+            if key in requests:
+                raise ValueError(f"line {number}: its key stands in a line before")
+            requests[key] = request
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: missing or damaged ({error}); take the folder from where it was copied") from error
+    return requests
+
+
+def in_order(asked: Mapping[RecordKey, Request]) -> list[HarnessRequest]:
+    """The requests of a plan: in the order of their keys, numbered from 0."""
+    planned = []
+    for number, key in enumerate(sorted(asked)):
+        kind = "generate_until" if isinstance(asked[key], GenerateRequest) else "loglikelihood"
+        planned.append(HarnessRequest.of(key, kind, replace(asked[key], request_id=number)))
+    return planned
+
+
+def _request(line: Any, request_id: int, number: int) -> tuple[RecordKey, Request]:
+    """The request of a line, which is the file's `number`th. Raises ValueError if it is none."""
+    if problem := wrong(line, _LINE):
+        raise ValueError(f"line {number}: {problem}")
+    key = tuple(line["key"])
+    if not fits(key, _KEY):
+        raise ValueError(f"line {number}: its key is no task, document, request and repeat")
+    if "params" not in line:
+        return key, ScoreRequest(request_id, line["prompt_ids"], line.get("scored", []), line.get("logprobs", 0))
+    try:
+        return key, GenerateRequest(request_id, line["prompt_ids"], SamplingParams.of_plain(line["params"]))
+    except TypeError as error:
+        raise ValueError(f"line {number}: {error}") from error

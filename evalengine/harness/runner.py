@@ -1,13 +1,16 @@
 """One run, from its configuration to its folder: prepare, plan, execute, write.
 
 Nothing is written before every setting, row and prompt has been checked; of the evidence, the digest is written last.
+A run that a gate ends (`config.sequential`) asks its documents in steps, in an order that follows from the gate's
+baseline, until enough is known. Its plan holds all documents: their prompts are part of the run's identity, and an
+interrupted run resumes the same steps. What was asked when it was decided is what is recorded.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,31 +18,40 @@ from typing import Any
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection, to_yaml
+from evalengine.engine.engine import Engine
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineProtocol
-from evalengine.engine.stats import EngineStats
-from evalengine.errors import ConfigError
-from evalengine.harness.answering import answering
-from evalengine.harness.execute import keep, open_answer_cache
-from evalengine.harness.extended import continued
-from evalengine.harness.finish import EndedRun, engine_facts, finish_run
-from evalengine.harness.identity import Facts, run_facts
-from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
-from evalengine.harness.outcome import score_tasks, scorer
+from evalengine.engine.settings import uses_ray
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.harness.execute import continued, deferred_llm, execute, open_answer_cache, open_journal
+from evalengine.harness.finish import EndedRun, finish_run
+from evalengine.harness.identity import identify
+from evalengine.harness.judging import find_judge
+from evalengine.harness.outcome import Findings, answers_alone, find, score_tasks, scorer, task_results
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
-from evalengine.harness.steps import Gate, answered
-from evalengine.harness.thinking import answers_alone, thoughts, uncredited
-from evalengine.harness.verdicts import verdicts
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, open_run
-from evalengine.records.folder import RunFolder
+from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import TaskResult, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import Answers, RecordKey, read_records
+from evalengine.records.sealed import content_sha256
+from evalengine.util.asking_order import first_of_order, in_order
 from evalengine.util.forked import spread
 from evalengine.util.libraries import deciding
-from evalengine.util.phases import phase
+from evalengine.util.plugins import load
 from evalengine.util.relaxed_gc import relaxed_gc
+
+Document = tuple[str, int]  # task, document
+Scores = dict[tuple[str, str, str], dict[int, float]]  # (task, metric, filter) -> document -> value
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The gate that orders and ends a run in steps."""
+
+    baseline: str  # the digest of its baseline, which orders the documents
+    decided: Callable[[Scores], bool]  # whether the scores so far are enough
 
 
 @dataclass(frozen=True)
@@ -51,26 +63,6 @@ class RunResult:
     results: dict[str, Mapping[str, float | int | str]]  # task -> "metric,filter" -> value
 
 
-@dataclass(frozen=True)
-class _ResolvedRun:
-    """What a run is resolved to before its first answer."""
-
-    config: Config
-    command: Sequence[str] | None
-    started: float  # UNIX seconds
-    begin: float  # seconds of the monotonic clock, as the next
-    loaded: float
-    plan: Plan
-    llm: EngineProtocol
-    facts: Facts
-    cached: CachedEngine | None
-    folder: RunFolder
-    kept: Set[RecordKey] = frozenset()  # what a finished run with shorter answers had whole
-    judge: Judge | None = None
-    lent: bool = False  # whether the engine is somebody else's, and stays open
-    elsewhere: Callable[[Config], Path] | None = None  # asks a judge that is behind an API
-
-
 @relaxed_gc()
 def run(
     config: Config,
@@ -80,9 +72,9 @@ def run(
     gate: Gate | None = None,
     elsewhere: Callable[[Config], Path] | None = None,
 ) -> RunResult:
-    """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
+    """Run the configured tasks on the configured model. The configuration was checked where it was composed.
 
-    on_complete: writes and shows what stands beside the evidence, such as a page; called with the folder, whose
+    on_complete: writes and shows what stands next to the evidence, such as a page; called with the folder, whose
     evidence is complete. If a run is killed before it is over, the same command computes nothing again and only calls
     it.
     command: the command line's words, for the manifest.
@@ -96,107 +88,199 @@ def run(
         KeyboardInterrupt: with the run's folder as its argument, once there is one.
     """
     started, begin = time.time(), time.perf_counter()
-    lent = llm is not None
     checkpoint, tasks = prepare(config, None if llm is None else llm.checkpoint)
     with ExitStack() as opened:
-        llm = opened.enter_context(answering(config, checkpoint, llm))
-        before = replace(llm.stats)
-        plan = plan_and_load(config, tasks, llm)
+        engine = opened.enter_context(_open_engine(config, checkpoint, llm))
+        before = replace(engine.stats)
+        plan = plan_and_load(config, tasks, engine)
         for line in plan.warnings:
             warn(line)
-        judge = find_judge(config, plan, llm)
-        ordered_by = None if gate is None else gate.baseline
-        facts = run_facts(config, plan, llm, None if judge is None else judge.identity, ordered_by)
-        plan, resume, whole = continued(config, plan, facts.identity, llm)
-        cached = opened.enter_context(open_answer_cache(config, plan, llm, facts.identity))
+        judge = find_judge(config, plan, engine)
+        datasets = {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks}
+        identity = identify(
+            config,
+            plan,
+            engine,
+            datasets,
+            judge=None if judge is None else judge.identity,
+            baseline=None if gate is None else gate.baseline,
+        )
+        plan, resume, whole = continued(config, plan, identity, engine)
+        cached = opened.enter_context(open_answer_cache(config, plan, engine, identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
-        installed = llm.facts().libraries
-        versions = {library: installed[library] for library in deciding(llm.settings.numerics)}
-        with RunFolder.open(config.output_dir, name, facts.run_id, resume, facts.identity, versions) as folder:
+        facts = engine.facts()
+        versions = {library: facts.libraries[library] for library in deciding(facts.settings.numerics)}
+
+        def judged(config: Config) -> Path:
+            """The run of the judge, by this run's engine if both are one model."""
+            if config.model.api is not None:
+                assert elsewhere is not None, "`api.perform` gives it"
+                return elsewhere(config)
+            return run(config, llm=engine if judge is not None and judge.shares else None).folder
+
+        run_id = content_sha256(identity)[:8]
+        with RunFolder.open(config.output_dir, name, run_id, resume, identity, versions) as folder:
             if folder.finished:
-                digest = _own_manifest(folder).digest
+                try:
+                    digest = open_run(folder.path, page=False).digest
+                except ConfigError as error:
+                    raise ConfigError([*error.problems, f"{folder.path}: resume=never runs it again"]) from error
             else:
                 folder.write_text(CONFIG, to_yaml(config))
-                keep(plan, llm, folder, whole)
-                known = config, command, started, begin, loaded, plan, llm, facts, cached, folder, {*whole}
-                this = _ResolvedRun(*known, judge, lent, elsewhere)
-                digest = _answer(this, gate, before)
+                plan, answers, resumed = _answer(plan, config, engine, cached, whole, folder, gate)
+                executed, stats = time.perf_counter(), engine.stats.since(before)
+                read = set() if cached is None else cached.answered
+                findings, of_judge = find(plan, answers, config, checkpoint.tokenizer), None
+                if judge is not None:
+                    if llm is None and not judge.shares:
+                        engine.close()  # its memory is the judge's
+                    scored = answers_alone(answers, findings.denied)
+                    judgements, of_judge = judge.judge(plan, scored, folder.path, judged)
+                    findings = replace(findings, judgements=judgements)
+                ended = EndedRun(
+                    config=config,
+                    llm=engine,
+                    identity=identity,
+                    stats=stats,
+                    started=started,
+                    begin=begin,
+                    load_seconds=loaded - begin,
+                    run_seconds=executed - loaded,
+                    resumed=resumed,
+                    cached={item.key for item in plan.requests if item.request.request_id in read},
+                    findings=findings,
+                    datasets=datasets,
+                    command=command,
+                    cache=None if cached is None else asdict(cached.counts),
+                    judge=of_judge,
+                )
+                score = scorer(plan, answers, findings)
+                digest = finish_run(
+                    folder, plan, answers, ended, lambda _, finished: _write_samples(plan, score, folder, finished)
+                )
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
             values = read_results(results_files(folder.path)[-1])["results"]
-            return RunResult(folder.path, digest, {task: _metrics(values[task]) for task in values})
+            # A task's own descriptions have no filter.
+            results: dict[str, Mapping[str, Any]] = {}
+            for task, own in values.items():
+                results[task] = {key: value for key, value in own.items() if "," in key}
+            return RunResult(folder.path, digest, results)
 
 
-def _answer(run: _ResolvedRun, gate: Gate | None, before: EngineStats) -> str:
-    """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
-    config, llm, cached = run.config, run.llm, run.cached
-    plan, (answers, ran) = answered(run.plan, config, llm, cached, run.folder, gate, run.kept)
-    executed, engine = time.perf_counter(), engine_facts(llm, llm.stats.since(before))
-    thought = thoughts(plan, answers, llm.tokenizer)
-    denied = uncredited(thought, config)
-    judgements, facts = NOT_JUDGED, None
-    if run.judge is not None:
-        if not run.lent and not run.judge.shares:
-            llm.close()  # its memory is the judge's
-        judgements, facts = run.judge.judge(
-            plan, answers_alone(answers, denied), run.folder.path, lambda config: _judged(config, run)
-        )
-    with phase("records"):
-        judged = verdicts(plan, answers, config, selection(config), denied)
-        read = set() if cached is None else {i.key for i in plan.requests if i.request.request_id in cached.answered}
-
-        def score(_: object, finished: datetime) -> list[TaskResult]:
-            return _score(plan, scorer(plan, answers, thought, judged, judgements, denied), run.folder, finished)
-
-        ended = EndedRun(
-            config=config,
-            llm=llm,
-            identity=run.facts.identity,
-            engine=engine,
-            started=run.started,
-            begin=run.begin,
-            load_seconds=run.loaded - run.begin,
-            run_seconds=executed - run.loaded,
-            resumed={item.key for item in plan.requests} - ran,
-            cached=read,
-            thoughts=thought,
-            verdicts=judged,
-            datasets=run.facts.datasets,
-            command=run.command,
-            cache=None if cached is None else asdict(cached.counts),
-            judge=facts,
-        )
-        return finish_run(run.folder, plan, answers, ended, score)
+@contextmanager
+def _open_engine(config: Config, checkpoint: Checkpoint, loaded: EngineProtocol | None) -> Iterator[EngineProtocol]:
+    """An engine for this run alone, its weights yet to be loaded, or replicas, as its cluster settings say; or the one
+    that is loaded already, with its prefix cache emptied: under fast numerics bits could depend on cached prefixes."""
+    with ExitStack() as opened:
+        if loaded is not None:
+            engine = loaded
+            engine.reset_prefix_cache()
+        elif uses_ray(config):
+            engine = opened.enter_context(load("evalengine.integrations.ray.engines:RayEngines")(config, checkpoint))
+        else:
+            engine = opened.enter_context(deferred_llm(config, checkpoint))
+        if config.drafts is not None and isinstance(engine, Engine):
+            file = Path(config.drafts) / RECORDS
+            try:
+                rows = [row for row in read_records(file) if row.kind == "generate_until"]
+            except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+                raise EvalEngineError(f"drafts={config.drafts}: its {RECORDS} cannot be read: {error}; name another "
+                                      "run") from error  # fmt: skip
+            engine.learn_answers((row.prompt_ids, row.output_ids) for row in rows)
+        yield engine
 
 
-def _judged(config: Config, whose: _ResolvedRun) -> Path:
-    """The run of a judge, by the engine of the run that it judges if both are one model."""
-    assert whose.judge is not None
-    if config.model.api is not None:
-        assert whose.elsewhere is not None, "`api.perform` gives it"
-        return whose.elsewhere(config)
-    return run(config, llm=whose.llm if whose.judge.shares else None).folder
+def _answer(
+    plan: Plan,
+    config: Config,
+    engine: EngineProtocol,
+    cached: CachedEngine | None,
+    whole: Answers,
+    folder: RunFolder,
+    gate: Gate | None,
+) -> tuple[Plan, Answers, Set[RecordKey]]:
+    """(what was asked of the plan: all of it, or as many steps as it took to decide; its answers; the requests whose
+    answers were known). whole: answers of an earlier run that are this one's, too."""
+    with open_journal(plan, engine, folder, config.progress) as journal:
+        new = [item for item in plan.requests if item.key in whole and item.key not in journal.finished]
+        journal.append(*((item.key, item.prompt_sha256, whole[item.key]) for item in new))
+        known = {*journal.finished}
+
+        def ask(part: Plan) -> Answers:
+            return execute(part, engine, cached, journal, selection(config), config.progress)
+
+        step = config.sequential.step
+        if step is None or gate is None:
+            answers = ask(plan)
+        else:
+            documents, tokenizer = _steps(plan, step, gate.baseline), engine.checkpoint.tokenizer
+            plan, answers = _until_decided(
+                plan, documents, gate, ask, lambda part, answers: find(part, answers, config, tokenizer)
+            )
+        return plan, answers, known & {item.key for item in plan.requests}
 
 
-def _own_manifest(folder: RunFolder) -> Manifest:
-    """The manifest of a folder that this command finished before it was killed. Raises ConfigError."""
-    try:
-        return open_run(folder.path, page=False)
-    except ConfigError as error:
-        raise ConfigError([*error.problems, f"{folder.path}: resume=never runs it again"]) from error
+def _until_decided(
+    plan: Plan,
+    steps: Iterator[set[Document]],
+    gate: Gate,
+    ask: Callable[[Plan], Answers],
+    findings: Callable[[Plan, Answers], Findings],
+) -> tuple[Plan, Answers]:
+    """The part of the plan that was asked until the gate was decided, and its answers.
+
+    steps: growing sets of documents. ask: answers a part. findings: those about a part, each document once.
+    """
+    scores: Scores = {}
+    done: set[Document] = set()
+    part: Plan = plan
+    answers: Answers = {}
+    for documents in steps:
+        part = _documents_of(plan, documents)
+        answers = ask(part)
+        new = _documents_of(plan, documents - done)
+        for result in task_results(new, answers, findings(new, answers)):
+            for sample in result.samples:
+                for metric, value in sample.metrics.items():
+                    if isinstance(value, int | float):
+                        scores.setdefault((result.name, metric, sample.filter), {})[sample.doc_id] = float(value)
+        done = documents
+        if gate.decided(scores):
+            break
+    return part, answers
 
 
-def _metrics(results: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's entry of the results file without its own descriptions, which have no filter."""
-    return {name: value for name, value in results.items() if "," in name}
+def _documents_of(plan: Plan, documents: Set[Document]) -> Plan:
+    """The plan of some of its documents; its hash of the prompts stays that of all."""
+    tasks = [TaskPlan(own.task, [i for i in own.instances if i and (own.task.name, i[0].doc_id) in documents])
+             for own in plan.tasks]  # fmt: skip
+    return replace(plan, tasks=tasks, requests=[item for item in plan.requests if item.key[:2] in documents])
 
 
-def _score(
+def _steps(plan: Plan, step: int, baseline: str) -> Iterator[set[Document]]:
+    """Growing sets of documents, the last of which has all: `step` more of each task at a time."""
+    orders = {}
+    for own in plan.tasks:
+        docs = [instances[0].doc_id for instances in own.instances if instances]
+        names = own.task.clusters
+        clusters = None if names is None else {doc: names[doc] for doc in docs}
+        orders[own.task.name] = in_order(baseline, own.task.name, docs, clusters)
+    count, total = 0, sum(len(cluster) for order in orders.values() for cluster in order)
+    while True:
+        count += step
+        documents = {(task, doc) for task, order in orders.items() for doc in first_of_order(order, count)}
+        yield documents
+        if len(documents) == total:
+            return
+
+
+def _write_samples(
     plan: Plan, score: Callable[[TaskPlan], TaskResult], folder: RunFolder, finished: datetime
 ) -> list[TaskResult]:
-    """Writes every task's samples and returns its metrics, without its samples."""
+    """Write every task's samples and return its metrics, without its samples."""
 
     def work(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
         results = []

@@ -8,8 +8,9 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from evalengine import version
@@ -108,71 +109,58 @@ def credit_words(manifest: Manifest) -> str:
     return "scored as if they were answers" if scored else "no credit"
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """What a run is, resolved before its first answer. The mappings are plain JSON values.
+def build_manifest(
+    identity: Mapping[str, Any],
+    model: Model,
+    tokenizer: Mapping[str, Any],
+    *,
+    digests: Digests,
+    counts: RunCounts,
+    timings: RunTimings,
+    engine: Mapping[str, Any],
+    device: str,
+    started: float,
+    command: Sequence[str] | None = None,
+    datasets: Mapping[str, Any] = MappingProxyType({}),
+    libraries: Mapping[str, str] = MappingProxyType({}),
+    programs: Mapping[str, Any] | None = None,
+    cache: Mapping[str, Any] | None = None,
+    cluster: Mapping[str, Any] = MappingProxyType({}),
+    judge: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """`manifest.json`. No environment variables and user names go in, and no host names but those of replicas, by which
+    a bad machine is found. The mappings are plain JSON values.
 
-    device: as torch names it. started: UNIX seconds. command: the words after `python -m evalengine`; None for a run
-    that Python code started. libraries: versions of what it depends on besides `LIBRARIES`.
-    """
-
-    run_id: str
-    identity: Mapping[str, Any]
-    model: Model
-    tokenizer: Mapping[str, Any]
-    datasets: Mapping[str, Any]
-    device: str
-    started: float
-    command: Sequence[str] | None = None
-    libraries: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """What a run came to. The mappings are plain JSON values.
-
-    engine: its resolved settings, its verdict on its kernels, and what it counted. programs: how those that the model
+    engine: its resolved settings, its verdicts on its kernels and on itself, and what it counted. device: as torch
+    names it. started: UNIX seconds. command: the words after `python -m evalengine`; None for a run that Python code
+    started. libraries: versions of what the run depends on besides `LIBRARIES`. programs: how those that the model
     wrote were run and ended; None where no task runs any. cache: what it did for the run (`cache.engine.Counts`), if
     there was one. cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine
     computed nothing then. judge: the run of the judge that scored the answers, and what its verdicts come to.
     """
-
-    digests: Digests
-    counts: RunCounts
-    timings: RunTimings
-    engine: Mapping[str, Any]
-    programs: Mapping[str, Any] | None = None
-    cache: Mapping[str, Any] | None = None
-    cluster: Mapping[str, Any] = field(default_factory=dict)
-    judge: Mapping[str, Any] | None = None
-
-
-def build_manifest(run: RunContext, outcome: RunOutcome) -> Manifest:
-    """`manifest.json`. No environment variables and user names go in, and no host names but those of replicas, by which
-    a bad machine is found."""
-    machine = machine_facts("cpu" if outcome.cluster else run.device)
+    machine = machine_facts("cpu" if cluster else device)
     content = {
-        "run_id": run.run_id,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.started)),
-        "command": None if run.command is None else list(run.command),
-        "digest": outcome.digests.run,
-        "task_digests": dict(outcome.digests.tasks),
-        "contract_version": run.identity["contract_version"],
-        "numerics": run.identity["numerics"],
-        "identity": dict(run.identity),
-        "model": asdict(run.model),
-        "tokenizer": dict(run.tokenizer),
-        "datasets": dict(run.datasets),
-        "engine": dict(outcome.engine),
-        "counts": asdict(outcome.counts),
+        "run_id": content_sha256(identity)[:8],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "command": None if command is None else list(command),
+        "digest": digests.run,
+        "task_digests": dict(digests.tasks),
+        "contract_version": identity["contract_version"],
+        "numerics": identity["numerics"],
+        "identity": dict(identity),
+        "model": asdict(model),
+        "tokenizer": dict(tokenizer),
+        "datasets": dict(datasets),
+        "engine": dict(engine),
+        "counts": asdict(counts),
         # Whether part of it ran in the batches of an interrupted run, on which fast numerics' bits depend.
-        "resumed_fast": run.identity["numerics"] == "fast" and outcome.counts.resumed_requests > 0,
-        "timings": asdict(outcome.timings),
-        **({} if outcome.programs is None else {"programs": dict(outcome.programs)}),
-        **({} if outcome.cache is None else {"cache": dict(outcome.cache)}),
-        **({} if outcome.judge is None else {"judge": dict(outcome.judge)}),
-        **asdict(replace(machine, libraries={**machine.libraries, **run.libraries})),
-        **outcome.cluster,
+        "resumed_fast": identity["numerics"] == "fast" and counts.resumed_requests > 0,
+        "timings": asdict(timings),
+        **({} if programs is None else {"programs": dict(programs)}),
+        **({} if cache is None else {"cache": dict(cache)}),
+        **({} if judge is None else {"judge": dict(judge)}),
+        **asdict(replace(machine, libraries={**machine.libraries, **libraries})),
+        **cluster,
     }
     return Manifest(content)
 

@@ -17,9 +17,9 @@ import pytest
 from evalengine.config.schema import Config
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError
-from evalengine.harness import journal
 from evalengine.harness.runner import run
 from evalengine.integrations.ray.work import Work
+from evalengine.records import journal
 from tests.cluster.conftest import DOCUMENTS, SETTINGS, Fleet
 from tests.e2e.command import Run, finished, runs
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.harness.journal import Entry, Journal
 from evalengine.records.digest import leaf_hash
+from evalengine.records.journal import Entry, Journal
 from evalengine.records.schema import RecordKey, RequestRecord, read_records
 
 ROOT = Path(__file__).parents[2]

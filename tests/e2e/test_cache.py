@@ -15,7 +15,7 @@ import evalengine
 from evalengine import version
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
-from evalengine.harness.journal import Entry, Journal
+from evalengine.records.journal import Entry, Journal
 from tests.e2e.cache_runs import ROWS, SETTINGS, TOKENS, counts, run
 from tests.e2e.command import Run, call, over
 

@@ -42,7 +42,7 @@ def test_a_number_beyond_float64_in_a_models_configuration(tmp_path: Path) -> No
 
 def test_a_pipe_in_the_journals_place_is_not_waited_for(reference: Run, tmp_path: Path) -> None:
     from evalengine.errors import EvalEngineError
-    from evalengine.harness.journal import Journal
+    from evalengine.records.journal import Journal
 
     os.mkfifo(tmp_path / "journal.jsonl")
     with pytest.raises(EvalEngineError, match="not a regular file; remove it"):

@@ -14,9 +14,9 @@ import pytest
 from evalengine.engine.llm import LLM
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
-from evalengine.harness.journal import Entry, Journal
 from evalengine.harness.judge_run import digest_of
 from evalengine.records.folder import RunFolder
+from evalengine.records.journal import Entry, Journal
 from evalengine.report.html.samples import Truncator, _texts
 from evalengine.report.read.load import load_run_data
 from tests.e2e.command import SHORT, Run, call, finish, finished, runs, start

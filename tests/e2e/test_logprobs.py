@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalengine import LLM, SamplingParams
-from evalengine.harness.journal import Journal
+from evalengine.records.journal import Journal
 from tests.e2e.command import Run, call, finished, runs
 
 ONCE = ("progress=false", "limit=3", "task.generation.max_gen_toks=8")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.harness.journal import Journal
+from evalengine.records.journal import Journal
 from tests.e2e.command import (
     LIMIT,
     ROOT,

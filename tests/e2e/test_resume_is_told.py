@@ -13,7 +13,7 @@ from evalengine.cli.run import run_one
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Entry, Journal
+from evalengine.records.journal import Entry, Journal
 from tests.e2e.command import Run, call, over, runs
 
 SETTINGS = ("engine.device=cpu", "limit=3", "task.generation.max_gen_toks=3", "progress=false", "engine.max_num_seqs=1")

@@ -20,7 +20,7 @@ import pytest
 
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Entry, Expected, Journal
+from evalengine.records.journal import Entry, Expected, Journal
 from evalengine.records.schema import Answer, RecordKey, ids_sha256
 from tests.fuzz.cases import Case, cases
 
@@ -48,8 +48,8 @@ def answer(doc: int) -> Entry:
 def asked(doc: int) -> Expected:
     """What the run's plan says of the document's request; every third one is scored."""
     if doc % 3 == 0:
-        return (ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=[*answer(doc)[2].output_ids]))
-    return (ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of))
+        return (ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=[*answer(doc)[2].output_ids]).problem)
+    return (ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of).problem)
 
 
 DOCS = 8

@@ -18,7 +18,7 @@ import pytest
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, TaskConfig, TemplateConfig
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
-from evalengine.harness.outcome import records, scorer
+from evalengine.harness.outcome import Findings, records, scorer
 from evalengine.harness.plan import Plan, build_plan
 from evalengine.records.lm_eval import sample_row
 from evalengine.records.schema import Answer
@@ -139,7 +139,8 @@ def engine() -> Any:
     limits = RequestLimits(
         max_model_len=1024, vocab_size=len(tokenizer()), block_size=64, num_kv_blocks=10_000, has_tokenizer=True
     )
-    return SimpleNamespace(tokenizer=tokenizer(), settings=SimpleNamespace(max_model_len=1024), limits=limits)
+    facts = SimpleNamespace(settings=SimpleNamespace(max_model_len=1024), limits=limits)
+    return SimpleNamespace(checkpoint=SimpleNamespace(tokenizer=tokenizer()), facts=lambda: facts)
 
 
 def mutated(case: Case, value: Any) -> Any:
@@ -194,7 +195,7 @@ def answered(plan: Plan) -> list[str]:
         ids = getattr(item.request, "continuation_ids", [1, 2])
         logprobs = -np.ones(len(ids), dtype=np.float32)
         entries[item.key] = Answer(ids, logprobs, "stop", "#### 4", False)
-    assert len(records(plan, entries)) == len(plan.requests)
+    assert len(records(plan, entries, Findings())) == len(plan.requests)
     result = scorer(plan, entries)(plan.tasks[0])
     assert all(not isinstance(value, float) or value == value for value in result.metrics.values())
     lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=str) for sample in result.samples]

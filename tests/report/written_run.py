@@ -14,7 +14,7 @@ import numpy as np
 from evalengine.records.digest import digests
 from evalengine.records.evidence import bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
-from evalengine.records.manifest import RunContext, RunOutcome, build_manifest
+from evalengine.records.manifest import build_manifest
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
@@ -157,8 +157,7 @@ def _manifest(
         processors={},
         adapter={},
     )
-    run = RunContext(
-        run_id="0" * 8,
+    return build_manifest(
         identity={"contract_version": CONTRACT_VERSION, **IDENTITY, "numerics": numerics, "weights": weights},
         model=model,
         tokenizer={"sha256": "b"},
@@ -166,11 +165,8 @@ def _manifest(
         device="cpu",
         started=1767323045.0,
         command=["task=" + task, "output_dir=my results"],
-    )
-    outcome = RunOutcome(
-        replace(digests(records), run=digest),
+        digests=replace(digests(records), run=digest),
         counts=RunCounts(len(records), len(records), 0, 0, 30, 60),
         timings=RunTimings(0.1, 2.0 if numerics == "fast" else 4.0, 4.5),
         engine={"dtype": "float32", "device": "cpu", "max_num_seqs": 8, "stats": stats},
     )
-    return build_manifest(run, outcome)

@@ -257,7 +257,7 @@ def test_nothing_asked_leaves_nothing_and_fast_is_refused(tmp_path: Path) -> Non
 
 def test_a_damaged_list_of_what_was_asked_is_said(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
     from evalengine.errors import ConfigError
-    from evalengine.harness.asked import read_asked
+    from evalengine.harness.requests import read_asked
 
     whole = (recorded[0].folder / "asked.jsonl").read_text().splitlines()
     line = json.loads(whole[0])

@@ -14,12 +14,13 @@ import torch
 
 import evalengine
 from evalengine.config.compose import compose_jobs
-from evalengine.config.schema import ClusterConfig, Config
+from evalengine.config.schema import ClusterConfig, Config, EngineConfig
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineFacts
 from evalengine.engine.settings import Settings, local_replicas, uses_ray
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
+from evalengine.harness.execute import deferred_llm
 from evalengine.harness.plan import prepare
 from evalengine.integrations.ray.engines import RayEngines
 from evalengine.integrations.ray.pool import (
@@ -159,18 +160,22 @@ LIBRARIES: dict[str, str | None] = {
 def replica_facts(checkpoint: Checkpoint) -> ReplicaFacts:
     native = Settings(torch.device("cuda"), "native", torch.bfloat16, "triton", 512, 64, 1)
     limits = RequestLimits(512, checkpoint.spec.vocab_size, 64, 100, True)
+    engine = EngineFacts(EngineConfig(), native, limits, True, 100, "sm_90", LIBRARIES)
     return ReplicaFacts(
-        *("hosta", "node", 1, ("0",), native, limits, None, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
-        gpu_architecture="sm_90",
-        libraries=LIBRARIES,
+        *("hosta", "node", 1, ("0",), engine, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
         hardware=Hardware("cuda", "Xeon", 64, ["H100"]),
     )
+
+
+def like_but(facts: ReplicaFacts, **engine: Any) -> ReplicaFacts:
+    """A replica whose engine differs in these facts."""
+    return replace(facts, engine=replace(facts.engine, **engine))
 
 
 def test_a_replica_unlike_the_first_is_named() -> None:
     checkpoint = prepare(compose("engine.device=cpu"))[0]
     like = replica_facts(checkpoint)
-    native = like.settings
+    native = like.engine.settings
     assert [*unlike(like, like, checkpoint.spec, "abc")] == []
     assert like.where == "hosta GPU 0 (H100)"
     spec = replace(checkpoint.spec, vocab_size=checkpoint.spec.vocab_size + 1)
@@ -178,23 +183,23 @@ def test_a_replica_unlike_the_first_is_named() -> None:
         "its contract version is 0": replace(like, contract_version=0),
         "its model's configuration": replace(like, spec=spec),
         "its tokenizer is not": replace(like, tokenizer="abd"),
-        "its numerics is fast, that of hosta GPU 0 (H100) is native": replace(
+        "its numerics is fast, that of hosta GPU 0 (H100) is native": like_but(
             like, settings=replace(native, numerics="fast")
         ),
-        "its dtype is float16": replace(like, settings=replace(native, dtype=torch.float16)),
-        "its GPU is sm_80, that of hosta GPU 0 (H100) is sm_90": replace(like, gpu_architecture="sm_80"),
-        "its triton is 3.5.0, that of hosta GPU 0 (H100) is 3.6.0": replace(
+        "its dtype is float16": like_but(like, settings=replace(native, dtype=torch.float16)),
+        "its GPU is sm_80, that of hosta GPU 0 (H100) is sm_90": like_but(like, gpu_architecture="sm_80"),
+        "its triton is 3.5.0, that of hosta GPU 0 (H100) is 3.6.0": like_but(
             like, libraries={**LIBRARIES, "triton": "3.5.0"}
         ),
-        "its tokenizers is None, that of hosta GPU 0 (H100) is 0.23.2": replace(
+        "its tokenizers is None, that of hosta GPU 0 (H100) is 0.23.2": like_but(
             like, libraries={**LIBRARIES, "tokenizers": None}
         ),
     }
     for message, unlike_first in others.items():
         (problem,) = unlike(unlike_first, like, checkpoint.spec, "abc")
         assert problem.startswith(message)
-    elsewhere = replace(like, gpu_architecture="x", libraries={**LIBRARIES, "torch": "2.12.0", "cuda": None})
-    exact = [replace(facts, settings=replace(native, numerics="exact")) for facts in (like, elsewhere)]
+    elsewhere = like_but(like, gpu_architecture="x", libraries={**LIBRARIES, "torch": "2.12.0", "cuda": None})
+    exact = [like_but(facts, settings=replace(native, numerics="exact")) for facts in (like, elsewhere)]
     assert [*unlike(exact[1], exact[0], checkpoint.spec, "abc")] == [], "exact has equal bits everywhere"
 
 
@@ -205,15 +210,16 @@ def test_a_replica_with_other_files_in_the_same_place_is_hashed_before_it_joins(
     actor = SimpleNamespace(weights_sha256=SimpleNamespace(remote=lambda: asked.append("hash") or "call"))
     pool = Pool.__new__(Pool)
     pool._known, pool.first, pool._tokenizer, pool.members = {("node", stamp): None}, None, None, {}
-    pool._checkpoint, pool._weights = SimpleNamespace(spec=None), lambda: "the driver's"
+    pool._checkpoint = SimpleNamespace(spec=None)
     pool.remove = lambda name, replace: None  # type: ignore[method-assign]
     same, other = (
-        ActorState(str(own), actor, "wait", facts=ReplicaFacts("host", "node", 1, (), *[None] * 3,
-                   evalengine.CONTRACT_VERSION, None, None, None, {}, Hardware("cpu", "x", 1, []), own))
+        ActorState(str(own), actor, "wait", facts=ReplicaFacts("host", "node", 1, (), None,
+                   evalengine.CONTRACT_VERSION, None, None, Hardware("cpu", "x", 1, []), own))
         for own in (stamp, later)
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evalengine.integrations.ray.pool.unlike", lambda *facts: iter(()))
+        patch.setattr("evalengine.integrations.ray.pool.weights_fingerprint", lambda checkpoint: "the driver's")
         assert [event.kind for event in pool._check(same)] == ["joined"]
         pool.members = {"other": other}
         assert [*pool._check(other)] == [] and other.doing == "wait"
@@ -238,11 +244,11 @@ def test_the_facts_of_replicas_are_those_of_their_machines(monkeypatch: pytest.M
     fleet = RayEngines(config, checkpoint)
     fleet._hash_weights()
     monkeypatch.setattr(
-        RayEngines, "first", replace(replica_facts(checkpoint), libraries={**LIBRARIES, "triton": "3.5.0"})
+        RayEngines, "first", like_but(replica_facts(checkpoint), libraries={**LIBRARIES, "triton": "3.5.0"})
     )
     theirs = fleet.facts()
     assert (theirs.libraries["triton"], theirs.gpu_architecture) == ("3.5.0", "sm_90")
     assert theirs.cluster["hardware"]["device"] == "cuda" and "replicas" in theirs.cluster["cluster"]
-    here = EngineFacts.here(checkpoint, torch.device("cpu"))
+    here = deferred_llm(config, checkpoint).facts()
     assert here.libraries["torch"] == torch.__version__ and not here.cluster and here.gpu_architecture is None
-    assert here.weights_sha256 == theirs.weights_sha256
+    assert checkpoint.hashes, "hashed while the replicas load"

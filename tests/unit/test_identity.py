@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,8 +109,7 @@ def test_the_chat_template_counts_where_it_is_applied(checkpoint: Checkpoint) ->
     def identity(config: Any, template: Any) -> dict[str, Any]:
         tokenizer = copy.deepcopy(checkpoint.tokenizer)
         tokenizer.chat_template = template  # type: ignore[union-attr]
-        llm: Any = SimpleNamespace(spec=checkpoint.spec, tokenizer=tokenizer)
-        return model_identity(config, llm)
+        return model_identity(config, replace(checkpoint, tokenizer=tokenizer))
 
     assert identity(JOB.config, "a") == identity(JOB.config, "b")
     assert identity(CHAT.config, "a") != identity(CHAT.config, "b")

@@ -17,13 +17,13 @@ import pytest
 
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Entry, Expected, Journal
+from evalengine.records.journal import Entry, Expected, Journal
 from evalengine.records.schema import Answer, RecordKey
 from tests.full_disk import Disk
 
 RUN = "0123456789abcdef" * 4
 ODD = np.array([0x80000000, 0x80000001, 0xFF800000, 0xC0490FDB], dtype=np.uint32).view(np.float32)
-ASKED = "ab" * 32, ExpectedAnswer(2**31, room=200)
+ASKED = "ab" * 32, ExpectedAnswer(2**31, room=200).problem
 
 
 def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> Entry:
@@ -130,7 +130,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from evalengine.harness.journal import Journal
+from evalengine.records.journal import Journal
 from evalengine.records.schema import Answer
 with Journal.open(Path(sys.argv[1]), "0" * 64, {}.get) as journal:
     for doc in range(10**9):
@@ -208,7 +208,7 @@ FORGED: list[tuple[dict[str, Any], str]] = [
 def test_a_line_with_a_right_check_that_is_not_this_runs_is_refused(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    wanted = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, room=200, said=lambda ids: "x"))}
+    wanted = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, room=200, said=lambda ids: "x").problem)}
     path = tmp_path / "j"
     path.write_bytes(line())
     with Journal.open(path, RUN, wanted.get) as journal:
@@ -224,7 +224,7 @@ def test_a_request_answered_twice_and_a_scored_one_are_checked(tmp_path: Path) -
     path.write_bytes(line() * 2)
     with pytest.raises(EvalEngineError, match=r"line 2 .* stands in a line before"):
         opened(path)
-    scored = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]))}
+    scored = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]).problem)}
     path.write_bytes(line(finish_reason="length", text=""))
     with Journal.open(path, RUN, scored.get) as journal:
         assert len(journal.finished) == 1
@@ -246,7 +246,7 @@ def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Pa
     ids, values = np.array([[7, 9], [4, 1]], dtype=np.int32), np.array([[-0.5, -1], [-0.25, -0.25]], dtype=np.float32)
     key, path = ("t", 0, 0, 0), tmp_path / "journal.jsonl"
     answer = Answer([7, 4], values[:, 0], "stop", "", True, top_ids=ids, top_logprobs=values)
-    wanted = {key: ("ab" * 32, ExpectedAnswer(10, room=2, alternatives=2))}
+    wanted = {key: ("ab" * 32, ExpectedAnswer(10, room=2, alternatives=2).problem)}
     with Journal.open(path, "cd" * 32, wanted.get) as journal:
         journal.append((key, "ab" * 32, answer))
     with Journal.open(path, "cd" * 32, wanted.get) as journal:
@@ -254,14 +254,14 @@ def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Pa
     assert same(read.without_top(), answer.without_top()) and read.top_ids is not None and read.top_logprobs is not None
     assert [part.tobytes() for part in (read.top_ids, read.top_logprobs)] == [ids.tobytes(), values.tobytes()]
     for other, message in (
-        (("ab" * 32, ExpectedAnswer(10, room=2, alternatives=1)), "its alternatives are not 1 a token"),
+        (("ab" * 32, ExpectedAnswer(10, room=2, alternatives=1).problem), "its alternatives are not 1 a token"),
         (
-            ("ab" * 32, ExpectedAnswer(9, room=2, alternatives=2)),
+            ("ab" * 32, ExpectedAnswer(9, room=2, alternatives=2).problem),
             "its alternatives are no tokens of the model",
         ),
-        (("ab" * 32, ExpectedAnswer(10, room=2)), "its alternatives are not 0 a token"),
+        (("ab" * 32, ExpectedAnswer(10, room=2).problem), "its alternatives are not 0 a token"),
     ):
         with pytest.raises(EvalEngineError, match=message):
             Journal.open(path, "cd" * 32, {key: other}.get)
-    assert wanted[key][1].problem(replace(answer, top_logprobs=values[:, ::-1])) is not None, "not in order"
-    assert wanted[key][1].problem(answer.without_top()) == "it has no alternatives"
+    assert wanted[key][1](replace(answer, top_logprobs=values[:, ::-1])) is not None, "not in order"
+    assert wanted[key][1](answer.without_top()) == "it has no alternatives"

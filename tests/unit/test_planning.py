@@ -13,10 +13,11 @@ import torch
 
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
+from evalengine.engine import loaded_model
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
-from evalengine.harness.answering import deferred_llm
+from evalengine.harness.execute import deferred_llm
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
 from evalengine.integrations.lm_eval_tasks.task import LmEvalTask
 from evalengine.tasks.base import Task
@@ -164,7 +165,8 @@ def test_few_documents_are_written_beside_a_gpus_model(
     monkeypatch.setattr(plan, "MANY_DOCUMENTS", 10)
     monkeypatch.setattr(plan, "FEW_DOCUMENTS", 3)
     config, tasks, llm = prepared("limit=3")
-    object.__setattr__(llm.settings, "device", torch.device(device))
+    monkeypatch.setattr(loaded_model, "gpu_architecture", lambda device: None)
+    llm.settings = replace(llm.settings, device=torch.device(device))
     monkeypatch.setattr(llm, "load", lambda: None)
     assert len(plan_and_load(config, tasks, llm).requests) == 3
     assert sum(process != os.getpid() for process in shared) == processes

@@ -10,8 +10,8 @@ from evalengine.cli import experiment
 from evalengine.config.compose import Job, compose_jobs
 from evalengine.config.schema import Config
 from evalengine.engine.stats import EngineStats, FleetStats
-from evalengine.harness import progress
-from evalengine.harness.progress import RunProgress, TimeLeft, WorkAmount, duration
+from evalengine.util import progress
+from evalengine.util.progress import RunProgress, TimeLeft, WorkAmount, duration
 
 
 def test_no_time_is_said_before_requests_are_done() -> None:

@@ -31,7 +31,7 @@ from evalengine.records.lm_eval import (
     write_results,
     write_samples,
 )
-from evalengine.records.manifest import RunContext, RunOutcome, build_manifest, code_version, run_id, run_identity
+from evalengine.records.manifest import build_manifest, code_version, run_id, run_identity
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Model, RunCounts, RunTimings, read_part
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
@@ -235,12 +235,18 @@ def test_sample_row_is_lm_evals() -> None:
 
 def manifest(resumed: int = 0, truncated: int = 0) -> Manifest:
     model, identity = read_part(Model, {"name": "m"}), run_identity(config(), EXTRA)
-    run = RunContext("01234567", identity, model, {}, {}, "cpu", started=1767323045.9, command=["limit=2"])
-    counts = RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10)
-    outcome = RunOutcome(
-        replace(digests([]), run="ab" * 32), counts, RunTimings(1.0, 4.0, 5.0), engine={"max_num_seqs": 1}
+    return build_manifest(
+        identity,
+        model,
+        {},
+        digests=replace(digests([]), run="ab" * 32),
+        counts=RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10),
+        timings=RunTimings(1.0, 4.0, 5.0),
+        engine={"max_num_seqs": 1},
+        device="cpu",
+        started=1767323045.9,
+        command=["limit=2"],
     )
-    return build_manifest(run, outcome)
 
 
 def test_manifest_tells_what_ran_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,9 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, SamplingParams
 from evalengine.errors import ConfigError
-from evalengine.harness.outcome import scorer
+from evalengine.harness.outcome import Findings, Thought, answers_alone, find, scorer, thoughts, uncredited, verdicts
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
-from evalengine.harness.thinking import Thought, answers_alone, thoughts, uncredited
-from evalengine.harness.verdicts import verdicts
 from evalengine.records.lm_eval import TaskResult, sample_row
 from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task
@@ -82,8 +80,7 @@ def answered(task: Task, *texts: tuple[str, str], prompt: str = "1 + 1") -> tupl
 def scored(task: Task, *texts: tuple[str, str], config: Config | None = None, prompt: str = "1 + 1") -> TaskResult:
     config = config or Config()
     plan, answers = answered(task, *texts, prompt=prompt)
-    thought = thoughts(plan, answers, TOKENIZER)
-    return scorer(plan, answers, thought, denied=uncredited(thought, config))(plan.tasks[0])
+    return scorer(plan, answers, find(plan, answers, config, TOKENIZER))(plan.tasks[0])
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
@@ -154,10 +151,10 @@ def test_programs_of_unfinished_thinking_are_not_run(tmp_path: Path, monkeypatch
         return dict.fromkeys(programs, ProgramVerdict("passed"))
 
     monkeypatch.setattr("evalengine.integrations.sandbox.run.run_programs", passed)
-    monkeypatch.setattr("evalengine.harness.verdicts.isolated", lambda config: True)
-    found = verdicts(plan, answers, Config(progress=False), "mine", denied)
+    monkeypatch.setattr("evalengine.harness.outcome.isolated", lambda config: True)
+    found = verdicts(plan, answers, Config(progress=False), denied)
     assert len(run) == 1 and [*found] == [("mine", 0, 0, 1)]
-    result = scorer(plan, answers, thought, found, denied=denied)(plan.tasks[0])
+    result = scorer(plan, answers, Findings(thought, denied, found))(plan.tasks[0])
     assert result.metrics["pass_at_1,none"] == 0.5
     assert sample_row(result.samples[0])["outcomes"] == ["not run", "passed"]
 

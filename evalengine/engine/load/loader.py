@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,9 @@ class Checkpoint:
         default_factory=dict, repr=False, compare=False
     )  # `weights_fingerprint`, and the adapter's, once known
     adapter: Adapter | None = None  # merged into the weights when they are loaded
+
+
+_hashing = threading.Lock()  # two threads would read the same files
 
 
 @dataclass(frozen=True)
@@ -227,15 +231,16 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
     """
     if checkpoint.format == "dummy":
         return hashlib.sha256(f"dummy {checkpoint.spec}{checkpoint.spec.module or ''}".encode()).hexdigest()
-    if "weights" not in checkpoint.hashes:
-        _check_unchanged(checkpoint)
-        found = fingerprint(files_of(checkpoint))
-        if checkpoint.adapter is not None:
-            checkpoint.hashes["adapter"] = fingerprint(checkpoint.adapter.files)
-            found = hashlib.sha256(f"{found} with adapter {checkpoint.hashes['adapter']}".encode()).hexdigest()
-        _check_unchanged(checkpoint)
-        checkpoint.hashes["weights"] = found
-    return checkpoint.hashes["weights"]
+    with _hashing:
+        if "weights" not in checkpoint.hashes:
+            _check_unchanged(checkpoint)
+            found = fingerprint(files_of(checkpoint))
+            if checkpoint.adapter is not None:
+                checkpoint.hashes["adapter"] = fingerprint(checkpoint.adapter.files)
+                found = hashlib.sha256(f"{found} with adapter {checkpoint.hashes['adapter']}".encode()).hexdigest()
+            _check_unchanged(checkpoint)
+            checkpoint.hashes["weights"] = found
+        return checkpoint.hashes["weights"]
 
 
 def files_of(checkpoint: Checkpoint) -> list[Path]:

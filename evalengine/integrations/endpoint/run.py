@@ -20,11 +20,9 @@ from evalengine.errors import EvalEngineError, first_of, listed
 from evalengine.harness.finish import invocation
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.metrics import group_results
-from evalengine.harness.outcome import score_tasks, scorer
+from evalengine.harness.outcome import Findings, Thought, answers_alone, task_results, uncredited, verdicts
 from evalengine.harness.plan import Plan
 from evalengine.harness.runner import run as run_here
-from evalengine.harness.thinking import Thought, answers_alone, uncredited
-from evalengine.harness.verdicts import verdicts
 from evalengine.integrations.endpoint.answers import (
     AnswersFile,
     Document,
@@ -167,10 +165,10 @@ def _write(
         else judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
     )
     for number, one in enumerate(asks):
-        programs = verdicts(plan, one, config, selection(config), denied[number])
+        programs = verdicts(plan, one, config, denied[number])
         judged = NOT_JUDGED if number else judgements
-        score = scorer(plan, one, thoughts[number], programs, judged, denied[number], unanswered[number])
-        results.append(score_tasks(lambda tasks, score=score: [*map(score, tasks)], plan.tasks))  # type: ignore[misc]
+        findings = Findings(thoughts[number], denied[number], programs, judged, unanswered[number])
+        results.append(task_results(plan, one, findings))
     out, first = Counter(task for task, _ in documents), []
     for result in results[0]:
         rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]

@@ -29,7 +29,7 @@ from evalengine.cache.engine import CachedEngine, Counts
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness.finish import EndedRun, engine_facts, finish_run
+from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import HarnessRequest, requests_sha256
@@ -133,7 +133,7 @@ class EvaluationRecorder:
             config=self.arguments.config,
             llm=self.llm,
             identity=self._run_identity(),
-            engine=engine_facts(self.llm, self.llm.stats),
+            stats=self.llm.stats,
             started=self.started,
             begin=self.begin,
             load_seconds=self.loaded - self.begin,

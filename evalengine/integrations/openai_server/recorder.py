@@ -27,20 +27,18 @@ from evalengine.config.schema import Config, to_yaml
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness.asked import SERVED, asked_line, in_order, read_asked, with_own_noise
-from evalengine.harness.execute import expected_entry
-from evalengine.harness.finish import EndedRun, engine_facts, finish_run
+from evalengine.harness.execute import expectation
+from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.journal import Entry, Journal
-from evalengine.harness.outcome import SampleHashes, hash_string, task_hash
+from evalengine.harness.outcome import Findings, SampleHashes, hash_string, task_hash, thoughts
 from evalengine.harness.plan import Plan
-from evalengine.harness.requests import requests_sha256
-from evalengine.harness.thinking import thoughts
+from evalengine.harness.requests import SERVED, asked_line, in_order, read_asked, requests_sha256, with_own_noise
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
 from evalengine.records.evidence import ASKED, CONFIG
 from evalengine.records.folder import RunFolder, write_failed
+from evalengine.records.journal import Entry, Journal
 from evalengine.records.line_file import LineFile
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.manifest import run_id, run_identity
@@ -87,8 +85,10 @@ class ServedRun:
         try:
             asked = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
-            expected = {key: expected_entry(request, llm) for key, request in asked.items()}
-            journal = Journal.open(folder.journal, folder.identity_sha256, expected.get)
+            expected = expectation(llm)
+            journal = Journal.open(
+                folder.journal, folder.identity_sha256, lambda key: expected(asked[key]) if key in asked else None
+            )
             file = _opened(folder.path / ASKED)
         except BaseException:
             folder.close()
@@ -142,13 +142,13 @@ class ServedRun:
             config=self.config,
             llm=llm,
             identity={**self.identity, "prompts": requests_sha256((item.key, item.request) for item in plan.requests)},
-            engine=engine_facts(llm, llm.stats),
+            stats=llm.stats,
             started=self.started,
             begin=self.begin,
             load_seconds=0.0,
             run_seconds=time.perf_counter() - self.begin,
             resumed=self.resumed,
-            thoughts=thoughts(plan, answers, llm.tokenizer),
+            findings=Findings(thoughts(plan, answers, llm.tokenizer)),
         )
         return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.asked, llm.tokenizer)])
 

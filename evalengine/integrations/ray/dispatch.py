@@ -200,9 +200,9 @@ class Dispatch:
 
     def _join(self, name: str, facts: ReplicaFacts) -> None:
         """Lets a replica take part, unless its KV pool is too small for some request of the run."""
-        if self._pool.first is not None and facts.limits != self._pool.first.limits:
+        if self._pool.first is not None and facts.engine.limits != self._pool.first.engine.limits:
             try:
-                check_requests(self._batch, facts.limits)
+                check_requests(self._batch, facts.engine.limits)
             except ConfigError as error:
                 self._roster.refuse(f"{facts.where}: {error.problems[0]}")
                 return

@@ -18,8 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +29,9 @@ from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.prompts import items
 from evalengine.engine.protocol import EngineFacts, OnStep
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.settings import Settings, local_replicas
+from evalengine.engine.settings import local_replicas
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import RequestLimits, check_requests
+from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.integrations.ray.dispatch import POLL_SECONDS, SAY_SECONDS, Dispatch, Roster
 from evalengine.integrations.ray.pool import Pool, Share, cluster_share, local_share
@@ -64,14 +63,11 @@ class RayEngines:
     """
 
     def __init__(self, config: Config, checkpoint: Checkpoint) -> None:
-        self.config = config.engine
         self.checkpoint = checkpoint
-        self.spec, self.tokenizer = checkpoint.spec, checkpoint.tokenizer
         self.roster = Roster()
         self._run_config = config
         self._stack = ExitStack()
         self._runs = 0
-        self._weights: Future[str] = Future()
 
     def __enter__(self) -> Self:
         try:
@@ -98,16 +94,15 @@ class RayEngines:
         if logs is None:  # The cluster ran already.
             share, replicas = self._cluster_share()
         spec = ReplicaSpec(_absolute(config.model), config.engine, config.batch_invariant, config.numerics)
-        self._pool = Pool(spec, share, replicas, self.checkpoint, self._weights.result, logs)
+        self._pool = Pool(spec, share, replicas, self.checkpoint, logs)
         self._stack.callback(self._pool.close)
         self._wait_for_the_first()
 
     def _hash_weights(self) -> None:
-        """Hashes the weights, in a daemon thread: large files take minutes, which an early exit must not wait for."""
-        try:
-            self._weights.set_result(weights_fingerprint(self.checkpoint))
-        except BaseException as error:
-            self._weights.set_exception(error)
+        """Hashes the weights, in a daemon thread: large files take minutes, which an early exit must not wait for. What
+        fails here fails again where the hash is needed."""
+        with suppress(Exception):
+            weights_fingerprint(self.checkpoint)
 
     def _cluster_share(self) -> tuple[Share, int]:
         import ray
@@ -144,31 +139,13 @@ class RayEngines:
         assert self._pool.first is not None, "inside `with`"
         return self._pool.first
 
-    @property
-    def settings(self) -> Settings:
-        """The engine's settings, as the replicas resolved them."""
-        return self.first.settings
-
-    @property
-    def limits(self) -> RequestLimits:
-        """The first replica's limits for requests."""
-        return self.first.limits
-
-    @property
-    def loaded(self) -> bool:
-        """True: inside `with`, a replica is loaded."""
-        return True
-
     def load(self) -> None:
-        """Does nothing, for the same reason."""
+        """Does nothing: inside `with`, a replica is loaded."""
 
     def facts(self) -> EngineFacts:
-        """What answers depend on: the first replica's machine, which the others are like, and who they are. The
-        weights' hash is that of the driver's files, which every other machine has as well."""
-        first = self.first
-        cluster = {"cluster": self.roster.facts(), "hardware": asdict(first.hardware)}
-        own = cluster, first.limits.num_kv_blocks, first.kernels_verdict, first.self_test_verdict
-        return EngineFacts(self._weights.result(), first.gpu_architecture, first.libraries, *own)
+        """Those of the first replica, which the others are like, and who they all are."""
+        cluster = {"cluster": self.roster.facts(), "hardware": asdict(self.first.hardware)}
+        return replace(self.first.engine, cluster=cluster)
 
     @property
     def stats(self) -> EngineStats:
@@ -188,11 +165,12 @@ class RayEngines:
             KeyboardInterrupt: Ctrl-C, once the steps that ran are finished and their outputs were yielded.
         """
         batch = items(requests, "requests")
-        check_requests(batch, self.limits)
+        engine = self.first.engine
+        check_requests(batch, engine.limits)
         audited = sample([r.request_id for r in batch], self._run_config.cluster.audit, self._run_config.seed)
         self._runs += 1
-        work = Work(batch, self.settings.block_size, audited)
-        dispatch = Dispatch(self._pool, self.roster, work, batch, self._runs, self.config.max_num_seqs)
+        work = Work(batch, engine.settings.block_size, audited)
+        dispatch = Dispatch(self._pool, self.roster, work, batch, self._runs, engine.config.max_num_seqs)
         interrupts = self._stack.enter_context(Interrupts())
         try:
             yield from dispatch.answers(on_step, lambda: bool(interrupts.asked))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from evalengine.config.schema import Config
-from evalengine.engine.load.loader import Checkpoint, Stamp
+from evalengine.engine.load.loader import Checkpoint, Stamp, weights_fingerprint
 from evalengine.engine.settings import on_gpu
 from evalengine.integrations.ray.replica import (
     Orders,
@@ -72,14 +72,13 @@ class Pool:
         share: Share,
         replicas: int,
         checkpoint: Checkpoint,
-        weights: Callable[[], str],
         logs: Path | None = None,
     ) -> None:
-        """checkpoint: the driver's, which the plan is made with. weights: waits for the hash of its files."""
+        """checkpoint: the driver's, which the plan is made with."""
         import ray
 
         self._ray, self._spec, self._share, self._logs = ray, spec, share, logs
-        self._checkpoint, self._weights = checkpoint, weights
+        self._checkpoint = checkpoint
         self._tokenizer = tokenizer_sha256(checkpoint.tokenizer)
         # Machine and stamp -> hash of the weight files; None stands for the driver's own files. A replica that replaces
         # a lost one may find other files in the same place.
@@ -194,8 +193,8 @@ class Pool:
         if not problems and facts.files not in self._known:
             return
         weights = self._known.get(facts.files)
-        if not problems and weights is not None and weights != self._weights():
-            problems.append(f"its weights have the hash {weights[:12]}, the driver's {self._weights()[:12]}")
+        if not problems and weights is not None and weights != (ours := weights_fingerprint(self._checkpoint)):
+            problems.append(f"its weights have the hash {weights[:12]}, the driver's {ours[:12]}")
         if problems:
             self.remove(member.name, replace=False)
             yield Event("refused", member.name, why=f"{facts.where}: {'; '.join(problems)}")
@@ -281,7 +280,7 @@ def cluster_share(config: Config, nodes: list[dict[str, float]]) -> tuple[Share,
 def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer: str | None) -> Iterator[str]:
     """What a replica does not share with the driver (the model's spec, the tokenizer's hash) or with the first replica,
     though answers depend on it; a sentence each."""
-    ours = spec.contract_version
+    ours, engine, wanted = spec.contract_version, facts.engine, first.engine
     if facts.contract_version != ours:
         yield f"its contract version is {facts.contract_version}, the driver's {ours}"
     if facts.spec != spec:
@@ -289,12 +288,12 @@ def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer:
     if facts.tokenizer != tokenizer:
         yield "its tokenizer is not the driver's"
     for name in ("numerics", "dtype", "max_model_len", "attention_backend"):
-        own, expected = getattr(facts.settings, name), getattr(first.settings, name)
+        own, expected = getattr(engine.settings, name), getattr(wanted.settings, name)
         if own != expected:
             own, expected = (dtype_name(own), dtype_name(expected)) if name == "dtype" else (own, expected)
             yield f"its {name} is {own}, that of {first.where} is {expected}"
-    if facts.settings.numerics == "native" and facts.gpu_architecture != first.gpu_architecture:
-        yield f"its GPU is {facts.gpu_architecture}, that of {first.where} is {first.gpu_architecture}"
-    for name in deciding(facts.settings.numerics):
-        if facts.libraries[name] != first.libraries[name]:
-            yield f"its {name} is {facts.libraries[name]}, that of {first.where} is {first.libraries[name]}"
+    if engine.settings.numerics == "native" and engine.gpu_architecture != wanted.gpu_architecture:
+        yield f"its GPU is {engine.gpu_architecture}, that of {first.where} is {wanted.gpu_architecture}"
+    for name in deciding(engine.settings.numerics):
+        if engine.libraries[name] != wanted.libraries[name]:
+            yield f"its {name} is {engine.libraries[name]}, that of {first.where} is {wanted.libraries[name]}"

@@ -17,18 +17,15 @@ from typing import Any
 from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Stamp, resolve_checkpoint, weights_fingerprint
-from evalengine.engine.protocol import gpu_architecture
+from evalengine.engine.protocol import EngineFacts
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import RequestLimits
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import machine_facts
 from evalengine.records.manifest_parts import Hardware
 from evalengine.records.sealed import content_sha256
-from evalengine.util.libraries import installed_libraries
 
 
 @dataclass(frozen=True)
@@ -49,17 +46,12 @@ class ReplicaFacts:
     node: str  # Ray's id of the machine
     pid: int
     devices: tuple[str, ...]  # Ray's numbers of its GPUs; none on a CPU
-    settings: Settings
-    limits: RequestLimits
-    kernels_verdict: dict[str, Any] | None
+    engine: EngineFacts
     contract_version: int
     spec: ModelSpec
     tokenizer: str | None  # SHA-256
-    gpu_architecture: str | None
-    libraries: dict[str, str | None]  # what `installed_libraries` gives on that machine
     hardware: Hardware
     stamp: Stamp = ()  # the weight files that it loaded, on its machine
-    self_test_verdict: dict[str, Any] | None = None
 
     @property
     def files(self) -> tuple[str, Stamp]:
@@ -148,22 +140,16 @@ class Replica:
 
         llm, context = self.llm, ray.get_runtime_context()
         device = llm.settings.device
-        cuda = device.type == "cuda"
         return ReplicaFacts(
             host=socket.gethostname(),
             node=context.get_node_id(),
             pid=os.getpid(),
-            devices=tuple(map(str, ray.get_gpu_ids())) if cuda else (),
-            settings=llm.settings,
-            limits=llm.limits,
-            kernels_verdict=llm.kernels_verdict,
-            self_test_verdict=llm.self_test_verdict,
+            devices=tuple(map(str, ray.get_gpu_ids())) if device.type == "cuda" else (),
+            engine=llm.facts(),
             contract_version=llm.spec.contract_version,
             spec=llm.spec,
             stamp=llm.checkpoint.stamp,
             tokenizer=tokenizer_sha256(llm.tokenizer),
-            gpu_architecture=gpu_architecture(device),
-            libraries=installed_libraries(),
             hardware=machine_facts(str(device)).hardware,
         )
 

@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from evalengine.engine.stats import EngineStats, FleetStats
 from evalengine.plain_text import warn
 
 if TYPE_CHECKING:
@@ -26,6 +25,14 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 SHARE = 0.05  # share of requests to be done before an estimate: a large batch finishes its requests late
 WINDOW = 10.0  # the rate of tokens is taken over so many last seconds
+
+
+class TokenCounts(Protocol):
+    """Tokens so far, of an engine's counters. Several engines together also have `lines`, one for each."""
+
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
 
 
 class _Bar(Progress):
@@ -96,14 +103,14 @@ class RunProgress(_Shown):
         if not self._bar.disable:
             self._bar.update(self._task, completed=self._done)
 
-    def step(self, stats: EngineStats) -> None:
+    def step(self, stats: TokenCounts) -> None:
         """Shows the state after a step of the engine."""
         elapsed = time.monotonic() - self._started
         generated = stats.num_generated_tokens
         self._left.step(elapsed, stats.num_computed_tokens + stats.num_cached_tokens - generated, generated)
         rate = f"{stats.num_computed_tokens / max(elapsed, 1e-9):,.0f}"
         left = self._left.words()
-        self._bar.lines = stats.lines if isinstance(stats, FleetStats) else ()
+        self._bar.lines = getattr(stats, "lines", ())
         self._bar.update(self._task, rate=rate, left=left)
         self._say(f"requests, {rate} tokens/s{', ' * bool(left)}{left}")
 

@@ -2,8 +2,8 @@
 
 A line is a JSON object that names its run (the hash of the run's whole identity) and ends with a CRC-32 of the bytes
 before it. A process killed in mid-write leaves a last line that fails its check; it is cut off and its request runs
-again. A damaged line anywhere else, a line of another run, or one that cannot answer any request of this run
-(`ExpectedAnswer`) is an error: every kept answer must be one that this very run would have computed.
+again. A damaged line anywhere else, a line of another run, or one that cannot answer any request of this run is an
+error: every answer in it must be one that this very run would have computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.line_file import LineFile
@@ -26,9 +25,8 @@ from evalengine.records.shapes import Count, Flag, Sha256, Text, fits, with_fiel
 from evalengine.util.plain_files import parse_json, read_bytes
 
 CURE = "delete this file (its run starts again) or set resume=never"
-
-
-Expected = tuple[str, ExpectedAnswer]  # SHA-256 of a request's prompt ids, and the answers that it can have
+# SHA-256 of a request's prompt ids, and a function that says why an answer cannot be its answer (None if it can).
+Expected = tuple[str, Callable[[Answer], str | None]]
 Entry = tuple[RecordKey, str, Answer]  # a request, SHA-256 of its prompt ids, and its answer
 
 
@@ -212,5 +210,5 @@ def _check(key: RecordKey, prompt_sha256: str, answer: Answer, expected: Expecte
         raise ValueError(f"{named} stands in a line before")
     if prompt_sha256 != expected[0]:
         raise ValueError(f"{named}: it answers another prompt")
-    if problem := expected[1].problem(answer):
+    if problem := expected[1](answer):
         raise ValueError(f"{named}: {problem}")
