@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from evalengine.config.schema import Config
 from evalengine.records.digest import digests
 from evalengine.records.evidence import FILES, SHA256, bind
-from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
+from evalengine.records.lm_eval import ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 
@@ -54,7 +55,7 @@ def write_run(
         lines = [json.dumps(sample_row(sample)) + "\n" for sample in samples]
         (path / f"samples_{task}_{ISO}.jsonl").write_text("".join(lines), encoding="utf-8")
     model = ModelInfo("m", "m", "float32", None, None, 1, 64, "cpu", None)
-    results = results_dict(tasks, model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
+    results = results_dict(tasks, model, Config(), seconds=1.0)
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = digests(records).run
     content = {"digest": digest, "task_digests": digests(records).tasks, "identity": {"weights": "w"}, "code": {}}

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from importlib import metadata
 from typing import Any
 
 from evalengine.config.schema import Config
@@ -22,14 +21,13 @@ from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import bind, bind_failed
 from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results
-from evalengine.records.manifest import MANIFEST, build_manifest, code_version
+from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
+from evalengine.records.manifest import MANIFEST, build_manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.util.forked import ForkedTask
 from evalengine.util.phases import phase
-from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
 
@@ -91,8 +89,16 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
         written.result()
     timings = RunTimings(run.load_seconds, run.run_seconds, time.perf_counter() - run.begin)
     if results is not None:
-        how = invocation(config, run.started, timings)
-        write_results(folder, results, _model_info(run), how, finished, group_results(config.groups, results))
+        write_results(
+            folder,
+            results,
+            _model_info(run),
+            config,
+            finished,
+            started=run.started,
+            seconds=timings.total_seconds,
+            groups=group_results(config.groups, results),
+        )
     facts = run.llm.facts()
     verdicts = {"kernels": facts.kernels, "self_test_verdict": facts.self_test}
     manifest = build_manifest(
@@ -197,21 +203,3 @@ def engine_settings(llm: EngineProtocol) -> dict[str, Any]:
         "num_threads": settings.num_threads,
         "speculation": settings.speculation,
     }
-
-
-def invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
-    """The run's settings in the form of lm-eval's results."""
-    peft = {} if config.model.adapter is None else {"peft": config.model.adapter}
-    return Invocation(
-        limit=config.limit,
-        seed=config.seed,
-        fewshot_seed=config.fewshot_seed,
-        started=started,
-        total_seconds=timings.total_seconds,
-        evalengine_version=__version__,
-        transformers_version=metadata.version("transformers"),
-        git_hash=code_version().commit,
-        system_instruction=config.system_instruction,
-        fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,
-        model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant, **peft},
-    )

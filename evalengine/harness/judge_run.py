@@ -26,14 +26,13 @@ from evalengine.engine.settings import settings_problems, uses_ray
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST
-from evalengine.records.lm_eval_file import AGAIN, parse_sample, results_files, samples_files
+from evalengine.records.lm_eval_file import read_samples, results_files, samples_files
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import MADE_UP
 from evalengine.tasks.judge import ALIKE, CLS, PAIRED, SINGLE, judge_problems, prompt_names, read_scale
 from evalengine.tasks.templates import ENVIRONMENT, Field
 from evalengine.util.forked import ForkedTask
 from evalengine.util.limits import limited
-from evalengine.util.plain_files import read_bytes
 
 SELF = "self"  # as judge.model: the run's own model
 SPLIT = "judged"
@@ -238,14 +237,8 @@ def digest_of(folder: Path) -> str | None:
 def sample_rows(folder: Path, task: str) -> dict[int, dict[str, Any]]:
     """Document -> its row among a run's samples, under the first filter. Raises ConfigError for a damaged file."""
     rows: dict[int, dict[str, Any]] = {}
-    written = [samples_files(results) for results in results_files(folder)[-1:]]
-    for file in (files[task] for files in written if task in files):
-        try:
-            text = read_bytes(file).decode("utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
-        # Not `splitlines`, for which a text's U+2028 ends a line, too.
-        for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
-            row = parse_sample(line, f"{file}, line {number}")
+    for results in results_files(folder)[-1:]:
+        file = samples_files(results).get(task)
+        for row in read_samples(file) if file is not None else ():
             rows.setdefault(row["doc_id"], row)
     return rows

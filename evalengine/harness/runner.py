@@ -205,8 +205,9 @@ def _answer(
     """(what was asked of the plan: all of it, or as many steps as it took to decide; its answers; the requests whose
     answers were known). whole: answers of an earlier run that are this one's, too."""
     with open_journal(plan, engine, folder, config.progress) as journal:
-        new = [item for item in plan.requests if item.key in whole and item.key not in journal.finished]
-        journal.append(*((item.key, item.prompt_sha256, whole[item.key]) for item in new))
+        for item in plan.requests if whole else ():
+            if item.key in whole and item.key not in journal.finished:
+                journal.append((item.key, item.prompt_sha256, whole[item.key]))
         known = {*journal.finished}
 
         def ask(part: Plan) -> Answers:

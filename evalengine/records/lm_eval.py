@@ -15,11 +15,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from evalengine.config.schema import Config
 from evalengine.records.folder import RunFolder
+from evalengine.records.manifest import code_version
+from evalengine.version import __version__
 
 THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
 LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
@@ -105,30 +109,18 @@ class ModelInfo:
     bos_token: tuple[str | None, int | None] = (None, None)
     chat_template: str | None = None  # only if it was applied
     program: str = "evalengine"  # what asked the model
-    arguments: Mapping[str, Any] | None = None  # lm-eval's `model_args`; None: the path, and the invocation's
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """The run's arguments, and its time."""
-
-    limit: int | None
-    seed: int
-    fewshot_seed: int
-    started: float  # UNIX seconds
-    total_seconds: float
-    evalengine_version: str
-    transformers_version: str | None = None
-    git_hash: str | None = None
-    system_instruction: str | None = None
-    fewshot_as_multiturn: bool | None = None
-    model_args: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] | None = None  # lm-eval's `model_args`; None: the path and the run's numerics
 
 
 def results_dict(
-    tasks: Sequence[TaskResult], model: ModelInfo, invocation: Invocation, groups: Sequence[GroupResult] = ()
+    tasks: Sequence[TaskResult],
+    model: ModelInfo,
+    config: Config,
+    started: float = 0.0,
+    seconds: float = 0.0,
+    groups: Sequence[GroupResult] = (),
 ) -> dict[str, Any]:
-    """The content of `results_<iso>.json`."""
+    """The content of `results_<iso>.json`. config: the run's. started: UNIX seconds. seconds: what the run took."""
     by_name = sorted(tasks, key=lambda task: task.name)
     either: list[TaskResult | GroupResult] = [*tasks, *groups]
     both = sorted(either, key=lambda entry: entry.name)
@@ -142,11 +134,11 @@ def results_dict(
         "n-shot": {entry.name: entry.num_fewshot for entry in both if entry.num_fewshot is not None},
         "higher_is_better": {entry.name: dict(entry.higher_is_better) for entry in both},
         "n-samples": {task.name: {"original": task.original, "effective": task.effective} for task in tasks},
-        "config": _execution(model, invocation),
-        "git_hash": invocation.git_hash,
-        "date": invocation.started,
-        "transformers_version": invocation.transformers_version,
-        "evalengine_version": invocation.evalengine_version,
+        "config": _execution(model, config),
+        "git_hash": code_version().commit,
+        "date": started,
+        "transformers_version": metadata.version("transformers"),
+        "evalengine_version": __version__,
         "tokenizer_pad_token": _token(model.pad_token),
         "tokenizer_eos_token": _token(model.eos_token),
         "tokenizer_bos_token": _token(model.bos_token),
@@ -156,12 +148,12 @@ def results_dict(
         "model_source": "evalengine",
         "model_name": model.name,
         "model_name_sanitized": re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model.name),
-        "system_instruction": invocation.system_instruction,
-        "system_instruction_sha": _sha(invocation.system_instruction),
-        "fewshot_as_multiturn": invocation.fewshot_as_multiturn,
+        "system_instruction": config.system_instruction,
+        "system_instruction_sha": _sha(config.system_instruction),
+        "fewshot_as_multiturn": config.fewshot_as_multiturn if config.apply_chat_template else None,
         "chat_template": model.chat_template,
         "chat_template_sha": _sha(model.chat_template),
-        "total_evaluation_time_seconds": str(invocation.total_seconds),
+        "total_evaluation_time_seconds": str(seconds),
     }
 
 
@@ -226,19 +218,22 @@ def write_results(
     folder: RunFolder,
     tasks: Sequence[TaskResult],
     model: ModelInfo,
-    invocation: Invocation,
+    config: Config,
     finished: datetime,
+    *,
+    started: float = 0.0,
+    seconds: float = 0.0,
     groups: Sequence[GroupResult] = (),
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Writes the samples that the tasks have, then the results with the same time in their names.
 
-    more: further keys of the results. Raises as `write_samples`.
+    config, started, seconds: as in `results_dict`. more: further keys of the results. Raises as `write_samples`.
     """
     for task in tasks:
         if task.samples:
             write_samples(folder, task, finished)
-    content = {**results_dict(tasks, model, invocation, groups), **more}
+    content = {**results_dict(tasks, model, config, started, seconds, groups), **more}
     results = json.dumps(content, indent=2, ensure_ascii=False, default=_plain)
     return folder.write_text(f"results_{_iso(finished)}.json", results)
 
@@ -247,11 +242,18 @@ def _iso(finished: datetime) -> str:
     return finished.isoformat().replace(":", "-")
 
 
-def _execution(model: ModelInfo, invocation: Invocation) -> dict[str, Any]:
+def _execution(model: ModelInfo, config: Config) -> dict[str, Any]:
     """lm-eval's `config`: the model and how it was run."""
+    arguments: dict[str, Any] = {
+        "pretrained": model.path,
+        "numerics": config.numerics,
+        "batch_invariant": config.batch_invariant,
+    }
+    if config.model.adapter is not None:
+        arguments["peft"] = config.model.adapter
     return {
         "model": model.program,
-        "model_args": model.arguments or {"pretrained": model.path, **invocation.model_args},
+        "model_args": model.arguments or arguments,
         "model_num_parameters": model.num_parameters,
         "model_dtype": model.dtype,
         "model_revision": model.revision,
@@ -260,13 +262,13 @@ def _execution(model: ModelInfo, invocation: Invocation) -> dict[str, Any]:
         "batch_sizes": [],
         "device": model.device,
         "use_cache": None,
-        "limit": invocation.limit,
+        "limit": config.limit,
         "bootstrap_iters": 100000,
         "gen_kwargs": None,
-        "random_seed": invocation.seed,
-        "numpy_seed": invocation.seed,
-        "torch_seed": invocation.seed,
-        "fewshot_seed": invocation.fewshot_seed,
+        "random_seed": config.seed,
+        "numpy_seed": config.seed,
+        "torch_seed": config.seed,
+        "fewshot_seed": config.fewshot_seed,
     }
 
 

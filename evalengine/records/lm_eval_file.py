@@ -13,7 +13,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.shapes import AsciiText, Count, Text, Writable, each, with_fields, wrong
-from evalengine.util.plain_files import parse_json, read_json
+from evalengine.util.plain_files import parse_json, read_bytes, read_json
 
 ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 AGAIN = "run the evaluation again, or take the folder from where it was copied"
@@ -93,7 +93,18 @@ def metrics_of(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]
             yield metric, name, value, values.get(f"{metric}_stderr,{name}")
 
 
-def parse_sample(line: str, where: str) -> dict[str, Any]:
+def read_samples(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a samples file. Raises `ConfigError` that names the line."""
+    try:
+        lines = read_bytes(file).decode("utf-8").split("\n")  # not `splitlines`: a text's U+2028 ends no line
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _sample(line, f"{file}, line {number}")
+
+
+def _sample(line: str, where: str) -> dict[str, Any]:
     """A row of samples. where: the file and the line, for the `ConfigError` that it raises."""
     try:
         row: Any = parse_json(line)

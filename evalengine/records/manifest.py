@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -210,6 +211,7 @@ def gpu_names(device: str) -> list[str]:
     return [f"{properties.name} (sm_{properties.major}{properties.minor}, CUDA {torch.version.cuda})"]
 
 
+@cache  # the manifest and the results file ask the same
 def _git(folder: Path, *arguments: str) -> str | None:
     """Git's answer, or None if it has none."""
     try:

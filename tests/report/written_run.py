@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from evalengine.config.schema import Config
 from evalengine.records.digest import digests
 from evalengine.records.evidence import bind
-from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
+from evalengine.records.lm_eval import ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.manifest import build_manifest
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
@@ -130,7 +131,7 @@ def _write(
     hashed = hashlib.sha256(joined.encode()).hexdigest()
     result = TaskResult(task, 1.0, 0, metrics, better, {}, len(samples), len(samples), hashed, samples)
     model = ModelInfo("tiny", "tiny", "float32", None, None, 1, 64, "cpu", None)
-    results = results_dict([result], model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
+    results = results_dict([result], model, Config(), seconds=1.0)
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = digests(records).run
     manifest = bind(_manifest(task, records, digest, numerics, model_name, weights), path, digest)

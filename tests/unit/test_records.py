@@ -22,7 +22,6 @@ from evalengine.records import schema
 from evalengine.records.digest import digests
 from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import (
-    Invocation,
     ModelInfo,
     Sample,
     TaskResult,
@@ -211,7 +210,7 @@ TASK = TaskResult(
     samples=[SAMPLE],
 )
 MODEL = ModelInfo("org/m", "org/m", "torch.bfloat16", None, "w", 7, 64, "cpu", 2, eos_token=("</s>", 2))
-INVOCATION = Invocation(1, 0, 1234, 1.5, 2.5, "0.1.0", model_args={"numerics": "exact"})
+CONFIG = Config(limit=1, numerics="exact")
 
 
 def test_sample_row_is_lm_evals() -> None:
@@ -284,7 +283,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
         (folder.path / "results_old.json").write_text("{}")  # an attempt died between results and digest
         remove_results(folder)
         write_samples(folder, TASK, datetime(2026, 1, 2, 3, 4, 5))
-        write_results(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
+        write_results(folder, [TASK], MODEL, CONFIG, datetime(2026, 1, 2, 3, 4, 5))
         folder.write_text("manifest.json", manifest(resumed=1, truncated=1).file_text())
         with pytest.raises(EvalEngineError, match="not finished"):
             print_report(folder.path)
@@ -308,12 +307,12 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
 
 def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder:
-        path = write_results(folder, [TASK, replace(TASK, name="a")], MODEL, INVOCATION, datetime(2026, 1, 2))
+        path = write_results(folder, [TASK, replace(TASK, name="a")], MODEL, CONFIG, datetime(2026, 1, 2))
     results = json.loads(path.read_text())
     assert results["results"]["arc_easy"] == {"name": "arc_easy", "alias": "arc_easy", "sample_len": 1, **TASK.metrics}
     assert list(results["results"]) == ["arc_easy", "a"]
     with open_folder(tmp_path / "named") as folder:
-        path = write_results(folder, [replace(TASK, alias="easy")], MODEL, INVOCATION, datetime(2026, 1, 2))
+        path = write_results(folder, [replace(TASK, alias="easy")], MODEL, CONFIG, datetime(2026, 1, 2))
     assert json.loads(path.read_text())["results"]["arc_easy"]["alias"] == "easy"
     assert results["n-samples"]["a"] == {"original": 10, "effective": 1}
     assert results["n-shot"] == {"a": 2, "arc_easy": 2} and results["versions"] == {"a": 1.0, "arc_easy": 1.0}
@@ -325,7 +324,7 @@ def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
 def test_keys_are_those_of_an_installed_lm_eval(tmp_path: Path) -> None:
     schema = pytest.importorskip("lm_eval.result_schema", reason="needs lm-eval 0.4.13 (the extra lm-eval)")
     with open_folder(tmp_path) as folder:
-        path = write_results(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2))
+        path = write_results(folder, [TASK], MODEL, CONFIG, datetime(2026, 1, 2))
     results = json.loads(path.read_text())
     known = set(schema.EvalResults.__annotations__) | {"evalengine_version"}
     assert set(results) <= known

@@ -17,7 +17,6 @@ from typing import Any
 
 from evalengine.config.schema import Config, leaves, selection, to_yaml
 from evalengine.errors import EvalEngineError, first_of, listed
-from evalengine.harness.finish import invocation
 from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
 from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import Findings, Thought, answers_alone, task_results, uncredited, verdicts
@@ -47,7 +46,6 @@ from evalengine.records.lm_eval import (
 )
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import RunTimings
 from evalengine.records.schema import Answer, Answers, RecordKey
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
@@ -81,8 +79,8 @@ def run(config: Config) -> Path:
     with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
         answers, rejected = _answers(config, asked, folder, client)
-        timings = RunTimings(0.0, time.perf_counter() - begin, time.perf_counter() - begin)
-        _write(config, asked, answers, rejected, folder, judge, started, timings)
+        seconds = time.perf_counter() - begin
+        _write(config, asked, answers, rejected, folder, judge, started, seconds)
         for unfinished in (LOCK, IDENTITY):
             (folder.path / unfinished).unlink(missing_ok=True)
         return folder.path
@@ -144,7 +142,7 @@ def _write(
     folder: RunFolder,
     judge: Judge | None,
     started: float,
-    timings: RunTimings,
+    seconds: float,
 ) -> None:
     """Scores each ask, and writes the first one's samples and results with what all of them show. A judge is asked
     about the first one's answers. Documents with a rejected request are in no score."""
@@ -191,8 +189,17 @@ def _write(
     )
     more = {"harness": "endpoint", "endpoint": {**facts, "in_words": lines(facts)}}
     remove_results(folder)
-    how, added_up = invocation(config, started, timings), group_results(groups, first)
-    write_results(folder, first, model, how, datetime.now(), added_up, more)
+    write_results(
+        folder,
+        first,
+        model,
+        config,
+        datetime.now(),
+        started=started,
+        seconds=seconds,
+        groups=group_results(groups, first),
+        more=more,
+    )
 
 
 def _without(plan: Plan, documents: Set[Document]) -> Plan:

@@ -18,8 +18,8 @@ from evalengine.records.lm_eval import LENGTH_LIMITED, REJECTED, UNANSWERED
 from evalengine.records.lm_eval_file import (
     AGAIN,
     metrics_of,
-    parse_sample,
     read_results,
+    read_samples,
     results_date,
     results_files,
     samples_files,
@@ -37,7 +37,6 @@ from evalengine.report.read.lm_eval_samples import (
     weighted_pair,
 )
 from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
-from evalengine.util.plain_files import read_bytes
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
 SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
@@ -109,14 +108,7 @@ def newest(path: Path) -> tuple[dict[str, Any], Samples]:
 def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
     """The rows of a samples file. The task hash, where the results hold one, is over the hashes of every row."""
     hasher, seen = hashlib.sha256(), set()
-    try:
-        lines = read_bytes(file).decode("utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
-    for line_number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        row = parse_sample(line, f"{file}, line {line_number}")
+    for line_number, row in enumerate(read_samples(file), 1):
         if (row["doc_id"], row["filter"]) in seen:
             raise ConfigError(f"{file}, line {line_number}: document {row['doc_id']} a second time; {AGAIN}")
         seen.add((row["doc_id"], row["filter"]))
