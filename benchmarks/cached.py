@@ -44,9 +44,9 @@ def _fill(settings: Sequence[str]) -> int:
     how many there are."""
     import numpy as np
 
+    from evalengine.cache.engine import through_cache
     from evalengine.cache.store import Row
     from evalengine.engine.request import GenerateRequest
-    from evalengine.harness.execute import through_cache
     from evalengine.harness.identity import identify
     from evalengine.records.schema import Answer
 

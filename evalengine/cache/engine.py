@@ -6,12 +6,15 @@ import hashlib
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from evalengine.cache.keys import Computer, Keys
-from evalengine.cache.store import Lookup, Row, Store, cure
+from evalengine.cache.store import CacheUnavailableError, Lookup, Row, Store, cure
+from evalengine.config.schema import Config
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.protocol import EngineProtocol, OnStep
@@ -201,3 +204,28 @@ class CachedEngine:
     def _fail(self, error: sqlite3.Error) -> None:
         self.counts.failed = str(error)
         warn(f"{self.store.path}: {error}; the run goes on without the cache ({cure(error)})")
+
+
+@contextmanager
+def through_cache(
+    config: Config, llm: EngineProtocol, identity: Mapping[str, Any], name: Callable[[Request], str]
+) -> Iterator[CachedEngine | None]:
+    """The engine whose answers `cache.path` keeps; None where no cache is set.
+
+    identity: that of the engine (`engine_identity`), or a whole run's. name: gives a request's name in messages.
+    Raises ConfigError for a folder that can be no cache. One that is locked, or whose disk is full, is done without.
+    """
+    if config.cache.path is None:
+        yield None
+        return
+    failed = None
+    try:
+        opened = Store.open(config.cache.path)
+    except CacheUnavailableError as error:  # the cache only saves time: its failure must not end a run
+        opened, failed = Store.empty(config.cache.path), str(error)
+        warn(f"{error}; the run goes on without the cache")
+    with opened as store:
+        computer = Computer.of(config.model.name, identity, llm.facts().libraries)
+        cached = CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
+        cached.counts.failed = failed
+        yield cached

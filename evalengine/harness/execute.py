@@ -13,9 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalengine.cache.engine import CachedEngine
-from evalengine.cache.keys import Computer
-from evalengine.cache.store import CacheUnavailableError, Store
+from evalengine.cache.engine import CachedEngine, through_cache
 from evalengine.config.schema import Config
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.interrupts import Interrupts
@@ -125,31 +123,6 @@ def _most_tokens(request: Request, max_model_len: int) -> int:
     if not isinstance(request, GenerateRequest):
         return len(request.continuation_ids)
     return min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
-
-
-@contextmanager
-def through_cache(
-    config: Config, llm: EngineProtocol, identity: Mapping[str, Any], name: Callable[[Request], str]
-) -> Iterator[CachedEngine | None]:
-    """The engine whose answers `cache.path` keeps; None where no cache is set.
-
-    identity: that of the engine (`engine_identity`), or a whole run's. name: gives a request's name in messages.
-    Raises ConfigError for a folder that can be no cache. One that is locked, or whose disk is full, is done without.
-    """
-    if config.cache.path is None:
-        yield None
-        return
-    failed = None
-    try:
-        opened = Store.open(config.cache.path)
-    except CacheUnavailableError as error:  # the cache only saves time: its failure must not end a run
-        opened, failed = Store.empty(config.cache.path), str(error)
-        warn(f"{error}; the run goes on without the cache")
-    with opened as store:
-        computer = Computer.of(config.model.name, identity, llm.facts().libraries)
-        cached = CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
-        cached.counts.failed = failed
-        yield cached
 
 
 @contextmanager

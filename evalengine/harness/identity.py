@@ -24,7 +24,7 @@ from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
 from evalengine.harness.execute import deferred_llm
 from evalengine.harness.plan import Plan, build_plan, prepare
-from evalengine.harness.requests import SERVED, in_order, read_asked, requests_sha256
+from evalengine.harness.requests import SERVED, in_order, read_requests, requests_sha256
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.records.differences import differences
 from evalengine.records.evidence import ASKED, CONFIG
@@ -130,7 +130,7 @@ def plan_again(
             f"configuration, or name the run's own model {NAME_IT}"
         )
     if served:
-        requests = in_order(read_asked(folder))
+        requests = in_order(read_requests(folder))
         plan = Plan([], requests, prompts_sha256=requests_sha256((item.key, item.request) for item in requests))
     else:
         plan = build_plan(config, tasks, llm)

@@ -7,7 +7,7 @@ checked later. Its rows are the answers, written before it starts; the run whose
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from evalengine.engine.protocol import EngineProtocol
 from evalengine.harness.execute import deferred_llm
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
-from evalengine.harness.plan import Plan, TaskPlan, build_plan, prepare
+from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, file_sha256
 from evalengine.records.folder import IDENTITY, write_text_file
@@ -44,6 +44,7 @@ class Judgement:
     shown: Mapping[str, Any]  # the judge's prompts, and the items of its run that are its verdicts
 
 
+Rows = dict[int, dict[str, Any]]  # document -> its row in the judge's task
 Judgements = Mapping[str, Mapping[int, Judgement]]  # task -> document -> judgement
 NOT_JUDGED: Judgements = {}
 
@@ -53,7 +54,7 @@ class Judge:
     """The judge of a run."""
 
     config: Config  # that of its own run, less the place of its rows
-    asked: Mapping[str, JudgeConfig]  # by task, as the run's settings have it
+    settings: Mapping[str, JudgeConfig]  # task -> its judge's settings
     limit: int | None  # of documents
     shares: bool  # whether the run's own engine judges
     identity: dict[str, Any]  # what a verdict depends on besides prompts and settings: the model, by content
@@ -66,27 +67,22 @@ class Judge:
         place = folder / FOLDER
         config = replace(self.config, output_dir=str(place), data_dir=str(place))
         rows = self._rows(plan, lambda key: answers[key].text)
+        counts = {name: sum(len(row["responses"]) for row in own.values()) for name, own in rows.items()}
         for name, own in rows.items():
-            if empty := sum(map(_empty, own)):
-                count = sum(len(row["responses"]) for row in own)
-                warn(f"tasks.{name}.judge: {empty:,} of {count:,} answers are empty: they get the lowest value, and "
-                     "lose against any text")  # fmt: skip
-        changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", own)]
+            if empty := sum(map(_empty, own.values())):
+                warn(f"tasks.{name}.judge: {empty:,} of {counts[name]:,} answers are empty: they get the lowest value, "
+                     "and lose against any text")  # fmt: skip
+        changed = [name for name, own in rows.items() if _write(place / f"{name}.jsonl", [*own.values()])]
         found = None if changed else _finished(place, config)
         if found is None:
             if config.progress:
-                count = sum(len(row["responses"]) for own in rows.values() for row in own)
-                warn(f"{config.model.name} judges {count:,} answers", "")
+                warn(f"{config.model.name} judges {sum(counts.values()):,} answers", "")
             found = ask(config)
-        digest = digest_of(found)
-        by_row = {name: _judgements(found, name, f"{FOLDER}/{found.name}") for name in rows}
-        facts = {name: _facts(self.asked[name], rows[name], by_row[name]) for name in rows}
-        documents = {item.task.name: [own[0].doc_id for own in item.instances] for item in plan.tasks}
-        judgements = {
-            name: {documents[name][row]: judgement for row, judgement in own.items()} for name, own in by_row.items()
-        }
-        run = {"run": f"{FOLDER}/{found.name}", "digest": digest, "model": config.model.name, "api": config.model.api}
-        return judgements, {**run, "tasks": facts}
+        run = f"{FOLDER}/{found.name}"
+        judgements = {name: _judgements(found, name, run, [*own]) for name, own in rows.items()}
+        facts = {name: _facts(self.settings[name], own, judgements[name]) for name, own in rows.items()}
+        model = {"digest": digest_of(found), "model": config.model.name, "api": config.model.api}
+        return judgements, {"run": run, **model, "tasks": facts}
 
     def rehearse(self, plan: Plan, engine: EngineProtocol) -> None:
         """Raises ConfigError for what the judge could not be asked: a conversation that its chat template refuses, say.
@@ -95,31 +91,28 @@ class Judge:
         """
         with TemporaryDirectory() as place, named_errors("judge"):
             for name, rows in self._rows(plan, lambda key: MADE_UP).items():
-                _write(Path(place) / f"{name}.jsonl", rows[:REHEARSED])
+                _write(Path(place) / f"{name}.jsonl", [*rows.values()][:REHEARSED])
             config = replace(self.config, data_dir=place)
             build_plan(config, prepare(config, engine.checkpoint)[1], engine)
 
-    def _rows(self, plan: Plan, text_of: Callable[[RecordKey], str]) -> dict[str, list[dict[str, Any]]]:
+    def _rows(self, plan: Plan, text_of: Callable[[RecordKey], str]) -> dict[str, Rows]:
         """Task -> a row for each document, in order."""
-        judged_tasks = [item for item in plan.tasks if item.task.name in self.asked]
-        return {item.task.name: self._rows_of(item, text_of) for item in judged_tasks}
-
-    def _rows_of(self, plan: TaskPlan, text_of: Callable[[RecordKey], str]) -> list[dict[str, Any]]:
-        task, judge = plan.task, self.asked[plan.task.name]
-        references, rows = references_of(task, judge, self.limit), []
-        for instances in plan.instances:
-            number = instances[0].doc_id
-            doc = task.docs[number]
-            keys = [(one.task, one.doc_id, one.index, one.repeat) for one in instances]
-            label = doc.get(judge.labels) if judge.labels else None
-            rows.append({
-                "doc": doc,
-                "target": str(task.target(doc)),
-                "responses": [text_of(key) for key in keys],
-                "reference": references[number],
-                "label": None if label is None else str(label),
-                "labelled": doc.get(judge.labelled) if judge.labelled and label is not None else None,
-            })  # fmt: skip
+        rows: dict[str, Rows] = {}
+        for task, documents in ((own.task, own.instances) for own in plan.tasks if own.task.name in self.settings):
+            judge, of_task = self.settings[task.name], rows.setdefault(task.name, {})
+            references = references_of(task, judge, self.limit)
+            for instances in documents:
+                number = instances[0].doc_id
+                doc = task.docs[number]
+                label = doc.get(judge.labels) if judge.labels else None
+                of_task[number] = {
+                    "doc": doc,
+                    "target": str(task.target(doc)),
+                    "responses": [text_of((one.task, one.doc_id, one.index, one.repeat)) for one in instances],
+                    "reference": references[number],
+                    "label": None if label is None else str(label),
+                    "labelled": doc.get(judge.labelled) if judge.labelled and label is not None else None,
+                }
         return rows
 
 
@@ -169,8 +162,8 @@ def _finished(place: Path, config: Config) -> Path | None:
     return None
 
 
-def _judgements(folder: Path, task: str, run: str) -> dict[int, Judgement]:
-    """The verdicts in a judge's run. run: what the samples of the judged run call it."""
+def _judgements(folder: Path, task: str, run: str, documents: Sequence[int]) -> dict[int, Judgement]:
+    """The verdicts in a judge's run. run: what the samples of the judged run call it. documents: each row's."""
     found = {}
     for doc, row in sample_rows(folder, task).items():
         arguments = row["arguments"].values()
@@ -180,7 +173,8 @@ def _judgements(folder: Path, task: str, run: str) -> dict[int, Judgement]:
             "prompts": [*dict.fromkeys(one["arg_0"] for one in arguments)],
         }
         metrics = {name: row[name] for name in row["metrics"]}
-        found[doc] = Judgement(metrics, _empty(row["doc"]), [str(label) for label in row["filtered_resps"]], shown)
+        labels = [str(label) for label in row["filtered_resps"]]
+        found[documents[doc]] = Judgement(metrics, _empty(row["doc"]), labels, shown)
     return found
 
 
@@ -189,9 +183,9 @@ def _empty(row: Mapping[str, Any]) -> int:
     return sum(not text.strip() for text in row["responses"])
 
 
-def _facts(judge: JudgeConfig, rows: list[dict[str, Any]], found: Mapping[int, Judgement]) -> dict[str, Any]:
+def _facts(judge: JudgeConfig, rows: Rows, found: Mapping[int, Judgement]) -> dict[str, Any]:
     """What the manifest says of one task's verdicts, as plain JSON values: how many there are, and how often they and
-    the given labels fell together. found: by row; rows that the judge's endpoint rejected are missing."""
+    the given labels fell together. found: by document; those that the judge's endpoint rejected are missing."""
     counts = {"verdicts": sum(len(rows[number]["responses"]) for number in found)}
     if empty := sum(_empty(rows[number]) for number in found):
         counts["empty"] = empty

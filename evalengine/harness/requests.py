@@ -194,7 +194,7 @@ def with_own_noise(request: GenerateRequest) -> GenerateRequest:
     return replace(request, sample=0, params=replace(request.params, noise_key=f"{name}\0sample {request.sample}"))
 
 
-def asked_line(key: RecordKey, request: Request) -> bytes:
+def request_line(key: RecordKey, request: Request) -> bytes:
     """The line of one request."""
     line: dict[str, Any] = {"key": key, "prompt_ids": request.prompt_ids}
     if isinstance(request, GenerateRequest):
@@ -205,7 +205,7 @@ def asked_line(key: RecordKey, request: Request) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def read_asked(folder: Path, unfinished: bool = False) -> dict[RecordKey, Request]:
+def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Request]:
     """Key -> request, numbered from 0 in the file's order.
 
     unfinished: whether a last line that was cut off by a kill may be there; it is left out.

@@ -257,7 +257,7 @@ def test_nothing_asked_leaves_nothing_and_fast_is_refused(tmp_path: Path) -> Non
 
 def test_a_damaged_list_of_what_was_asked_is_said(recorded: tuple[Run, list[Any]], tmp_path: Path) -> None:
     from evalengine.errors import ConfigError
-    from evalengine.harness.requests import read_asked
+    from evalengine.harness.requests import read_requests
 
     whole = (recorded[0].folder / "asked.jsonl").read_text().splitlines()
     line = json.loads(whole[0])
@@ -265,4 +265,4 @@ def test_a_damaged_list_of_what_was_asked_is_said(recorded: tuple[Run, list[Any]
                     json.dumps({**line, "params": {"tempo": 1}}), f"{whole[0]}\n{whole[0]}"):  # fmt: skip
         (tmp_path / "asked.jsonl").write_text(f"{damaged}\n")
         with pytest.raises(ConfigError, match=r"asked\.jsonl: missing or damaged"):
-            read_asked(tmp_path)
+            read_requests(tmp_path)

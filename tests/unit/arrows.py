@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "tasks": {"config", "util", "errors"},
     "records": {"config", "util", "errors", "version"},
     "report": {"records", "tasks", "config", "util", "errors", "version"},
-    "cache": {"engine", "models", "records", "util", "errors"},
+    "cache": {"engine", "models", "records", "config", "util", "errors"},
     "harness": {
         "cache",
         "engine",

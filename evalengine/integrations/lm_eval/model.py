@@ -14,7 +14,7 @@ from lm_eval import utils as lm_eval_utils
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
-from evalengine.cache.engine import CachedEngine
+from evalengine.cache.engine import CachedEngine, through_cache
 from evalengine.config.schema import TEMPLATE_DATE
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
@@ -26,7 +26,6 @@ from evalengine.engine.text.encode import prefix_token_id
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
-from evalengine.harness.execute import through_cache
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.requests import HarnessRequest
 from evalengine.integrations.lm_eval import LOGGER

@@ -32,7 +32,7 @@ from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.outcome import Findings, SampleHashes, hash_string, task_hash, thoughts
 from evalengine.harness.plan import Plan
-from evalengine.harness.requests import SERVED, asked_line, in_order, read_asked, requests_sha256, with_own_noise
+from evalengine.harness.requests import SERVED, in_order, read_requests, request_line, requests_sha256, with_own_noise
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
@@ -113,7 +113,7 @@ class ServedRun:
                 raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
                                       "this machine computes wrong")  # fmt: skip
         new = {key: request for key, request in requests.items() if key not in self.asked}
-        self.file.append(b"".join(asked_line(*one) for one in new.items()))
+        self.file.append(b"".join(request_line(*one) for one in new.items()))
         self.asked |= new
         self.journal.append(*entries.values())
 
@@ -137,7 +137,7 @@ class ServedRun:
 
     def _write(self, plan: Plan) -> str:
         folder, llm, answers = self.folder, self.llm, self.journal.finished
-        folder.write_text(ASKED, b"".join(asked_line(i.key, i.request) for i in plan.requests).decode())
+        folder.write_text(ASKED, b"".join(request_line(i.key, i.request) for i in plan.requests).decode())
         ended = EndedRun(
             config=self.config,
             llm=llm,
@@ -170,7 +170,7 @@ def served_key(task: str, plain: Request, request: Request) -> RecordKey:
 
 
 def _read_back(folder: RunFolder) -> dict[RecordKey, Request]:
-    return read_asked(folder.path, unfinished=True) if (folder.path / ASKED).exists() else {}
+    return read_requests(folder.path, unfinished=True) if (folder.path / ASKED).exists() else {}
 
 
 def _opened(path: Path) -> LineFile:
