@@ -165,7 +165,12 @@ def test_few_documents_are_written_beside_a_gpus_model(
     monkeypatch.setattr(plan, "MANY_DOCUMENTS", 10)
     monkeypatch.setattr(plan, "FEW_DOCUMENTS", 3)
     config, tasks, llm = prepared("limit=3")
-    monkeypatch.setattr(loaded_model, "gpu_architecture", lambda device: None)
+    parent = os.getpid()
+
+    def architecture(device: torch.device) -> None:
+        assert os.getpid() == parent, "CUDA fails in a forked process"
+
+    monkeypatch.setattr(loaded_model, "gpu_architecture", architecture)
     llm.settings = replace(llm.settings, device=torch.device(device))
     monkeypatch.setattr(llm, "load", lambda: None)
     assert len(plan_and_load(config, tasks, llm).requests) == 3
