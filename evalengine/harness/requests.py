@@ -184,21 +184,11 @@ class RequestBuilder:
         return length - room
 
 
-def with_own_noise(request: GenerateRequest) -> GenerateRequest:
-    """The same request by itself: which of a prompt's samples it is goes into the name of its noise."""
-    if not request.sample:
-        return request
-    name = request.params.noise_key
-    if name is None:
-        name = "ids:" + ",".join(map(str, request.prompt_ids))
-    return replace(request, sample=0, params=replace(request.params, noise_key=f"{name}\0sample {request.sample}"))
-
-
 def request_line(key: RecordKey, request: Request) -> bytes:
     """The line of one request."""
     line: dict[str, Any] = {"key": key, "prompt_ids": request.prompt_ids}
     if isinstance(request, GenerateRequest):
-        assert not request.sample, "with_own_noise"
+        assert not request.sample, "it is in the name of the noise"
         line["params"] = asdict(request.params)
     else:
         line |= {"scored": request.continuation_ids, "logprobs": request.logprobs}

@@ -32,7 +32,7 @@ from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.outcome import Findings, SampleHashes, hash_string, task_hash, thoughts
 from evalengine.harness.plan import Plan
-from evalengine.harness.requests import SERVED, in_order, read_requests, request_line, requests_sha256, with_own_noise
+from evalengine.harness.requests import SERVED, in_order, read_requests, request_line, requests_sha256
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
@@ -158,6 +158,16 @@ def recorded(request: Request) -> Request:
     if isinstance(request, GenerateRequest):
         return with_own_noise(replace(request, params=replace(request.params, logprobs=0)))
     return replace(request, logprobs=0)
+
+
+def with_own_noise(request: GenerateRequest) -> GenerateRequest:
+    """The same request by itself: which of a prompt's samples it is goes into the name of its noise."""
+    if not request.sample:
+        return request
+    name = request.params.noise_key
+    if name is None:
+        name = "ids:" + ",".join(map(str, request.prompt_ids))
+    return replace(request, sample=0, params=replace(request.params, noise_key=f"{name}\0sample {request.sample}"))
 
 
 def served_key(task: str, plain: Request, request: Request) -> RecordKey:
