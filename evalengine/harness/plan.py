@@ -86,7 +86,7 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     templated = config.apply_chat_template  # the tasks need the model
     checkpoint = loaded or (_collect(problems, lambda: _found(config)) if templated else None)
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
-    read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    read = [_collect(problems_of_rows, partial(_read, name, config, chat)) for name in config.tasks]
     loaded_tasks = [task for task in read if task is not None]
     with checking(loaded_tasks, not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)) as checked:
         if checkpoint is None and not templated:
@@ -152,7 +152,7 @@ def load_tasks(config: Config) -> list[Task]:
     """
     problems: list[str] = []
     chat = _collect(problems, lambda: _chat(config))
-    tasks = [_collect(problems, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    tasks = [_collect(problems, partial(_read, name, config, chat)) for name in config.tasks]
     with checking([task for task in tasks if task is not None]) as checked:
         problems.extend(checked.result())
     if problems:
