@@ -46,7 +46,6 @@ class Judgement:
 
 Rows = dict[int, dict[str, Any]]  # document -> its row in the judge's task
 Judgements = Mapping[str, Mapping[int, Judgement]]  # task -> document -> judgement
-NOT_JUDGED: Judgements = {}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from evalengine.config.schema import Config, selection
 from evalengine.engine.request import GenerateRequest
 from evalengine.engine.text.thinking import end_of_thinking, part
 from evalengine.errors import EvalEngineError, one_line
-from evalengine.harness.judging import NOT_JUDGED, Judgement, Judgements
+from evalengine.harness.judging import Judgement, Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan, isolated
 from evalengine.harness.requests import HarnessRequest
@@ -70,7 +70,7 @@ class Findings:
     thoughts: Mapping[RecordKey, Thought] = field(default_factory=dict)  # empty where no end of thinking is named
     denied: Set[RecordKey] = frozenset()  # generations that get no credit (`Task.without_credit`)
     verdicts: Mapping[RecordKey, ProgramVerdict] = field(default_factory=dict)  # of the programs that were run
-    judgements: Judgements = field(default_factory=lambda: NOT_JUDGED)
+    judgements: Judgements = field(default_factory=dict)
     # The kind (`UNANSWERED`) of each generation that an endpoint left without an answer; None for an engine's, whose
     # empty texts only a judge counts.
     unanswered: Mapping[RecordKey, str] | None = None

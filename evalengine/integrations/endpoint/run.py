@@ -17,7 +17,7 @@ from typing import Any
 
 from evalengine.config.schema import Config, leaves, selection, to_yaml
 from evalengine.errors import EvalEngineError, first_of, listed
-from evalengine.harness.judging import NOT_JUDGED, Judge, find_judge
+from evalengine.harness.judging import Judge, Judgements, find_judge
 from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import Findings, Thought, answers_alone, task_results, uncredited, verdicts
 from evalengine.harness.plan import Plan
@@ -157,14 +157,13 @@ def _write(
     denied = [uncredited(own, config) for own in thoughts]
     limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
-    judgements, told = (
-        (NOT_JUDGED, None)
-        if judge is None
-        else judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
-    )
+    judgements: Judgements = {}
+    told = None
+    if judge is not None:
+        judgements, told = judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
     for number, one in enumerate(asks):
         programs = verdicts(plan, one, config, denied[number])
-        judged = NOT_JUDGED if number else judgements
+        judged = {} if number else judgements
         findings = Findings(thoughts[number], denied[number], programs, judged, unanswered[number])
         results.append(task_results(plan, one, findings))
     out, first = Counter(task for task, _ in documents), []
