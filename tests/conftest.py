@@ -12,6 +12,7 @@ import torch
 
 from evalengine.integrations.sandbox.run import problem
 from tests.triton_interpreter import (
+    compute_operators_directly,
     compute_types_once,
     list_builtins_once,
     multiply_each_row_alike,
@@ -33,6 +34,7 @@ gc.disable()  # While tests are collected nothing of what is made becomes free, 
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is defined
+    compute_operators_directly()
     list_builtins_once()
     compute_types_once()
     multiply_each_row_alike()

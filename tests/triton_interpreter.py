@@ -124,6 +124,136 @@ def compute_types_once() -> None:
     interpreter._get_np_dtype = np_dtype
 
 
+def compute_operators_directly() -> None:
+    """Apply an operator to numpy's arrays where Triton's way, about thirty calls, would give the same array.
+
+    It converts both operands to one type, fills a block with a scalar, and extends shapes that numpy extends alike.
+    This covers operands of one plain type, 32-bit with 64-bit integers, numbers, and integers that are added to a
+    pointer. The type of a result is the one that Triton's way gave for such operands before.
+    """
+    try:
+        from triton.language import core
+        from triton.language.semantic import TritonSemantic
+        from triton.runtime import interpreter
+
+        handle_class, patch_attribute = interpreter.TensorHandle, interpreter._patch_attr
+        unwrap, check_types = core._unwrap_if_constexpr, TritonSemantic.binary_op_type_checking_impl
+        fields = [field.name for field in dataclasses.fields(handle_class)]
+        made = [*vars(core.tensor(handle_class(np.zeros(1, np.int32), core.int32), core.int32))]
+    except (ImportError, AttributeError, TypeError):
+        return
+    if fields != ["data", "dtype", "attr"] or made != ["handle", "shape", "numel", "type", "dtype"]:
+        return
+    if int(np.__version__.partition(".")[0]) < 2:  # whose Python numbers widen an array
+        return
+    floats = {
+        core.float16: np.dtype(np.float16),
+        core.float32: np.dtype(np.float32),
+        core.float64: np.dtype(np.float64),
+    }
+    integers = {core.int32: np.dtype(np.int32), core.int64: np.dtype(np.int64)}
+    functions: dict[str, Any] = {
+        "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "lt": np.less,
+        "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+        "and": np.bitwise_and, "or": np.bitwise_or, "radd": np.add, "rmul": np.multiply,
+        "rsub": lambda x, y: np.subtract(y, x), "rtruediv": lambda x, y: np.divide(y, x),
+    }  # fmt: skip
+
+    def array_types(name: str, one: Any, other: Any) -> tuple[Any, Any, Any] | None:
+        """The operands' types as numpy's, and the one that Triton computes in; None where it must take its own way."""
+        types = {**floats, **integers}
+        if name in ("and", "or"):
+            types = {core.int1: np.dtype(bool), **integers}
+        elif "truediv" in name:  # a float16 is widened
+            types = {scalar: floats[scalar] for scalar in (core.float32, core.float64)}
+        if one not in types or other not in types or (one is not other and not {one, other} <= {*integers}):
+            return None
+        return types[one], types[other], one if one is other else core.int64
+
+    def of_number(name: str, scalar: Any, kind: type) -> Any:
+        """The type that a number gets next to a tensor of this type; None where that hangs on the number."""
+        if scalar not in (floats if kind is float else {**floats, **integers}):
+            return None
+        if name in ("lt", "le", "gt", "ge", "eq", "ne"):  # as a tensor of its smallest type, which may widen the other
+            return scalar if kind is int and scalar in integers else None
+        return scalar
+
+    def operator(name: str, slow: Any) -> Any:
+        function = functions[name]
+        known: dict[
+            Any, Any
+        ] = {}  # the operands' types -> numpy's, the type or the element's bytes, an example of a result
+
+        def learn(key: Any, left: Any, right: Any) -> Any:
+            value, one = slow(left, right), left.dtype
+            known[key] = None
+            if key[1] not in (int, float):
+                other = right.dtype
+            else:
+                other = None if one.__class__ is core.pointer_type else of_number(name, one, key[1])
+            if one.__class__ is other.__class__ is core.dtype:
+                if (types := array_types(name, one, other)) is not None:
+                    known[key] = *types, 0, dict(vars(value))
+            elif name == "add" and one.__class__ is core.pointer_type and other in (core.int32, core.int64):
+                width = max(1, left.handle.get_element_ty().primitive_bitwidth // 8)
+                known[key] = None, integers[other], None, width, dict(vars(value))
+            return value
+
+        def apply(left: Any, right: Any) -> Any:
+            kind = right.__class__
+            if kind is core.constexpr:
+                right, kind = right.value, right.value.__class__
+            if kind is core.tensor:
+                key, array = (left.type.name, right.type.name), right.handle.data
+            elif kind is float or (kind is int and -(2**31) <= right < 2**31):
+                key, array = (left.type.name, kind), right + 0  # Triton has no constant -0.0
+            else:
+                return slow(left, right)
+            if (way := known.get(key, key)) is key:
+                return learn(key, left, right)
+            if way is None:
+                return slow(left, right)
+            one_type, other_type, dtype, width, example = way
+            handle = left.handle
+            if kind is core.tensor and array.dtype is not other_type:
+                return slow(left, right)
+            if width:
+                data, dtype = handle.data + width * array.astype(np.uint64), handle.dtype
+            elif handle.data.dtype is one_type:
+                data = function(handle.data, array)
+            else:
+                return slow(left, right)
+            result, value = object.__new__(handle_class), object.__new__(core.tensor)
+            result.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
+            value.__dict__ = {**example, "handle": result}
+            return value
+
+        return apply
+
+    @functools.cache
+    def quick(name: str, member: Any) -> Any:
+        return operator(name, lambda left, right: member(left, right, _semantic=interpreter.interpreter_semantic))
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if obj is core.tensor and name.startswith("__") and name.strip("_") in functions:
+            scope.set_attr(obj, name, quick(name.strip("_"), member))
+        else:
+            patch_attribute(obj, name, member, builder, scope)
+
+    def checked(self: Any, lhs: Any, rhs: Any, *how: Any, **more: Any) -> Any:
+        if lhs.__class__ is rhs.__class__ is core.tensor and not how and not more and lhs.type.name == rhs.type.name:
+            scalar = lhs.type.scalar
+            if scalar.__class__ is core.dtype and (scalar in floats or scalar in integers):
+                return lhs, rhs
+        return check_types(self, lhs, rhs, *how, **more)
+
+    def unwrap_if_constexpr(o: Any) -> Any:
+        return o if o.__class__ is core.tensor else unwrap(o)
+
+    interpreter._patch_attr, core._unwrap_if_constexpr = patch_attr, unwrap_if_constexpr
+    TritonSemantic.binary_op_type_checking_impl = checked
+
+
 def multiply_each_row_alike() -> None:
     """Has `tl.dot` sum every element's products in one order, whatever the tile's shape and the processor."""
     try:
