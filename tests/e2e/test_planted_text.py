@@ -65,15 +65,20 @@ def planted(value: Any, place: Path_, text: str) -> Any:
     return changed
 
 
+def planted_in_turn(value: Any) -> Iterator[tuple[Path_, Any]]:
+    """Each place of the value, and a copy with one of the texts there; neighbours have different ones."""
+    for number, place in enumerate(places(value)):
+        yield place, planted(value, place, PLANTS[number % len(PLANTS)])
+
+
 def plant_file(file: Path, form: SealedFormat, words: Callable[[Path], list[str]], folder: Path) -> None:
-    """Plants texts in each field of a sealed file, and runs a command on each copy."""
+    """Plants a text in each field of a sealed file, and runs a command on each copy."""
     content = json.loads(file.read_text())
     own = {name: value for name, value in content.items() if name not in ("sha256", "format", "version")}
-    for place in places(own):
-        for text in PLANTS:
-            forged = folder / "forged.json"
-            forged.write_text(form.seal(planted(own, place, text)))
-            check(call(*words(forged)), place)
+    forged = folder / "forged.json"
+    for place, changed in planted_in_turn(own):
+        forged.write_text(form.seal(changed))
+        check(call(*words(forged)), place)
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +137,8 @@ def test_manifests(reference: Run, short_reference: Run, tmp_path: Path) -> None
     content = reference.manifest
     run = Path(shutil.copytree(reference.folder, tmp_path / "run"))
     printed = set()
-    for number, place in enumerate(places(content)):
-        rebound(run, planted(content, place, PLANTS[number % 2]))
+    for place, changed in planted_in_turn(content):
+        rebound(run, changed)
         for words in (("compare", short_reference.folder, run, "--allow"), ("report", run, "--table", "markdown")):
             done = call(*map(str, words))
             check(done, place)
@@ -147,8 +152,7 @@ def test_results_and_samples(tmp_path: Path) -> None:
         (file,) = base.glob(name)
         lines = file.read_text().splitlines()
         run = Path(shutil.copytree(base, tmp_path / name[:7]))
-        for number, place in enumerate(places(json.loads(lines[0]))):
-            changed = planted(json.loads(lines[0]), place, PLANTS[number % 2])
+        for place, changed in planted_in_turn(json.loads(lines[0])):
             (run / file.name).write_text("\n".join([json.dumps(changed), *lines[1:]]) + "\n")
             rebound(run, json.loads((run / "manifest.json").read_text()))
             check(call("compare", str(base), str(run)), place)
@@ -187,12 +191,12 @@ def test_tasks_and_policies(reference: Run, tmp_path: Path) -> None:
         "filter_list": [{"name": "f", "filter": [{"function": "take_first"}]}], "generation_kwargs": {"until": ["x"]},
     }  # fmt: skip
     file, policy = tmp_path / "mine.yaml", tmp_path / "policy.yaml"
-    for form in (task, *(planted(task, place, text) for place in places(task) for text in PLANTS)):
+    for form in (task, *(form for _, form in planted_in_turn(task))):
         file.write_text(json.dumps(form))
         check(call("tasks", str(file)), form)
         check(call("tasks", str(file), "--show", "1"), form)
     rules = {"description": "d", "allow": ["weights"], "accuracy": {"margin": 1, "tasks": {"a": {"reason": "r"}}}}
-    for form in (planted(rules, place, text) for place in places(rules) for text in PLANTS):
+    for _, form in planted_in_turn(rules):
         policy.write_text(json.dumps(form))
         check(call("gate", str(reference.folder), str(reference.folder), "--policy", str(policy)), form)
 

@@ -97,7 +97,8 @@ def test_pages_of_any_size_and_preemption_change_nothing(
 ) -> None:
     """Pages turn to NaN once no sequence holds them; in a pool for little more than one sequence some are preempted."""
     batch = [*requests(), *growing()]
-    expected = one_by_one(checkpoint, batch, **MODE)
+    with LLM(checkpoint, **MODE, num_kv_blocks=64, enable_prefix_caching=False) as llm:  # as each alone: `test_modules`
+        expected = outputs(llm, batch)
     settings = {"block_size": size, "num_kv_blocks": 2 + 75 // size, "max_num_seqs": 5, "max_num_batched_tokens": 11}
     with LLM(checkpoint, **MODE, **settings, enable_prefix_caching=False) as llm:
         llm.runner.fill_pool(float("nan"))

@@ -5,6 +5,7 @@ Each test makes an execution that does not count and compares what later steps r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -64,6 +65,17 @@ def requests() -> list[Request]:
     params = [SamplingParams(max_tokens=6, ignore_eos=True, temperature=t) for t in (0.0, 0.9)]
     shared = [GenerateRequest(i, prompt(0, 20) + prompt(i, 1 + 4 * i), params[i % 2]) for i in range(3)]
     return [*shared, GenerateRequest(3, prompt(3, 30), params[0])]
+
+
+@functools.cache
+def alone(folder: Path) -> dict[int, RequestOutput]:
+    return one_by_one(without_tokenizer(folder), requests(), **MODE, enforce_eager=True)
+
+
+@pytest.fixture
+def expected(kind: str, folders: ModelFolders) -> dict[int, RequestOutput]:
+    """The outputs of a kind's requests, each run alone; computed once for a kind."""
+    return alone(folders(KINDS[kind]))
 
 
 def pools(caches: Any) -> Iterator[Tensor]:
@@ -151,9 +163,10 @@ def test_a_warm_up_over_the_steps_inputs_is_found(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_graphs_captured_between_steps_change_nothing(checkpoint: Checkpoint) -> None:
+def test_graphs_captured_between_steps_change_nothing(
+    checkpoint: Checkpoint, expected: dict[int, RequestOutput]
+) -> None:
     """All graphs anew, in the middle of generations, between any two steps."""
-    expected = one_by_one(checkpoint, requests(), **MODE, enforce_eager=True)
     with LLM(checkpoint, **MODE, block_size=16, max_num_seqs=4) as llm:
         assert llm.runner is not None and llm.runner.graphs is not None
         graphs = llm.runner.graphs
@@ -175,10 +188,9 @@ def test_graphs_captured_between_steps_change_nothing(checkpoint: Checkpoint) ->
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("failing", [1, 3])
 def test_a_step_that_fails_after_it_has_executed(
-    kind: str, failing: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    failing: int, checkpoint: Checkpoint, expected: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pages and states are written; it is scheduled anew, in smaller steps."""
-    expected = one_by_one(checkpoint, requests(), **MODE, enforce_eager=True)
     compute, steps = ModelRunner.compute, []
 
     def fails_once(self: ModelRunner, *arguments: Any) -> Any:
@@ -200,10 +212,9 @@ def test_a_step_that_fails_after_it_has_executed(
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in RECURRENT])
 def test_a_step_executed_again_changes_nothing(
-    kind: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, expected: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step is, as if a number in it were not finite."""
-    expected = one_by_one(checkpoint, requests(), **MODE, enforce_eager=True)
     forward = RankRunner.forward
 
     def twice(self: RankRunner, batch: Batch) -> Tensor:
@@ -253,9 +264,10 @@ def guesses_of(outputs: dict[int, RequestOutput], how: str) -> Iterator[tuple[li
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["right", "wrong", "shuffled"])
 @pytest.mark.parametrize("speculation", ["auto", "always"])
-def test_guesses_change_nothing(kind: str, how: str, speculation: str, checkpoint: Checkpoint) -> None:
+def test_guesses_change_nothing(
+    kind: str, how: str, speculation: str, checkpoint: Checkpoint, expected: dict[int, RequestOutput]
+) -> None:
     """An earlier run's answers; where a state could not drop a wrong guess, none is made, and the engine says so."""
-    expected = one_by_one(checkpoint, requests(), **MODE, enforce_eager=True)
     with LLM(checkpoint, **MODE, block_size=8, max_num_seqs=3, speculation=speculation) as llm:
         assert llm.runner is not None
         llm.runner.fill_pool(float("nan"))
