@@ -9,13 +9,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from evalengine.certify.model import shapes
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute import memory
 from evalengine.engine.execute.cuda_graphs import graph_bytes
 from evalengine.engine.execute.parallel.group import slot_bytes
 from evalengine.engine.settings import Settings, possible_ranks
 from evalengine.layers import create_ops
-from evalengine.models.hf_config import from_hf
+from evalengine.models.hf_config import from_hf, spec_from_json
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -111,3 +112,16 @@ def test_memory_is_planned_as_it_was(name: str) -> None:
     steps = [memory._activation_bytes(config, spec, settings) for settings in (one, two)]
     assert (*steps, graph_bytes(spec, 128, one), slot_bytes(config, spec, ops)) == bytes_of
     assert possible_ranks(spec) == ranks
+
+
+def test_short_prompts_have_a_chunk_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 prompts of 32 tokens are 256 chunks of a recurrence, not the 128 that so many tokens fill."""
+    spec = spec_from_json(shapes()["qwen3.5-0.8b"])
+    (rule,) = spec.recurrent_kinds
+    settings = Settings(CPU, "native", torch.bfloat16, "triton", max_model_len=8192, block_size=16, num_threads=1)
+    config = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=256)
+    whole = memory._activation_bytes(config, spec, settings)  # a CPU computes nothing in chunks
+    monkeypatch.setattr(memory, "_in_chunks", lambda settings: True)
+    chunks = [(memory._activation_bytes(replace(config, max_num_seqs=n), spec, settings) - whole) / rule.chunk_bytes
+              for n in (1, 256)]  # fmt: skip
+    assert chunks == [129, 384]

@@ -112,15 +112,16 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
     """A lower bound of the activations of a step's tokens: residual, its norm, gate and up; or, of experts, the inputs
     and outputs of their last product, a row of each for every expert of a token; and what a recurrence makes of the
-    step's chunks."""
+    step's chunks, of which each sequence's last may be partial."""
     sizes, ranks = widths(spec), settings.tensor_parallel_size
     inner = sizes.inner // ranks
     feed_forward = max(2 * inner, inner + sizes.outputs // ranks if spec.mixture is not None else 0)
     tokens, chunk = _most_tokens(config, settings), 0
+    chunks = -(-tokens // 64) + min(tokens, config.max_num_seqs)
     if _in_chunks(settings):
         chunk = max((kind.of_rank(ranks).chunk_bytes for kind in spec.recurrent_kinds), default=0)
     rows = tokens * _activation_dtype(settings).itemsize * (2 * sizes.hidden + feed_forward)
-    return rows + -(-tokens // 64) * chunk
+    return rows + chunks * chunk
 
 
 def _activation_dtype(settings: Settings) -> torch.dtype:
