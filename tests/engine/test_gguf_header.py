@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from evalengine.engine.load.gguf import GGUFFile
-from evalengine.engine.load.gguf_fields import GGUFFields
-from evalengine.engine.load.gguf_header import StoredValue, read_header
 from evalengine.errors import EvalEngineError
+from evalengine.util.gguf_header import GGUFFields, StoredValue, read_header
 from tests.engine.test_gguf import resolve
 from tests.fuzz.gguf_bytes import Parts, Type, Value, sample
 from tests.parity.gguf_files import write_file

@@ -11,7 +11,7 @@ import gguf
 import torch
 from transformers import LlamaConfig
 
-from evalengine.engine.load.gguf_header import SCALARS
+from evalengine.util.gguf_header import SCALARS
 from tests.engine.test_gguf import Q, hf_model, write_gguf
 
 Type = gguf.GGUFValueType

@@ -1,7 +1,7 @@
 """GGUF files: metadata to `ModelSpec`, tensors dequantised and named as in a Hugging Face checkpoint.
 
-Every type that the `gguf` library dequantises is read; the arithmetic then runs in the run's dtype. `gguf_header`
-checks the layout, `gguf_fields` the types of the metadata, `gguf_support` names what is asked for and not computed.
+Every type that the `gguf` library dequantises is read; the arithmetic then runs in the run's dtype. `unsupported`
+lists what a file asks for and no model here computes.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from mmap import ACCESS_READ, mmap
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType
+from gguf.constants import Keys
 from gguf.quants import dequantize
 from torch import Tensor
 
-from evalengine.engine.load.gguf_fields import NO_TOKEN, GGUFFields
-from evalengine.engine.load.gguf_header import GGUFHeader, read_header
 from evalengine.engine.load.gguf_names import (
     EMBEDDING,
     HEAD,
@@ -38,7 +36,6 @@ from evalengine.engine.load.gguf_names import (
     roles,
     without_ones,
 )
-from evalengine.engine.load.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.describe import context_note
 from evalengine.models.gguf_form import GGUFForm, Metadata
@@ -46,13 +43,59 @@ from evalengine.models.hf_config import spec_from_json
 from evalengine.models.registry import Family, family_of_gguf
 from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
 from evalengine.models.spec_checks import LARGEST, spec_problems
+from evalengine.util.gguf_header import NO_TOKEN, GGUFFields, GGUFHeader, open_gguf, shown
 from evalengine.util.plain_files import CHUNK, gguf_parts
 
 logger = logging.getLogger(__name__)
 
 HALVES = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
 FEED_FORWARD_BIASES = {f"blk.0.ffn_{part}.bias" for part in ("gate", "up", "down")}
-QUANTIZATION_VERSION = 2  # the layout of quantised blocks; it is older than the first GGUF file
+
+# Metadata keys, without the architecture's name (llama.cpp's `LLM_KV_NAMES` in src/llama-arch.cpp).
+# These are read into the spec or compared with it, or do not influence the numbers of a dense decoder.
+READ = {
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
+    *(f"attention.{key}" for key in ("head_count", "head_count_kv", "key_length", "value_length", "scale")),
+    *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.sliding_window_pattern"),
+    *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
+    *(f"rope.scaling.{key}" for key in ("type", "factor", "finetuned", "original_context_length")),
+    *(f"rope.scaling.yarn_{key}" for key in ("beta_fast", "beta_slow", "log_multiplier")),
+    # Granite 4's files have these without a recurrent layer; those of a layer would be tensors that no family reads.
+    *(f"ssm.{key}" for key in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")),
+}
+# These change the numbers unless they are 0 or false.
+_OFF_AT_ZERO = (
+    *("activation_sparsity_scale", "attn_logit_softcapping", "final_logit_softcapping", "swiglu_clamp_exp"),
+    *(f"attention.{key}" for key in ("clamp_kqv", "key_length_mla", "kv_lora_rank", "max_alibi_bias", "q_lora_rank")),
+    *(f"attention.{key}" for key in ("shared_kv_layers", "sliding_window", "temperature_length", "temperature_scale")),
+    *(f"expert_{key}" for key in ("count", "used_count", "shared_count", "gating_func", "weights_norm")),
+    *("expert_feed_forward_length", "expert_shared_feed_forward_length", "leading_dense_block_count"),
+    *("embedding_length_per_layer_input", "n_deepstack_layers", "nextn_predict_layers", "rescale_every_n_layers"),
+    *("rope.dimension_sections", "swin_norm", "use_parallel_residual"),
+)
+# llama.cpp takes a scale of 0 for "not set".
+_OFF_AT_ZERO_OR_ONE = (
+    *("attention.output_scale", "attention.value_scale", "embedding_scale", "logit_scale", "residual_scale"),
+    *("expert_group_count", "expert_group_used_count", "expert_weights_scale", "rope.scaling.alpha"),
+    *("full_attention_interval", "interleave_moe_layer_step"),
+)
+# Keys that change the numbers -> their values that change nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_OFF_AT_ZERO, (0,)),
+    **dict.fromkeys(_OFF_AT_ZERO_OR_ONE, (0, 1)),
+    "attention.causal": (True,),
+    "hidden_activation": ("silu", "swish"),
+    "pooling_type": (0, -1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (0, -1),
+}
+TOKENIZER_KEYS = {value.removeprefix("tokenizer.") for name, value in vars(Keys.Tokenizer).items() if name.isupper()}
+WHAT = {
+    "attention.causal": "attention in both directions is not supported",
+    "attention.sliding_window": "a sliding window is not supported",
+    "expert_count": "mixtures of experts are not supported",
+}
 
 
 class GGUFFile:
@@ -221,9 +264,8 @@ class GGUFFile:
 
     def _dequantised(self, name: str) -> Tensor:
         info = self._tensors[name]
-        stored = np.frombuffer(self._data[name], np.uint8, info.size, info.start).reshape(info.stored_shape)
         try:
-            return torch.tensor(dequantize(stored, info.kind), dtype=torch.float32)
+            return torch.tensor(dequantize(info.stored(self._data[name]), info.kind), dtype=torch.float32)
         except NotImplementedError as error:
             kind = info.kind.name
             raise ConfigError(f"{self.path}: {name} is {kind}, which the gguf library cannot dequantise") from error
@@ -327,10 +369,10 @@ class GGUFFile:
         tokens = self.fields.count("tokenizer.ggml.tokens")
         if tokens not in (None, spec.vocab_size):
             faults.append(f"{tokens} tokens for the {spec.vocab_size} rows of {EMBEDDING}")
-        version = self.fields.integer("general.quantization_version", QUANTIZATION_VERSION)
+        version = self.fields.integer("general.quantization_version", GGML_QUANT_VERSION)
         blocks = any(GGML_QUANT_SIZES[info.kind][0] > 1 for info in self._tensors.values())
-        if blocks and version != QUANTIZATION_VERSION:
-            faults.append(f"general.quantization_version={version}, only {QUANTIZATION_VERSION} is known")
+        if blocks and version != GGML_QUANT_VERSION:
+            faults.append(f"general.quantization_version={version}, only {GGML_QUANT_VERSION} is known")
         if faults:
             raise EvalEngineError(
                 f"{self.path}: the tensors do not fit {spec.architecture} as the metadata describe it; "
@@ -361,12 +403,10 @@ def _opened(path: Path) -> tuple[mmap, GGUFHeader]:
     try:
         if not path.is_file():  # reading a pipe might never end
             raise EvalEngineError(f"{path}: not a regular file; set model.path to another file")
-        with path.open("rb") as stream:
-            data = mmap(stream.fileno(), 0, access=ACCESS_READ)
-        header = read_header(data)
+        data, header = open_gguf(path)
     except OSError as error:
         raise EvalEngineError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:  # raised for the header, or by mmap for an empty file
+    except ValueError as error:  # of the header or an empty file
         raise _damaged(path, error) from error
     # Other bytes may be a tensor that a damaged header lost; without a head, a model is silently read as a tied one.
     if any(data[at : at + CHUNK].strip(b"\0") for at in range(header.end, len(data), CHUNK)):
@@ -381,3 +421,54 @@ def _damaged(path: Path, problem: object) -> EvalEngineError:
     return EvalEngineError(
         f"{path}: not a whole GGUF file ({problem}); download or copy it again, or set model.path to another file"
     )
+
+
+def unsupported(
+    fields: GGUFFields, model: GGUFFields, read: Set[str], config: Mapping[str, Any], family: Family
+) -> Iterator[str]:
+    """A sentence for each unsupported thing that the file asks for.
+
+    fields: the whole file's; model: those below its architecture; read: the keys that the family's own form reads;
+    config: what the metadata are as a config.json.
+    """
+    head_dim, rope = config["head_dim"], config["rope_parameters"]
+    if (kind := fields.string("general.type", "model")) != "model":
+        yield f"general.type={shown(kind)}: only files of models are supported"
+    known = ["none", "linear", "yarn", *({"longrope"} & family.reads)]
+    if (scaling := model.string("rope.scaling.type", "linear")) not in known:
+        yield f"RoPE scaling {shown(scaling)} is not supported; supported: {', '.join(known)}, llama3"
+    turned = head_dim if "partial_rotary_factor" not in rope else int(head_dim * rope["partial_rotary_factor"])
+    if model.integer("rope.dimension_count", head_dim) != turned:
+        yield "only the whole head may be rotated (rope.dimension_count)"
+    base = model.number("rope.freq_base", 10000.0)
+    if "rope.freq_base_swa" not in read and model.number("rope.freq_base_swa", base) != base:
+        yield "layers with a RoPE of their own are not supported (rope.freq_base_swa)"
+    if model.integer("attention.value_length", head_dim) != head_dim:
+        yield "keys and values of different sizes are not supported (attention.value_length)"
+    scale = model.number("attention.scale", 0.0)
+    if scale and abs(scale * head_dim**0.5 - 1) > 1e-6 and "attention.scale" not in read:
+        yield f"attention.scale={scale}: only the inverse root of the head's size is supported"
+    neutral = dict(NEUTRAL)
+    if scaling == "yarn":
+        neutral["rope.scaling.yarn_ext_factor"] = (1, -1)  # the whole ramp, which is also the default
+        del neutral["rope.scaling.yarn_attn_factor"]  # read
+    for key, allowed in neutral.items():
+        value = None if key in read else model.any(key)
+        if any(item not in allowed for item in (value if isinstance(value, list) else [value]) if item is not None):
+            yield f"{WHAT[key]} ({key})" if key in WHAT else f"{key}={shown(value)} is not supported"
+    if suppressed := fields.integers("tokenizer.ggml.suppress_tokens", []):
+        yield f"tokens that are never generated are not supported (tokenizer.ggml.suppress_tokens: {len(suppressed)})"
+
+
+def ignored(fields: GGUFFields, architecture: str, read: Set[str]) -> list[str]:
+    """The keys that look like settings of the model or its tokenizer and that nothing reads: unknown ones, and those
+    below another name, such as one that a damaged byte renamed. Keys about the file's origin are not among them."""
+    known = {architecture: READ | NEUTRAL.keys() | read, "tokenizer": TOKENIZER_KEYS}
+    ends = tuple(key for keys in known.values() for key in keys)
+    unread = []
+    for key in fields.names():
+        prefix, _, rest = key.partition(".")
+        other_template = prefix == "tokenizer" and rest.startswith("chat_template.")
+        if not other_template and (rest not in known[prefix] if prefix in known else key.endswith(ends)):
+            unread.append(key)
+    return unread

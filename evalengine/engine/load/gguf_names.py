@@ -1,4 +1,8 @@
-"""The names of a GGUF file's tensors: what a family's decoder calls them, and the tensors that a model needs."""
+"""The names of a GGUF file's tensors: what a family's decoder calls them, and the tensors that a model needs.
+
+The `gguf` library's `TensorNameMap` is not used. It maps several checkpoint names to one GGUF name, so it cannot be
+inverted, and it lacks the decoder's names for post-norms, attention sinks and short convolutions.
+"""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from evalengine.engine.load.gguf_fields import GGUFFields, shown
 from evalengine.engine.load.gguf_names import listing
 from evalengine.engine.text.fast_tokenizer import FastTokenizer
 from evalengine.engine.text.tokenizer import CURE
 from evalengine.errors import ConfigError
+from evalengine.util.gguf_header import GGUFFields, shown
 
 CONTROL, USER_DEFINED = 3, 4  # token types: special, and added but not special
 LAST_TYPE = 6

@@ -6,6 +6,7 @@ A packed weight is a small number (of an integer: less its zero) times a scale. 
 rounded once, to the run's dtype, as it is copied into the model. It is exact before that where the scale has 16 bits or
 is a power of two. An NVFP4 scale is float32 of its own and the tensor's first: their quotient (compressed-tensors) or
 product (ModelOpt). So a row has the bytes that it has by a model whose weights were unpacked beforehand.
+The `gguf` library dequantises only GGUF files: its MXFP4 layout differs, and it turns -0 into +0.
 """
 
 from __future__ import annotations
