@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,25 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(content)
     with pytest.raises(ValueError, match=r"safetensors|empty"):
+        weights_difference([bad], [bad])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "empty"),
+        (b"GGUF", "asks for 4 bytes more"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 0), "claims 1099511627776 tensors"),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**40),
+            "claims 1099511627776 items",
+        ),
+    ],
+)
+def test_a_damaged_gguf_file_is_a_sentence(tmp_path: Path, content: bytes, problem: str) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"bad\.gguf: .*{problem}"):
         weights_difference([bad], [bad])
 
 

@@ -1,6 +1,6 @@
 """Which weights differ between two checkpoints: their tensors, by name, from the files. No torch, no engine.
 
-Safetensors are read by their header (8 bytes of its length, JSON, then the tensors' bytes), GGUF by its own library.
+Safetensors are read by their header (8 bytes of its length, JSON, then the tensors' bytes), GGUF by `util.gguf_header`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from evalengine.report.numbers import counted, shown
 from evalengine.report.read.identities import short
 from evalengine.report.read.run import Run
 from evalengine.util.plain_files import fingerprint, gguf_parts, parse_json, read_json
+
+if TYPE_CHECKING:
+    from evalengine.util.gguf_header import TensorInfo
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
 MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit
@@ -210,16 +214,20 @@ def _raw(dtype: str, shape: tuple[int, ...], data: np.ndarray) -> Tensor:
 
 
 def _of_gguf(file: Path) -> Iterator[tuple[str, Tensor]]:
-    from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    for tensor in GGUFReader(file).tensors:
-        shape = tuple(int(size) for size in reversed(tensor.shape))
+    from evalengine.util.gguf_header import open_gguf
 
-        def values(entry: object = tensor) -> Iterator[np.ndarray]:
-            yield from _parts(dequantize(entry.data, entry.tensor_type).reshape(-1).astype(np.float64))  # type: ignore[attr-defined]
+    try:
+        data, header = open_gguf(file)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    for info in header.tensors.values():
 
-        yield str(tensor.name), Tensor(tensor.tensor_type.name, shape, tensor.data.reshape(-1).view(np.uint8), values)
+        def values(info: TensorInfo = info) -> Iterator[np.ndarray]:
+            yield from _parts(dequantize(info.stored(data), info.kind).reshape(-1).astype(np.float64))
+
+        yield info.name, Tensor(info.kind.name, info.shape, info.stored(data).reshape(-1), values)
 
 
 def _parts(data: np.ndarray) -> Iterator[np.ndarray]:
