@@ -139,7 +139,7 @@ def offered() -> list[str]:
 def namesakes(chosen: Sequence[str], own: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """A sentence for two choices with a task or group of one name: Hydra would make one task with the settings of both.
     Two shipped choices mean the same task by the same name. own: the names of each choice that is not shipped."""
-    shipped = [choice for choice in chosen if choice not in own]
+    shipped = [choice for choice in chosen if choice not in own and not _is_elsewhere(choice)]
     seen = {name: choice for choice in shipped for name in (choice, *names_in(choice))}
     for choice in dict.fromkeys(choice for choice in chosen if choice in own):
         taken = [name for name in own[choice] if seen.setdefault(name, choice) != choice]
