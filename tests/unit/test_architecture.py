@@ -71,8 +71,9 @@ def imports(file: Path) -> Iterator[str]:
             yield node.module
 
 
-def test_every_arrow_is_allowed() -> None:
+def test_every_arrow_is_allowed_and_used() -> None:
     wrong = []
+    unused = {(package, name) for package, names in ARROWS.items() for name in names}
     for file in sources():
         package = package_of(file)
         allowed = ARROWS[package] | {package, "plain_text"}
@@ -80,9 +81,12 @@ def test_every_arrow_is_allowed() -> None:
             top, _, rest = name.partition(".")
             outside = top in ("benchmarks", "tests") and top != package
             outside = outside and (package, name) != ("benchmarks", "tests.references")
-            if outside or (top == "evalengine" and rest and package_named(rest.split(".")) not in allowed):
+            imported = package_named(rest.split(".")) if top == "evalengine" and rest else package
+            unused.discard((package, imported))
+            if outside or imported not in allowed:
                 wrong.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+    assert not unused
 
 
 def integrations_imported(file: Path) -> list[str]:
