@@ -58,6 +58,9 @@ def send(url, body, seconds):
     assert facts["models"] == {"adder://here/completions": COUNT} and facts["retried"] == 1
     done = call("model.api=subtractor://here", *sums)
     assert done.code == 2 and "must be an address as https://HOST/v1" in done.err
+    monkeypatch.syspath_prepend(installed(tmp_path / "site", "evalengine.models", "broken", "send", "import missing_"))
+    done = call("model.api=broken://here", *sums)
+    assert done.code == 2 and "its package cannot be imported (No module named 'missing_')" in done.err
 
 
 def test_failures_that_pass_are_asked_again(tmp_path: Path, sums: list[str]) -> None:

@@ -232,7 +232,10 @@ class Client:
         self.cleaner = Cleaner(self._key)
         self._opener = urllib.request.build_opener(_NoRedirects, _Handler, _TLSHandler)
         scheme = urlsplit(url).scheme
-        self._send: Send = self._over_http if scheme in HTTP else added(MODELS)[scheme].load()
+        try:
+            self._send: Send = self._over_http if scheme in HTTP else added(MODELS)[scheme].load()
+        except Exception as error:  # a third-party package may raise anything
+            raise ConfigError(f"model.api={url}: its package cannot be imported ({error}); fix or uninstall it") from error
         self._stop = threading.Event()
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:
