@@ -125,7 +125,7 @@ HARMS: list[tuple[str, Callable[[Path], Any], str]] = [
     (f"samples_sums_{ISO}.jsonl", Path.unlink, "samples_sums_.*missing"),
     (f"samples_sums_{ISO}.jsonl", cut, "samples_sums_.*, line .*cut short"),
     (f"samples_sums_{ISO}.jsonl", drop_last_line, "samples_sums_.*lines are missing"),
-    (f"samples_sums_{ISO}.jsonl", lambda f: f.write_text(f.read_text() * 2), "line 11: document 0 a second time"),
+    (f"samples_sums_{ISO}.jsonl", lambda f: f.write_text(f"\n{f.read_text() * 2}"), "jsonl: document 0 a second time"),
     (f"samples_sums_{ISO}.jsonl", lambda f: f.write_text('{"doc_id": 0}\n'), "line 1.*filter, metrics"),
 ]
 

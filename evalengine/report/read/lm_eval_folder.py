@@ -108,9 +108,9 @@ def newest(path: Path) -> tuple[dict[str, Any], Samples]:
 def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
     """The rows of a samples file. The task hash, where the results hold one, is over the hashes of every row."""
     hasher, seen = hashlib.sha256(), set()
-    for line_number, row in enumerate(read_samples(file), 1):
+    for row in read_samples(file):
         if (row["doc_id"], row["filter"]) in seen:
-            raise ConfigError(f"{file}, line {line_number}: document {row['doc_id']} a second time; {AGAIN}")
+            raise ConfigError(f"{file}: document {row['doc_id']} a second time; {AGAIN}")
         seen.add((row["doc_id"], row["filter"]))
         hasher.update(f"{row['doc_hash']}{row['prompt_hash']}{row['target_hash']}".encode())
         yield row
