@@ -347,6 +347,8 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
 def _scored(task: Task, doc_id: int, requests: list[Instance]) -> dict[MetricKey, MetricValue]:
     """The scores of a made-up answer, after those of an empty one, which must exist as well."""
     doc, target = task.docs[doc_id], task.target(task.docs[doc_id])
+    if len({(request.index, request.repeat) for request in requests}) < len(requests):
+        raise ValueError("two of its requests have the same index and repeat; number them from 0")
     values = task.process_results(doc, [Response() for _ in requests])
     if any(request.kind == "generate_until" for request in requests):
         values = task.process_results(doc, [Response(text=MADE_UP) for _ in requests])

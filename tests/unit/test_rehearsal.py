@@ -12,6 +12,7 @@ from evalengine.config.schema import DatasetConfig, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import rehearse
 from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
@@ -38,6 +39,13 @@ class Unwritable(Sums):
         return {**row, "half": "\ud800"} if row["question"] == "b" else row
 
 
+class Twice(Sums):
+    """A task whose two requests of a document have one number, so that their answers are indistinguishable."""
+
+    def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
+        return [*super().requests(doc_id, doc, prompts), *super().requests(doc_id, doc, ["another"])]
+
+
 class Needy(Sums):
     """A task whose scorer looks for its data only where there is a text to score."""
 
@@ -57,7 +65,9 @@ def loaded(cls: type[Task] | str, folder: Path, *rows: dict[str, Any]) -> Task:
 
 def test_what_a_task_cannot_score_or_write_is_named(tmp_path: Path) -> None:
     rows = [{"question": text, "answer": "1"} for text in ("a", "", "b")]
-    for cls, document, why in ((Broken, 1, "ZeroDivisionError"), (Unwritable, 2, "UnicodeEncodeError")):
+    for cls, document, why in (
+        (Broken, 1, "ZeroDivisionError"), (Unwritable, 2, "UnicodeEncodeError"), (Twice, "0 and 2 more", "ValueError")
+    ):  # fmt: skip
         task = loaded(cls, tmp_path, *rows)
         with pytest.raises(ConfigError) as error:
             rehearse(task, task.instances())
