@@ -3,8 +3,8 @@
     answers of one document, k = 4: "18", "[invalid]", "18", "20"; the gold answer is "18"
     pass@4 = 1.0 (one is right), pass@1 = avg@4 = 0.5 (half are right), maj@4 = 1.0 (the most frequent one is right)
 
-A task with metrics of its own (MATH's `math_verify`, DROP's `f1`) has these of each, without maj@k: nothing says which
-of its texts are one answer. pass@j then asks for an answer that is right in full, a score of 1.
+A task with different metrics (MATH's `math_verify`, DROP's `f1`) has these of each, without maj@k: nothing says which
+of its texts are one answer. pass@j then counts answers that are right in full, a score of 1.
 
 Every metric has one value a document, so a standard error over documents is one clustered by document: the k
 samples of a document are related, and are never counted as k documents.
@@ -68,7 +68,7 @@ class Repeated:
         return cls(count, tuple(sorted({*(config.pass_at or ()), count}))) if count > 1 else None
 
     def metrics(self, own: Mapping[str, Metric], *, vote: bool) -> dict[str, Metric]:
-        """The metrics beside those of one sample. own: these; vote: whether equal texts are one answer."""
+        """The metrics in addition to those of one sample. own: these; vote: whether equal texts are one answer."""
         named: dict[str, Metric] = {}
         for name, metric in own.items():
             kinds = [f"pass@{j}" for j in self.passes] if metric.aggregation == MEAN else []
@@ -80,7 +80,7 @@ class Repeated:
     def scores(
         self, own: Mapping[str, Metric], samples: Sequence[Mapping[str, MetricValue]], vote: float | None = None
     ) -> dict[str, MetricValue]:
-        """One document's values of `metrics`. samples: what the metrics `own` give for each answer by itself. vote: the
+        """One document's values of `metrics`. samples: what the metrics `own` give for each single answer. vote: the
         score of the most frequent text, where equal texts are one answer.
 
         pass@j is the unbiased estimate (`metric.pass_at_k`); avg@k is the mean. A metric that is no mean has lists of
@@ -101,5 +101,5 @@ class Repeated:
 
 
 def _prefix(name: str, own: Mapping[str, Metric]) -> str:
-    """What stands before pass@k: the metric's name, where there are several (so does `report/stats/pass_at_k.py`)."""
+    """Return the text before pass@k: the metric's name, if there are several (also in `report/stats/pass_at_k.py`)."""
     return f"{name} " if len(own) > 1 else ""

@@ -113,7 +113,7 @@ class GenerationConfig:
     """How answers are generated (generate_until tasks)."""
 
     max_gen_toks: kinds.Least1 | None = None
-    until: list[kinds.NonEmpty] | None = None  # stop strings, besides EOS
+    until: list[kinds.NonEmpty] | None = None  # stop strings, in addition to EOS
     temperature: kinds.Temperature | None = None
     top_k: kinds.Least0 | None = None
     top_p: kinds.Share | None = None

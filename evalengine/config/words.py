@@ -4,8 +4,8 @@ Every command that a message here suggests is one that works (tests/unit/test_co
 
 A shell has no escapes in its quotes, and Hydra's grammar has none for `\n`: `task.description='Solve.\n\n'` would put a
 backslash and an n into every prompt, and `task.generation.until=["\n\n"]` would stop none. So the command line's texts
-are read as people mean them. YAML and Python have quoting of their own, `"\n"`; where a text of theirs still holds the
-two characters, it is rejected. LaTeX's commands stay unchanged, and so does Jinja's code, whose texts Jinja reads.
+are read as people mean them. YAML and Python have escapes in their quotes, `"\n"`; a text of theirs that still holds
+the two characters is rejected. LaTeX's commands stay unchanged, and so does Jinja's code, whose texts Jinja reads.
 """
 
 from __future__ import annotations
@@ -267,12 +267,12 @@ def read_texts(node: Any, typed: Set[str], problems: list[str], where: str = "")
     return node
 
 
-def escape_problems(text: str, where: str, cure: str) -> Iterator[str]:
+def escape_problems(text: str, where: str, fix: str) -> Iterator[str]:
     r"""Yields a sentence if the text holds a `\n`, `\r` or `\t` of two characters."""
     for found in TOKEN.finditer(text):
         if found["slashes"] == "\\":
             near = text[max(0, found.start() - 20) : found.end() + 10].replace("\n", " ")
-            yield f"{where}: in {near!s} the {found[0]} is two characters, a backslash and {found['letter']}; {cure}"
+            yield f"{where}: in {near!s} the {found[0]} is two characters, a backslash and {found['letter']}; {fix}"
             return
 
 

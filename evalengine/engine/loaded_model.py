@@ -181,7 +181,7 @@ class LoadedModel:
         self.runner.capture_graphs()
 
     def facts(self) -> EngineFacts:
-        """How this engine is set, and where it computes, as far as that is known without loading the weights."""
+        """Return the engine's settings, device and limits; what only loading shows is None until then."""
         return EngineFacts(
             config=self.config,
             settings=self.settings,

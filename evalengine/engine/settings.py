@@ -238,7 +238,7 @@ def _length_problems(config: EngineConfig, limit: int) -> Iterator[str]:
 
 
 def uses_ray(config: Config) -> bool:
-    """Whether replicas on Ray answer the requests: if asked for, or if needed to use all GPUs of this machine."""
+    """Whether replicas on Ray answer the requests: if requested, or if needed to use all GPUs of this machine."""
     return config.cluster.backend == "ray" or (config.cluster.replicas == "auto" and local_replicas(config) > 1)
 
 

@@ -51,7 +51,7 @@ def execute(
 ) -> Answers:
     """Run the requests that the journal has no answer to, and return all answers in it.
 
-    cached: the cache before the engine, if there is one. What it answers is not journaled: a resumed run asks it again.
+    cached: the cache before the engine, if there is one. Its answers are not journaled: a resumed run reads them again.
 
     Raises EvalEngineError, once all others are done and journaled, if a request failed. Raises KeyboardInterrupt for a
     Ctrl-C, once the answers of the running step are journaled.
@@ -81,7 +81,7 @@ def execute(
                 else:
                     journal.append((item.key, item.prompt_sha256, output.answer))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
-        except ReplicaMismatchError as error:  # a resumed run asks both machines' requests again
+        except ReplicaMismatchError as error:  # a resumed run computes both machines' requests again
             journal.forget({todo[number].key for number in error.doubted})
             raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
     if failed:
@@ -144,7 +144,7 @@ def continued(
     config: Config, plan: Plan, identity: Mapping[str, Any], llm: EngineProtocol
 ) -> tuple[Plan, str, Answers]:
     """(the plan, what `resume` means for its folder, the answers that are known): where `resume` names a finished run,
-    truncated answers begin with what is known of them, and the run has a folder of its own.
+    truncated answers begin with what is known of them, and the run has a new folder.
 
     Raises ConfigError for a run that differs in more than its length, and for one whose limit is no shorter.
     """
@@ -204,7 +204,7 @@ def _without_length(identity: Mapping[str, Any]) -> dict[str, Any]:
     left_out = ("prompts", "harness", "score_unfinished_thinking")
     plain = {name: value for name, value in identity.items() if name not in left_out}
     if identity.get("harness") == SERVED:
-        raise ConfigError("resume: a server's run is asked by its clients; give the folder of a run of tasks")
+        raise ConfigError("resume: a server's requests come from its clients; give the folder of a run of tasks")
     tasks = {}
     for name, task in (plain.get("tasks") or {}).items():
         generation = {key: value for key, value in (task.get("generation") or {}).items() if key != LENGTH}

@@ -80,7 +80,7 @@ def engine_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
 
 
 def model_identity(config: Config, model: Checkpoint) -> dict[str, Any]:
-    """The model's identity besides its weights: equal weights with a different `rope_theta` are a different model."""
+    """The model's identity without its weights: equal weights with a different `rope_theta` are a different model."""
     template = model.tokenizer.chat_template if config.apply_chat_template and model.tokenizer is not None else None
     return {
         "model_spec": plain_spec(model.spec),

@@ -1,7 +1,7 @@
 """Turn the engine's answers into a run's records, and into each task's samples and metrics.
 
-First what is known of the answers besides their tokens (`find`): which thinking did not end, and how the programs in
-them ended. Programs run once everything is generated and journaled. If a run is killed meanwhile, the same command
+First the facts about the answers that their tokens do not show (`find`): which thinking did not end, and how their
+programs ended. Programs run once everything is generated and journaled. If a run is killed meanwhile, the same command
 generates nothing anew and runs all programs again: a verdict is a function of the program and the limits.
 """
 
@@ -65,7 +65,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a run's answers besides the answers themselves."""
+    """Facts about a run's answers that are not part of them."""
 
     thoughts: Mapping[RecordKey, Thought] = field(default_factory=dict)  # empty where no end of thinking is named
     denied: Set[RecordKey] = frozenset()  # generations that get no credit (`Task.without_credit`)
@@ -307,7 +307,7 @@ def _sample(
     hashes: SampleHashes,
     thinking: Sequence[Thought],
 ) -> Sample:
-    """What the samples of one document have in common under all filters."""
+    """Return the fields that a document's samples share under all filters."""
     by_index: dict[int, list[Any]] = defaultdict(list)
     first: dict[int, Instance] = {}
     for instance, response in zip(instances, responses, strict=True):

@@ -2,8 +2,8 @@
 requests that clients made.
 
 All of it happens before anything is scheduled, so a request never depends on how the work is divided. A run of tasks is
-planned again from its rows. Requests of clients stand nowhere else: a server's run has them in `asked.jsonl`, one line
-per request, and `check` and `prove` compute them again.
+planned again from its rows. Requests of clients are recorded only in `asked.jsonl` of a server's run, one line per
+request, and `check` and `prove` compute them again.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Req
         for number, line in enumerate(whole.splitlines(), 1):
             key, request = _request(parse_json(line), len(requests), number)
             if key in requests:
-                raise ValueError(f"line {number}: its key stands in a line before")
+                raise ValueError(f"line {number}: its key is in an earlier line")
             requests[key] = request
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: missing or damaged ({error}); take the folder from where it was copied") from error

@@ -1,9 +1,9 @@
 """One run, from its configuration to its folder: prepare, plan, execute, write.
 
 Nothing is written before every setting, row and prompt has been checked; of the evidence, the digest is written last.
-A run that a gate ends (`config.sequential`) asks its documents in steps, in an order that follows from the gate's
+A run that a gate ends (`config.sequential`) evaluates its documents in steps, in an order that follows from the gate's
 baseline, until enough is known. Its plan holds all documents: their prompts are part of the run's identity, and an
-interrupted run resumes the same steps. What was asked when it was decided is what is recorded.
+interrupted run resumes the same steps. The records contain the documents evaluated up to the decision.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def _answer(
     folder: RunFolder,
     gate: Gate | None,
 ) -> tuple[Plan, Answers, Set[RecordKey]]:
-    """(what was asked of the plan: all of it, or as many steps as it took to decide; its answers; the requests whose
-    answers were known). whole: answers of an earlier run that are this one's, too."""
+    """(the evaluated part of the plan: all of it, or as many steps as it took to decide; its answers; the requests
+    whose answers were known). whole: answers of an earlier run that are this one's, too."""
     with open_journal(plan, engine, folder, config.progress) as journal:
         for item in plan.requests if whole else ():
             if item.key in whole and item.key not in journal.finished:
@@ -231,7 +231,7 @@ def _until_decided(
     ask: Callable[[Plan], Answers],
     findings: Callable[[Plan, Answers], Findings],
 ) -> tuple[Plan, Answers]:
-    """The part of the plan that was asked until the gate was decided, and its answers.
+    """The part of the plan that was evaluated until the gate was decided, and its answers.
 
     steps: growing sets of documents. ask: answers a part. findings: those about a part, each document once.
     """

@@ -1,1 +1,1 @@
-"""What connects the engine to other libraries and programs. The core imports none of these packages."""
+"""Connections to other libraries and programs. The core imports none of these packages."""

@@ -207,7 +207,7 @@ def _check(key: RecordKey, prompt_sha256: str, answer: Answer, expected: Expecte
     if expected is None:
         raise ValueError(f"the run has no request {named}")
     if is_known:
-        raise ValueError(f"{named} stands in a line before")
+        raise ValueError(f"{named} is in an earlier line")
     if prompt_sha256 != expected[0]:
         raise ValueError(f"{named}: it answers another prompt")
     if problem := expected[1](answer):

@@ -1,4 +1,4 @@
-"""What the program imports by name once it is needed: a command's work, an integration, what a user's package adds.
+"""Import by name what is needed only later: a command's work, an integration, an entry point of another package.
 
 `evalengine.integrations` imports the core, so the core reaches it by `load` alone (docs/code.md).
 """

@@ -222,7 +222,7 @@ def test_a_line_with_a_right_check_that_is_not_this_runs_is_refused(
 def test_a_request_answered_twice_and_a_scored_one_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.write_bytes(line() * 2)
-    with pytest.raises(EvalEngineError, match=r"line 2 .* stands in a line before"):
+    with pytest.raises(EvalEngineError, match=r"line 2 .* is in an earlier line"):
         opened(path)
     scored = {("task/x", 0, 1, 2): ("ab" * 32, ExpectedAnswer(2**31, scored=[1, 2]).problem)}
     path.write_bytes(line(finish_reason="length", text=""))

@@ -40,7 +40,7 @@ LONGEST_WAIT = 60.0  # seconds between two attempts
 LONGEST_ASKED_WAIT = 600.0  # seconds of a Retry-After that are kept
 MAX_BYTES = 1 << 26  # of an answer
 MAX_ERROR_BYTES = 1 << 20
-# (the address, a request's JSON, seconds) -> the response's JSON. Raises OSError or ValueError: it is asked again.
+# (the address, a request's JSON, seconds) -> the response's JSON. After an OSError or ValueError it is sent again.
 Send = Callable[[str, bytes, float], bytes]
 
 
@@ -235,7 +235,7 @@ class Client:
         try:
             self._send: Send = self._over_http if scheme in HTTP else added(MODELS)[scheme].load()
         except Exception as error:  # a third-party package may raise anything
-            raise ConfigError(f"model.api={url}: its package cannot be imported ({error}); fix or uninstall it") from error
+            raise ConfigError(f"model.api={url}: its package cannot be imported ({error})") from error
         self._stop = threading.Event()
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:

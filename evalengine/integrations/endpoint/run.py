@@ -158,9 +158,9 @@ def _write(
     limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
     judgements: Judgements = {}
-    told = None
+    of_judge = None
     if judge is not None:
-        judgements, told = judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
+        judgements, of_judge = judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
     for number, one in enumerate(asks):
         programs = verdicts(plan, one, config, denied[number])
         judged = {} if number else judgements
@@ -178,7 +178,7 @@ def _write(
         "unfinished_thinking": sum(thought.unfinished for one in thoughts for thought in one.values()),
         "scores_unfinished_thinking": config.score_unfinished_thinking,
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
-        **({} if told is None else {"judge": told}),
+        **({} if of_judge is None else {"judge": of_judge}),
     }
     scored = {result.name for result in first}
     groups = {name: group for name, group in config.groups.items() if scored.issuperset(leaves(name, config.groups))}

@@ -96,7 +96,7 @@ def _eval_results(data: RunData) -> Iterator[EvalResult]:
 
 
 def _dataset(run: Run, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rows: the Hub's id where they have one, else the task's name. A path of this machine is nobody's."""
+    """Which rows: the Hub's id where they have one, else the task's name. A local path means nothing elsewhere."""
     mine = run.manifest.datasets.get(task) or read_part(Dataset, None)
     path = mine.dataset or config.get("dataset_path")
     on_hub = isinstance(path, str) and HUB_ID.fullmatch(path) is not None

@@ -72,7 +72,7 @@ class EvalEngineLM(TemplateLM):
         arguments, checkpoint = _resolved(with_device(given, device, torch.cuda.is_available()))
         place = find_place(arguments.output_dir, checkpoint.source)
         if ignored_batch_size(batch_size):
-            logger.info("batch_size=%s is ignored: the engine batches by itself, and no result depends on it "
+            logger.info("batch_size=%s is ignored: the engine chooses its batches, and no result depends on it "
                         "(max_num_seqs bounds the requests in a step)", batch_size)  # fmt: skip
         config = arguments.config
         self.arguments = arguments
@@ -89,7 +89,7 @@ class EvalEngineLM(TemplateLM):
         if place is not None:
             self._recorder = EvaluationRecorder(place, self.llm, arguments, begin, time.perf_counter())
 
-    # -- what lm-eval asks about the model ---------------------------------------------------------------------------
+    # -- facts about the model ---------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int:
@@ -118,7 +118,7 @@ class EvalEngineLM(TemplateLM):
 
     @property
     def rank(self) -> int:
-        """Always 0: with more ranks lm-eval would draw each rank's exemplars by itself, and prompts would change."""
+        """Always 0: with more ranks lm-eval would draw exemplars for each rank, and prompts would change."""
         return 0
 
     @property
@@ -149,7 +149,7 @@ class EvalEngineLM(TemplateLM):
     def set_cache_hook(self, cache_hook: Any) -> None:
         """Called for lm-eval's `--use_cache`. Answers out of that cache bypass this model: records would have gaps.
 
-        Raises: ConfigError if records were asked for by name.
+        Raises: ConfigError if `output_dir` is set.
         """
         if getattr(cache_hook, "dbdict", None) is not None and self._recorder is not None:
             if self.arguments.output_dir is not None:

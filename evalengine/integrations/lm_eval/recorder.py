@@ -1,6 +1,6 @@
 """The records of lm-eval's evaluations.
 
-They are left in `records-<time>-<digest>/`, beside lm-eval's own files. A folder appears whole, under a name that holds
+They are in `records-<time>-<digest>/`, next to lm-eval's own files. A folder appears whole, under a name that holds
 its digest, or not at all: it is filled under a hidden name and renamed. Each call of the model publishes the records of
 all calls so far and removes the folder of the call before. A killed evaluation therefore leaves whole records of the
 calls that it finished.

@@ -1,7 +1,7 @@
 """Turns lm-eval's instances into the engine's requests, each with the key of its record.
 
-Texts become token ids by the rules of lm-eval's hf model, `add_bos_token` among them. Every generation setting of a
-task is honoured or refused by name.
+Texts become token ids by the rules of lm-eval's hf model, `add_bos_token` among them. Each generation setting
+of a task takes effect, or an error names it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def encode_scored(tokenizer: Any, text: str, add_special_tokens: bool | None, ad
     """The token ids of a text to be scored. add_special_tokens None: as `add_bos_token` says, else as the tokenizer's
     default does; nothing is added to a text that begins with the prefix token itself."""
     if add_special_tokens is None:
-        begun = text.startswith(tokenizer.decode([prefix_token_id(tokenizer)]))
-        add_special_tokens = not begun and add_bos_token is not False
+        has_prefix = text.startswith(tokenizer.decode([prefix_token_id(tokenizer)]))
+        add_special_tokens = not has_prefix and add_bos_token is not False
     return encode_as(tokenizer, text, add_special_tokens)
 
 
 def encode_prompt(tokenizer: Any, text: str, add_bos_token: bool | None) -> list[int]:
     """The token ids of a text to be continued. Nothing is added to one that begins with BOS, as templates write it."""
-    begun = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-    return encode_as(tokenizer, text, not begun and add_bos_token is not False)
+    has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    return encode_as(tokenizer, text, not has_bos and add_bos_token is not False)
 
 
 @dataclass(frozen=True)

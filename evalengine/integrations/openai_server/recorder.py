@@ -161,7 +161,7 @@ def recorded(request: Request) -> Request:
 
 
 def with_own_noise(request: GenerateRequest) -> GenerateRequest:
-    """The same request by itself: which of a prompt's samples it is goes into the name of its noise."""
+    """The same request as a single sample: its number among the prompt's samples goes into the name of its noise."""
     if not request.sample:
         return request
     name = request.params.noise_key
@@ -250,7 +250,7 @@ class Recorder:
             self._reported = False
 
     def add(self, submission: Submission) -> None:
-        """Keeps a whole answer. Raises ApiError: an answer that is not kept is not given."""
+        """Record a complete answer. Raises ApiError: an answer that is not recorded is not sent."""
         ask = submission.ask
         scores = [(SCORES, request, submission.scores[prompt])
                   for prompt, request in ask.scores([*range(len(ask.prompts))]).items()]  # fmt: skip

@@ -32,7 +32,7 @@ class ServeSettings:
     port: Annotated[Whole, Ge(0), Le(65_535)] = 8000  # 0: any that is free
     max_tokens: Least0 = 0  # the most that one choice may ask for; 0: as many as the model's context holds
     max_choices: Least1 = 1024  # of one request: its prompts times n
-    max_open: Least1 = 8192  # choices that wait or run; beyond them a client is told to come back
+    max_open: Least1 = 8192  # choices that wait or run; beyond them a client gets status 429
     max_body_mb: Least1 = 32  # of a request's body
     max_logprobs: Least1 = 20  # alternatives a token
     max_connections: Least0 = 0  # at once; 0: as many as the file descriptors (`ulimit -n`) leave room for

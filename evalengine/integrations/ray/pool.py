@@ -1,4 +1,4 @@
-"""The replicas: what each reserves; their actors, which are made, checked, asked, and replaced when they die."""
+"""The replicas: what each reserves; their actors, which are made, checked, called, and replaced when they die."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPLICA: type[Replica] = Replica  # the class that Ray makes actors of
 
 @dataclass(frozen=True)
 class Share:
-    """What one replica reserves on its machine."""
+    """The GPUs and cores that one replica reserves on its machine."""
 
     gpus: int  # 0: it computes on the CPU
     cpus: int
@@ -231,12 +231,12 @@ class Pool:
 
 
 def ray_problems(config: Config) -> Iterator[str]:
-    """What this machine lacks for the run's replicas, a sentence each. What a Ray cluster elsewhere lacks shows once it
-    is joined (`cluster_share`)."""
+    """Yield what this machine lacks for the run's replicas, a sentence each. `cluster_share` checks a Ray cluster
+    elsewhere, once it is joined."""
     cluster = config.cluster
     if missing := not_installed("ray", "ray"):
-        asked = "cluster=ray" if cluster.backend == "ray" else "cluster.replicas=auto on a machine with several GPUs"
-        yield f"{asked}: {missing}, or set cluster=local cluster.replicas=1"
+        setting = "cluster=ray" if cluster.backend == "ray" else "cluster.replicas=auto on a machine with several GPUs"
+        yield f"{setting}: {missing}, or set cluster=local cluster.replicas=1"
     replicas = cluster.replicas
     if cluster.address is None and replicas != "auto" and on_gpu(config.engine):
         each, present = config.engine.tensor_parallel_size, torch.cuda.device_count()
@@ -249,7 +249,7 @@ def ray_problems(config: Config) -> Iterator[str]:
 
 
 def local_share(config: Config, replicas: int, cpus: int) -> Share:
-    """What a replica reserves on this machine, whose processors the replicas share."""
+    """Return a replica's share of this machine, whose processors the replicas share."""
     if on_gpu(config.engine):
         return Share(config.engine.tensor_parallel_size, 1)
     return Share(0, config.engine.num_threads or max(1, cpus // replicas))

@@ -29,7 +29,7 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/e
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # machine -> (column below, AUDIT_ARCH_...)
 REFUSED = {  # name -> its numbers on x86-64 and arm64
-    # New namespaces give a process rights in them: to mount a folder in memory of its own size, for one.
+    # New namespaces give a process rights in them: for example to mount a folder of any size in memory.
     "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435),
     # Memory that belongs to no process, or to no limit.
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
