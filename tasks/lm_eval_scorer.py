@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from evalengine.tasks.lm_eval_yaml import installed_content, installed_file
 from evalengine.tasks.templated import Templated
+from evalengine.util.plugins import not_installed
 
 
 class ScoredByLmEval(Templated):
@@ -17,7 +17,7 @@ class ScoredByLmEval(Templated):
 
     limited = False  # `_scorer_problems` rejects files in lm-eval's keys
     scorer: ClassVar[tuple[str, ...]]  # its files, below lm-eval's tasks/
-    packages: ClassVar[tuple[str, ...]]  # the modules that it imports beside lm-eval's
+    packages: ClassVar[tuple[str, ...]]  # the modules that it imports in addition to lm-eval's
 
     def problems(self) -> list[str]:
         return [*super().problems(), *self._scorer_problems()]
@@ -30,12 +30,8 @@ class ScoredByLmEval(Templated):
                 "scorer; use one of them, or a class of your own (cls: mypackage.module:Class)"
             )
             return
-        missing = [name for name in ("lm_eval", *self.packages) if find_spec(name) is None]
-        if missing:
-            yield (
-                f"cls: answers are scored by lm-eval's own code, and {', '.join(missing)} is not installed: pip "
-                f"install 'evalengine[{self.extra}]'"
-            )
+        if missing := not_installed(str(self.extra), "lm_eval", *self.packages):
+            yield f"cls: answers are scored by lm-eval's own code, and {missing}"
             return
         try:
             current = (installed_content(file).get("metadata") or {}).get("version")
