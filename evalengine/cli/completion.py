@@ -70,15 +70,16 @@ def _name_the_run() -> None:
     setting's name is handed on by a variable.
     """
     variable = "COMP_WORDS" if os.environ.get(ASKS) == "complete_bash" else "_TYPER_COMPLETE_ARGS"
-    line = os.environ.get(variable, "").replace("\n", " ")  # typer's script for bash writes a word a line
+    line = os.environ.get(variable, "")
+    between = "\n" if "\n" in line else " "  # typer's script for bash writes a word a line
+    words = line.split(between)
     if variable == "COMP_WORDS":
-        words = line.split(" ")[: int(os.environ["COMP_CWORD"]) + 1]
+        words = words[: int(os.environ["COMP_CWORD"]) + 1]
         if "=" in words[-2:]:
             end = -2 if words[-1] == "=" else -3
             os.environ[SETTING_NAME] = words[end]
             words[end:] = [words[-1].removeprefix("=")]
-        line = " ".join(words).replace(" = ", "=")
-    words = line.split(" ")
+        words = between.join(words).replace(f"{between}={between}", "=").split(between)
     is_setting = os.environ.get(SETTING_NAME) or any(map(SETTING.match, words))
     if is_setting and words[1:2] not in ([name] for name in ("run", *MODULES)):
         words.insert(1, "run")

@@ -81,7 +81,8 @@ def test_bash_itself_completes_a_task(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["--show-completion", "bash"]) == 0
     (tmp_path / "evalengine").write_text('#!/bin/sh\nexec python -m evalengine "$@"\n')
     (tmp_path / "evalengine").chmod(0o755)
-    program = f"{capsys.readouterr().out}\nCOMP_WORDS=(evalengine limit = 4 task = arc_e)\nCOMP_CWORD=6\n"
+    program = f"{capsys.readouterr().out}\nCOMP_WORDS=(evalengine limit = 4 \"'a.b=c d'\" task = arc_e)"
+    program += "\nCOMP_CWORD=7\n"
     program += '_evalengine_completion evalengine\necho "${COMPREPLY[@]}"'
     environment = {
         **os.environ,
