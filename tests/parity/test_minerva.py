@@ -202,6 +202,6 @@ def test_rows_and_packages_that_are_not_there(tmp_path: Path, monkeypatch: pytes
     Path(files["test"]).write_text('{"problem": "2?", "solution": "It is 2."}\n')
     with pytest.raises(ConfigError, match=r"row 0 is not as expected: its solution has no \\boxed{} answer"):
         our_task("minerva_math_algebra", files, 4).load()
-    monkeypatch.setattr(Minerva, "packages", ("no_such_package",))
-    with pytest.raises(ConfigError, match=r"no_such_package is not installed: pip install 'evalengine\[math\]'"):
+    monkeypatch.setattr(Minerva, "packages", ("no_such_package", "nor_this"))
+    with pytest.raises(ConfigError, match=r"no_such_package, nor_this are not installed: .*'evalengine\[math\]'"):
         our_task("minerva_math_algebra", files, 4)

@@ -89,7 +89,7 @@ class EvalEngineLM(TemplateLM):
         if place is not None:
             self._recorder = EvaluationRecorder(place, self.llm, arguments, begin, time.perf_counter())
 
-    # -- facts about the model ---------------------------------------------------------------------------
+    # -- facts about the model ----------------------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int:
