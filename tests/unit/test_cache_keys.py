@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.cache.keys import Computer, Keys
+from evalengine.cache.engine import Computer, Keys
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
