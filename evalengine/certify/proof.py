@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from evalengine.certify.axes import AXES, MIXED, control
-from evalengine.certify.cases import EFFORTS, Case
+from evalengine.certify.cases import EFFORTS, Case, pool_pages
 from evalengine.certify.fault_injection import FEW_ROWS, split_few_rows
-from evalengine.certify.run import Answers, alone, batched
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.certify.subject import Subject, open_subject
 from evalengine.engine.execute.sharing import least_saved
@@ -38,9 +37,20 @@ from evalengine.tasks.base import Task
 NEW = get_context("spawn")  # a fresh interpreter: nothing of this process's state, CUDA context or threads
 SIZE = {"cuda": 8192, "cpu": 512}  # rows and columns of a matrix, whose product takes a millisecond or two
 AT_ONCE = 20  # products between two synchronisations
-
 MOST_CPU_RANKS = 4  # Each rank is a process, which imports and loads for seconds.
 NONE_FOUND = "the control found no difference on this device: it cannot show that the comparison would see one"
+
+Answers = list[tuple[Case, RequestOutput]]
+BLOCK_SIZE = 64
+DEFAULTS = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 4096,
+    "enable_prefix_caching": True,
+    "enforce_eager": False,
+    "cascade_attention": "auto",
+    "speculation": "off",
+    "num_threads": None,
+}
 
 
 @dataclass
@@ -201,7 +211,10 @@ class Prover:
         has_graphs = llm.runner.ops.capturable
         has_cascade = least_saved(replace(llm.config, cascade_attention="always"), settings, llm.spec) is not None
         sizes = (settings.max_model_len, llm.spec.vocab_size)
-        ranks = _other_ranks(llm) if settings.numerics != "fast" else []
+        device, ranks = settings.device, list[int]()  # ranks: other degrees of tensor parallelism on this machine
+        if settings.numerics != "fast":
+            most = torch.cuda.device_count() - (device.index or 0) if device.type == "cuda" else MOST_CPU_RANKS
+            ranks = [n for n in possible_ranks(llm.spec) if n <= most and n != settings.tensor_parallel_size]
         about = *sizes, settings.device.type, has_graphs, has_cascade, bool(llm.spec.recurrences), ranks
         return ReferenceWorkload(self.cases, reference, self.effort, *about)
 
@@ -257,6 +270,51 @@ class Prover:
         return trial
 
 
+def alone(llm: LLM, cases: list[Case]) -> dict[int, RequestOutput]:
+    """Makes the reference: every case runs by itself, its prompt in one chunk, without a prefix cache, every kernel
+    launched.
+
+    Raises `EvalEngineError` if the model gives no finite numbers even so, because there is nothing to compare with.
+    """
+    longest = max(case.length for case in cases)
+    settings = {"max_num_seqs": 1, "max_num_batched_tokens": longest, "enable_prefix_caching": False}
+    settings |= {"enforce_eager": True}
+    _reconfigure(llm, [max(cases, key=lambda case: case.length)], settings)
+    answers = {}
+    for case in cases:
+        assert case.key is not None
+        answers[case.key] = next(iter(llm.run([case.request])))
+        if error := answers[case.key].error:
+            raise EvalEngineError(f"{case.what}, run alone: {error}; this model cannot be certified")
+    return answers
+
+
+def batched(llm: LLM, variant: Variant) -> Answers:
+    """Run every pass over the variant's cases in one engine; the neighbours' answers are left out."""
+    _reconfigure(llm, variant.cases, variant.settings, fill=float("nan") if variant.nan_pool else 0.0)
+    if variant.learned:
+        llm.learn_answers(variant.learned)  # after the reconfiguration, which forgets them
+    cases = {case.request.request_id: case for case in variant.cases}
+    answers = []
+    for _ in range(variant.passes):
+        for output in llm.run([case.request for case in variant.cases]):
+            if (case := cases[output.request_id]).key is not None:
+                answers.append((case, output))
+    # Sorted, so that the first difference is always the same.
+    return sorted(answers, key=lambda pair: pair[0].key or 0)
+
+
+def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any], fill: float = 0.0) -> None:
+    """Gives the engine these settings and a pool for the cases, filled with one number: a slot that is read before it
+    is written has the same value in every proof, not what the memory held before."""
+    # fast's attention may prescribe a page size, and no schedule of the control sets another.
+    default_size = llm.settings.block_size if llm.settings.numerics == "fast" else BLOCK_SIZE
+    settings = {**DEFAULTS, "block_size": default_size, **settings}
+    llm.reconfigure(**{"num_kv_blocks": pool_pages(cases, settings["block_size"]), **settings})
+    assert llm.runner is not None
+    llm.runner.fill_pool(fill)
+
+
 def _facts(llm: LLM) -> dict[str, Any]:
     settings, spec = llm.settings, llm.spec
     return {
@@ -270,13 +328,6 @@ def _facts(llm: LLM) -> dict[str, Any]:
         "max_model_len": settings.max_model_len,
         "self_test": llm.self_test_verdict,
     }
-
-
-def _other_ranks(llm: LLM) -> list[int]:
-    """Degrees of tensor parallelism that this machine can have, without the engine's."""
-    device = llm.settings.device
-    most = torch.cuda.device_count() - (device.index or 0) if device.type == "cuda" else MOST_CPU_RANKS
-    return [n for n in possible_ranks(llm.spec) if n <= most and n != llm.settings.tensor_parallel_size]
 
 
 def _merged(tallies: Iterable[Tally]) -> Tally:
@@ -420,13 +471,6 @@ class Neighbour:
         """Kill the process. Idempotent."""
         self._process.kill()
         self._process.join()
-
-
-@contextmanager
-def busy_neighbour(device: str) -> Iterator[None]:
-    """Keep the device busy with another process. Raises as `Neighbour.busy`."""
-    with Neighbour(device).busy():
-        yield
 
 
 def keep_busy(device: str, connection: Connection) -> None:

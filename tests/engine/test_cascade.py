@@ -13,7 +13,7 @@ from torch import Tensor
 from evalengine import LLM
 from evalengine.certify import axes
 from evalengine.certify.cases import Case
-from evalengine.certify.run import alone, batched
+from evalengine.certify.proof import alone, batched
 from evalengine.certify.schedules import ReferenceWorkload, Skip, Variant
 from evalengine.engine import loaded_model
 from evalengine.engine.execute import cuda_graphs, sharing

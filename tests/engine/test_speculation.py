@@ -16,7 +16,7 @@ import pytest
 from evalengine import LLM, evaluate
 from evalengine.certify import axes
 from evalengine.certify.cases import Case
-from evalengine.certify.run import alone, batched
+from evalengine.certify.proof import alone, batched
 from evalengine.certify.schedules import ReferenceWorkload
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalengine.certify.proof import busy_neighbour
+from evalengine.certify.proof import Neighbour
 from tests.kernels.compile_gluon import compiled_elsewhere
 from tests.kernels.paged_batch import PagedBatch
 
@@ -32,7 +32,7 @@ def test_bytes_beside_a_busy_process(heads: int, kv_heads: int, head_dim: int) -
     batch = PagedBatch.random(lens, heads, kv_heads, head_dim, 64, torch.bfloat16)
     expected = batch.run().view(torch.int16)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    with busy_neighbour("cuda"):
+    with Neighbour("cuda").busy():
         for _ in range(20_000):
             differing += (batch.run().view(torch.int16) != expected).any()
     assert differing.item() == 0
