@@ -5,6 +5,9 @@ weights) are refused here, all at once. transformers' configuration classes supp
 spellings. They are given only the fields that `config_fields` says are read: any other would become an attribute of
 theirs, and `num_labels` of a billion a dictionary of a billion labels. Fields that the classes use before they check
 them are checked here first.
+
+Importing transformers takes longer than importing torch, so `plain_config` reads common dense models as its classes do.
+Anything unusual is left to them: a field that the class would supply or check, an unknown RoPE setting, a window.
 """
 
 from __future__ import annotations
@@ -31,7 +34,6 @@ from evalengine.models.config_fields import (
 from evalengine.models.describe import with_original_length
 from evalengine.models.file_values import decoded, is_integer, is_number, one_line, shown
 from evalengine.models.packing import packing_problems
-from evalengine.models.plain_config import plain_config
 from evalengine.models.registry import Family, NotNative, family_of_type, find_family_of_type, get_family
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import LARGEST, size_demanded, spec_problems
@@ -51,6 +53,67 @@ _JSON_NAMES = {
     "eos_token_ids": "eos_token_id",
     "rope.theta": "rope_parameters.rope_theta",
 }
+Kind = Callable[[Any], bool]
+
+
+def _kinds(*kinds: type) -> Kind:
+    return lambda value: type(value) in kinds
+
+
+_INTEGER, _BOOLEAN, _OPTIONAL = _kinds(int), _kinds(bool), _kinds(int, type(None))
+_COMMON: Mapping[str, Kind] = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), _INTEGER),
+    **dict.fromkeys(("num_attention_heads", "max_position_embeddings"), _INTEGER),
+    "num_key_value_heads": _OPTIONAL,
+    "rms_norm_eps": _kinds(float),
+    "hidden_act": _kinds(str),
+    "tie_word_embeddings": _BOOLEAN,
+    "bos_token_id": _OPTIONAL,
+}
+_WINDOWS: Mapping[str, Kind] = {
+    "use_sliding_window": lambda value: value is False,
+    "sliding_window": _OPTIONAL,
+    "max_window_layers": _INTEGER,
+    "layer_types": _kinds(list, type(None)),
+}
+_FACTORS = dict.fromkeys(
+    ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), _kinds(int, float)
+)
+_USUAL = {"tie_word_embeddings": False, "hidden_act": "silu"}
+# Model type that is read without transformers -> (the fields of its class that are read, with the values that are taken
+# here; those that a file may leave out, with the class's defaults). A test compares them with transformers' classes.
+PLAIN_TYPES: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, Any]]] = {
+    "llama": (
+        {**_COMMON, "head_dim": _OPTIONAL, "attention_bias": _BOOLEAN, "mlp_bias": _BOOLEAN},
+        {**_USUAL, "head_dim": None, "attention_bias": False, "mlp_bias": False, "num_key_value_heads": None,
+         "bos_token_id": 1},
+    ),
+    "mistral": (
+        {**_COMMON, "num_key_value_heads": _INTEGER, "head_dim": _OPTIONAL, "sliding_window": _OPTIONAL},
+        {**_USUAL, "head_dim": None},
+    ),
+    "olmo2": ({**_COMMON, "attention_bias": _BOOLEAN}, {**_USUAL, "attention_bias": False, "bos_token_id": None}),
+    "granite": (
+        {**_COMMON, **_FACTORS, "attention_bias": _BOOLEAN, "mlp_bias": _BOOLEAN},
+        {**_USUAL, "attention_bias": False, "mlp_bias": False},
+    ),
+    "qwen2": (
+        {**_COMMON, **_WINDOWS},
+        {**_USUAL, "use_sliding_window": False, "max_window_layers": 28, "bos_token_id": None, "sliding_window": None,
+         "layer_types": None},
+    ),
+    "qwen3": (
+        {**_COMMON, **_WINDOWS, "head_dim": _INTEGER, "attention_bias": _BOOLEAN},
+        {**_USUAL, "use_sliding_window": False, "max_window_layers": 28, "bos_token_id": None, "sliding_window": None,
+         "layer_types": None, "attention_bias": False},
+    ),
+}  # fmt: skip
+# Settings that stay as the file has them, for any class.
+_UNCHANGED = ("architectures", "model_type", "quantization_config", "dtype", "torch_dtype", "eos_token_id")
+_ROPE_FIELDS = ("rope_scaling", "rope_parameters", "rope_theta")
+_LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+# Type of RoPE -> the settings that it has; all of them.
+_ROPE_SETTINGS: Mapping[str, Set[str]] = {"default": set(), "linear": {"factor"}, "llama3": _LLAMA3}
 
 
 def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
@@ -66,7 +129,13 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     family = find_family_of_type(model_type)
     if family is not None and family.wraps is not None:
         return _of_text_part(raw, family)
-    problems = list(_unsupported_json(raw, family)) if family else []  # others' would only hide that it is another
+    problems: list[str] = []
+    if family is not None:  # those of an unknown type would only hide that it is unknown
+        if raw.get("is_causal", True) is not True:  # read by transformers' code, though not declared by its classes
+            problems.append(
+                f"is_causal={shown(raw['is_causal'])}: attention is causal here; other attention is not supported"
+            )
+        problems += refused_fields(raw, _read(family), family.implied)
     try:
         spec = _plain_spec(raw, family) or from_hf(_configuration(raw, family))
     except NotNative as error:
@@ -93,6 +162,55 @@ def _plain_spec(raw: Mapping[str, Any], family: Family | None) -> ModelSpec | No
         with suppress(ConfigError, ArithmeticError, AttributeError, TypeError, ValueError):
             return from_hf(config)
     return None
+
+
+def plain_config(raw: Mapping[str, Any], read: Set[str]) -> Any | None:
+    """The configuration that transformers' class makes of config.json's content, with the fields `read`; None for one
+    that is left to transformers."""
+    if (known := PLAIN_TYPES.get(raw["model_type"])) is None:
+        return None
+    kinds, defaults = known
+    others = [name for name in raw.keys() & read if name not in (*kinds, *_UNCHANGED, *_ROPE_FIELDS)]
+    if any(raw[name] is not None for name in others) or "original_max_position_embeddings" in raw:
+        return None
+    taken = (name for name in raw if name in (*kinds, *_UNCHANGED, *others) and name != "partial_rotary_factor")
+    values = {"architectures": None, **defaults, **{name: decoded(raw[name]) for name in taken}}
+    if "eos_token_id" not in raw or not all(
+        name in values and is_kind(values[name]) for name, is_kind in kinds.items()
+    ):
+        return None
+    config = SimpleNamespace(**values)
+    if config.num_key_value_heads is None:
+        config.num_key_value_heads = config.num_attention_heads
+    if config.hidden_size % config.num_attention_heads:
+        return None
+    if "head_dim" in kinds:
+        if config.head_dim is None:
+            config.head_dim = config.hidden_size // config.num_attention_heads
+        if config.head_dim % 2:
+            return None
+    if "use_sliding_window" in kinds:
+        every = ["full_attention"] * config.num_hidden_layers
+        if config.layer_types not in (None, every):
+            return None
+        config.sliding_window, config.layer_types = None, every
+    config.rope_parameters = _plain_rope(raw, config.max_position_embeddings)
+    dtype = config.dtype if getattr(config, "dtype", None) is not None else getattr(config, "torch_dtype", None)
+    config.dtype = None if dtype is None else getattr(torch, dtype)
+    return None if config.rope_parameters is None else config
+
+
+def _plain_rope(raw: Mapping[str, Any], longest: int) -> dict[str, Any] | None:
+    """`rope_parameters` of transformers' class; None for one that is left to transformers."""
+    rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    rope.setdefault("rope_theta", raw.get("rope_theta", 10_000.0))
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    settings = _ROPE_SETTINGS.get(rope["rope_type"]) if isinstance(rope["rope_type"], str) else None
+    if rope["rope_type"] == "llama3":
+        rope.setdefault("original_max_position_embeddings", longest)
+    if settings is None or rope.keys() - {"rope_theta", "rope_type", "type"} != settings:
+        return None
+    return rope if all(type(rope[name]) in (int, float) for name in (*settings, "rope_theta")) else None
 
 
 def unread_fields(raw: Mapping[str, Any]) -> list[str]:
@@ -261,14 +379,6 @@ def _read(family: Family | None) -> frozenset[str]:
 def _known(family: Family | None) -> frozenset[str]:
     """The fields that a family's code reads, and those of which it accepts some values (`Family.implied`)."""
     return _read(family) | (frozenset(family.implied) if family else frozenset())
-
-
-def _unsupported_json(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """A sentence for each unsupported value of a field that transformers' code for these models asks for, though their
-    classes do not declare it, and for each that another family's code computes with."""
-    if raw.get("is_causal", True) is not True:
-        yield f"is_causal={shown(raw['is_causal'])}: attention is causal here; other attention is not supported"
-    yield from refused_fields(raw, _read(family), family.implied)
 
 
 def _unsupported(config: Any, family: Family | None) -> Iterator[str]:

@@ -9,8 +9,14 @@ import pytest
 
 from evalengine.errors import ConfigError
 from evalengine.models import hf_config
-from evalengine.models.hf_config import _configuration, _json_problems, _read, spec_from_json
-from evalengine.models.plain_config import TYPES, plain_config
+from evalengine.models.hf_config import (
+    PLAIN_TYPES,
+    _configuration,
+    _json_problems,
+    _read,
+    plain_config,
+    spec_from_json,
+)
 from evalengine.models.registry import family_of_type
 
 SIZES = {
@@ -52,7 +58,7 @@ def outcome(raw: dict[str, Any]) -> Any:
         return error.problems
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", PLAIN_TYPES)
 def test_configurations_equal_transformers(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, family, direct = random.Random(model_type), family_of_type(model_type), 0
     read = _read(family) - {"is_causal"}

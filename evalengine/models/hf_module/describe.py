@@ -19,7 +19,7 @@ from evalengine.errors import ConfigError
 from evalengine.models.describe import longest_context, token_ids
 from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.hf_module import source
-from evalengine.models.hf_module.attention import AttentionRecorder, LayerAttention, attach
+from evalengine.models.hf_module.interfaces import AttentionRecorder, LayerAttention, attach
 from evalengine.models.rope import RopeSpec
 from evalengine.models.spec import Heads, ModelSpec
 from evalengine.models.spec_checks import LARGEST, spec_problems

@@ -25,8 +25,8 @@ from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
-from evalengine.models.hf_module.attention import attach
 from evalengine.models.hf_module.describe import base_of
+from evalengine.models.hf_module.interfaces import attach
 from evalengine.models.spec import ModelSpec
 
 

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from evalengine.errors import ConfigError
 from evalengine.models.describe import with_original_length
 from evalengine.models.file_values import decoded, is_integer, one_line, plain, shown
-from evalengine.models.hf_module import attention, experts
+from evalengine.models.hf_module.interfaces import NAME
 from evalengine.models.spec_checks import LARGEST
 
 # Fields of a config.json that say nothing of what the module computes, or that another file has the last word on; one
@@ -77,8 +77,8 @@ def implementations(model: type[PreTrainedModel]) -> dict[str, Any]:
     """The arguments with which transformers makes a module that attends, and adds its experts, by our functions."""
     takes_experts = model._can_set_experts_implementation()
     return {
-        "attn_implementation": attention.NAME,
-        **({"experts_implementation": experts.NAME} if takes_experts else {}),
+        "attn_implementation": NAME,
+        **({"experts_implementation": NAME} if takes_experts else {}),
     }
 
 

@@ -1,6 +1,7 @@
-"""The engine's attention where transformers' modules look for one: in `AttentionInterface`, by the name `evalengine`.
+"""The engine's attention and mixture of experts where transformers' modules look for them: in `AttentionInterface` and
+`ALL_EXPERTS_FUNCTIONS`, by the name `evalengine`.
 
-    T tokens of a step, Hq/Hkv heads, D head_dim of q and k, Dv that of v.
+    T tokens of a step, Hq/Hkv heads, D head_dim of q and k, Dv that of v, k experts of each token.
 
 A module's attention layers hand q, k, v and what their attention has beside them to whatever `attach` gave them: a
 `AttentionRecorder`, which only writes down how they attend, or the model's paged attention.
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 from transformers.masking_utils import AttentionMaskInterface
 
 from evalengine.errors import ConfigError
@@ -158,3 +160,24 @@ def window_of(rule: Callable[..., Tensor], longest: int) -> int | None:
     if any(count != min(query + 1, window) for query, count in counts.items()):
         raise ConfigError(_OTHER_KEYS)
     return None if window == longest else window
+
+
+def _experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """[T, H], int64 [T, k], [T, k] -> [T, H], the sums in float32 (float64), in the order of the router's choice.
+
+    A token's result is its own: each pair of a token and an expert is a row by itself, and a token's pairs are added
+    one after another. transformers' own functions add the pairs by a reduction or by `index_add_`, whose order is
+    torch's to choose on CUDA. The products are transformers' `grouped_mm` form, one for each expert, of which the mode
+    makes one product after another.
+    """
+    tokens, k = top_k_index.shape
+    rows = hidden_states.repeat_interleave(k, dim=0)
+    pairs = grouped_mm_experts_forward(self, rows, top_k_index.reshape(-1, 1), top_k_weights.reshape(-1, 1))
+    first, *others = pairs.view(tokens, k, -1).unbind(1)
+    total = first if first.dtype.itemsize >= 4 else first.float()
+    for other in others:
+        total = total + other
+    return total.to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
