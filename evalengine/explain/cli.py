@@ -17,8 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalengine.errors import ConfigError, readable
-from evalengine.explain.align import Explanation, First, OpDifference, Size, check_prompts, explain
-from evalengine.explain.trace import DIGEST_BYTES, LOGITS, LOGPROB, Computation, Trace, op_name, place
+from evalengine.explain.trace import (
+    DIGEST_BYTES,
+    LOGITS,
+    LOGPROB,
+    Computation,
+    Explanation,
+    First,
+    OpDifference,
+    Size,
+    Trace,
+    check_prompts,
+    explain,
+    op_name,
+    place,
+)
 from evalengine.plain_text import say, warn
 from evalengine.records.differences import differing
 from evalengine.records.evidence import file_problems

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from evalengine import LLM, SamplingParams
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.explain import rerun
-from evalengine.explain.align import explain
 from evalengine.explain.rerun import ComputationRecorder, in_order
-from evalengine.explain.trace import LOGITS, LOGPROB, Trace
+from evalengine.explain.trace import LOGITS, LOGPROB, Trace, explain
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.records.schema import ids_sha256
 from tests.bitwise import assert_bitwise_equal

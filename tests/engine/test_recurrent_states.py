@@ -13,7 +13,7 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.errors import ConfigError
-from evalengine.explain.align import explain
+from evalengine.explain.trace import explain
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
 from evalengine.models.spec import Block
 from evalengine.records.schema import Answer

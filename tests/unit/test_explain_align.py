@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.explain.align import explain, size_of
 from evalengine.explain.cli import verdict
-from evalengine.explain.trace import op_name
+from evalengine.explain.trace import explain, op_name, size_of
 from tests.unit.traces import FED, OPS, computation, moved, output, trace
 
 PLACES = [(op, position) for op in OPS for position in (0, 2, 4) if position or op not in ("lm_head", "logprob")]

@@ -11,8 +11,8 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.explain.align import explain
 from evalengine.explain.cli import FORMAT, read_trace, write_trace
+from evalengine.explain.trace import explain
 from evalengine.records.sealed import content_sha256
 from tests.bitwise import check_that_a_cut_is_found, check_that_edits_are_found
 from tests.unit.traces import OPS, computation, moved, trace
