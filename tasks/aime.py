@@ -15,17 +15,9 @@ from evalengine.tasks.templated import Templated
 
 # LaTeX that only changes how a formula looks -> what replaces it; the replacements are made in this order.
 SAME = {
-    "\n": "",
-    "\\!": "",
-    "\\\\": "\\",
-    "tfrac": "frac",
-    "dfrac": "frac",
-    "\\left": "",
-    "\\right": "",
-    "^{\\circ}": "",
-    "^\\circ": "",
-    "\\$": "",
-}
+    "\n": "", "\\!": "", "\\\\": "\\", "tfrac": "frac", "dfrac": "frac", "\\left": "", "\\right": "", "^{\\circ}": "",
+    "^\\circ": "", "\\$": "",
+}  # fmt: skip
 UNIT = "\\text{ "  # the text that begins a unit
 BOX = "\\boxed{"
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 import platform
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig
 from evalengine.tasks.generation import Repeated, repeats_of
-from evalengine.tasks.instance import Response
+from evalengine.tasks.instance import ProgramLimits, Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue, pass_at_k
-from evalengine.tasks.programs import ProgramLimits
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated
 
@@ -56,14 +54,13 @@ class CodeTask(Templated):
         return [*cls._reported(config)]
 
     def problems(self) -> list[str]:
-        return [*super().problems(), *self._own_problems()]
-
-    def _own_problems(self) -> Iterator[str]:
+        problems = super().problems()
         for key in ("filter_list", "metric_list"):
             if getattr(self.config.template, key) is not None:
-                yield f"template.{key}: this task runs its answers, and has its own"
+                problems.append(f"template.{key}: this task runs its answers, and has its own")
         if self.output_type != "generate_until":
-            yield f"template.output_type={self.output_type}: programs are generated (generate_until)"
+            problems.append(f"template.output_type={self.output_type}: programs are generated (generate_until)")
+        return problems
 
     @abstractmethod
     def code(self, doc: Doc, text: str) -> str:

@@ -70,7 +70,8 @@ def local_source(config: DatasetConfig, split: str, data_dir: str | None, evalua
     here = Path(path).expanduser()
     with readable(path):
         is_here = here.exists()
-    if path and (is_here or _looks_local(path)):
+    looks_local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES)
+    if path and (is_here or looks_local):
         _existing(here, "task.dataset.path")
         if here.is_dir() or evaluated:
             return here
@@ -194,7 +195,6 @@ def _format_errors(path: Path) -> Iterator[None]:
 
 
 def _read_hub(config: DatasetConfig, split: str, data_dir: str | None, evaluated: bool) -> Rows:
-
     try:
         rows, commit = load_from_hub(config, split)
         name = f"/{config.name}" if config.name else ""
@@ -214,10 +214,6 @@ def _read_hub(config: DatasetConfig, split: str, data_dir: str | None, evaluated
             f"(2) task.dataset.path=FILE_OR_FOLDER, any jsonl, json, csv or parquet file or saved dataset; "
             f"(3) a network, for {config.path} from the Hugging Face Hub (or its cache, filled by an earlier run)"
         ) from error
-
-
-def _looks_local(path: str) -> bool:
-    return path.startswith(("/", "./", "../", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES)
 
 
 def _existing(path: Path, setting: str) -> Path:

@@ -31,7 +31,8 @@ class GPQA(Templated):
 
     def document(self, row: Doc) -> Doc:
         if id(row) not in self._made:
-            answers = [_tidy(row.get(column)) for column in ANSWERS]
+            given = [row.get(column) for column in ANSWERS]
+            answers = [" " if x is None else str(x).strip().replace(" [title]", ". ").replace("  ", " ") for x in given]
             right = answers[-1]
             self._random.shuffle(answers)
             letters = {f"choice{number}": answer for number, answer in enumerate(answers, 1)}
@@ -48,9 +49,3 @@ class GPQAInWords(GPQA):
         doc = dict(super().document(row))
         answer = doc.pop("answer")  # the last of the columns, as in lm-eval
         return {**doc, "choices": [doc[f"choice{number}"] for number in range(1, 5)], "answer": answer}
-
-
-def _tidy(answer: Any) -> str:
-    if answer is None:
-        return " "
-    return str(answer).strip().replace(" [title]", ". ").replace("  ", " ")

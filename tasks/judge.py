@@ -204,7 +204,8 @@ class JudgeTask(Task):
         if self._scale.pairs:
             verdicts = [self._of_pair(*both) for both in zip(labels[::2], labels[1::2], strict=True)]
         else:
-            verdicts = [self._of_one(label) for label in labels]
+            unread, values = Verdict(INVALID, min(self._scale.values.values()), unread=True), self._scale.values
+            verdicts = [unread if label is None else Verdict(label, values[label]) for label in labels]
         texts = texts_of(doc)
         return {FILTER: [verdict if text.strip() else self._of_empty(doc)
                          for text, verdict in zip(texts, verdicts, strict=True)]}  # fmt: skip
@@ -232,11 +233,6 @@ class JudgeTask(Task):
             with limits.named("judge.extract"):
                 return self._labels.get(self._extract(responses[0].text).casefold())
         return max(zip(self._scale.values, responses, strict=True), key=lambda pair: pair[1].loglikelihood)[0]
-
-    def _of_one(self, label: str | None) -> Verdict:
-        if label is None:
-            return Verdict(INVALID, min(self._scale.values.values()), unread=True)
-        return Verdict(label, self._scale.values[label])
 
     def _of_empty(self, doc: Doc) -> Verdict:
         """The verdict on an answer without a text, whatever the judge said: the lowest value. Of a pair it loses, and

@@ -277,13 +277,9 @@ def _dataset(content: dict[str, Any], name: str, folder: Path, splits: set[str |
         )
     if wrong := [str(file) for file in file_of.values() if not isinstance(file, str) or re.search(r"://|[*?]", file)]:
         raise ConfigError(f"dataset_kwargs.data_files: {wrong[0][:80]} is not one local file for a split")
-    return {**dataset, "files": {split: str(_placed(file, folder)) for split, file in file_of.items()}}
-
-
-def _placed(file: str, folder: Path) -> Path:
-    """The absolute path of a data file: from the current folder, as lm-eval reads it, or else beside the YAML file."""
-    here = Path(file).expanduser()
-    return (here if here.exists() else folder / here).resolve()
+    # A path is relative to the current folder, as lm-eval reads it, or else to the YAML file's.
+    here = {split: Path(file).expanduser() for split, file in file_of.items()}
+    return {**dataset, "files": {k: str((p if p.exists() else folder / p).resolve()) for k, p in here.items()}}
 
 
 def generation_of(kwargs: Mapping[str, Any]) -> dict[str, Any]:

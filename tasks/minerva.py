@@ -91,7 +91,11 @@ class MathScorer:
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The worker's reply. Raises ConfigError if lm-eval's code refuses the question, WorkerDied if it ended."""
         if self._worker is None:
-            self._worker = _start()
+            code = (
+                f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
+            )
+            hashing = {"PYTHONHASHSEED": "0"}  # sympy iterates over sets, whose order depends on the hashes
+            self._worker = LineWorker(["-c", code, str(installed_file(SCORER))], {**os.environ, **hashing})
             self._understood(self._worker.read())  # its first line says that it is ready
         return self._understood(self._worker.ask(question))
 
@@ -107,9 +111,3 @@ class MathScorer:
 
 class WorkerDied(EvalEngineError):
     """An answer took more memory or time than the worker may have."""
-
-
-def _start() -> LineWorker:
-    code = f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
-    hashing = {"PYTHONHASHSEED": "0"}  # sympy iterates over sets, whose order depends on the hashes
-    return LineWorker(["-c", code, str(installed_file(SCORER))], {**os.environ, **hashing})

@@ -29,19 +29,16 @@ def whole_number(label: Any) -> int:
 
 def hellaswag(row: Doc) -> Doc:
     """HellaSwag's document of a row. Raises ValueError for an ending or a label that cannot be used."""
+    for number, ending in enumerate(row["endings"]):
+        if not isinstance(ending, str):
+            raise ValueError(f"ending {number} is {json.dumps(ending)[:80]}, which is no text")
     context = f"{row['ctx_a']} {row['ctx_b'].capitalize()}"
     return {
         **row,
         "query": clean_wikihow(f"{row['activity_label']}: {context}"),
-        "choices": [clean_wikihow(_text(ending, number)) for number, ending in enumerate(row["endings"])],
+        "choices": [clean_wikihow(ending) for ending in row["endings"]],
         "gold": whole_number(row["label"]),
     }
-
-
-def _text(ending: Any, number: int) -> str:
-    if not isinstance(ending, str):
-        raise ValueError(f"ending {number} is {json.dumps(ending)[:80]}, which is no text")
-    return ending
 
 
 def clean_wikihow(text: str) -> str:

@@ -48,14 +48,8 @@ DETOKENISE: list[Callable[[str], str]] = [
     *(_replaced(f" @{re.escape(mark)}@ ", mark) for mark in "-,."),
     *(_replaced(rf" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"),
     *(_enclosed(*pair) for pair in ("()", "[]", "{}", '""', "''")),
-    _replaced("= = = =", "===="),
-    _replaced("= = =", "==="),
-    _replaced("= =", "=="),
-    _replaced(" ° ", "°"),
-    _replaced(" \n", "\n"),
-    _replaced("\n ", "\n"),
-    _replaced(" N ", " 1 "),
-    _replaced(" 's", "'s"),
+    *(_replaced(*pair) for pair in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°"))),
+    *(_replaced(*pair) for pair in ((" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s"))),
 ]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from evalengine.config.schema import Config, selection
 from evalengine.engine.request import GenerateRequest
-from evalengine.engine.text.thinking import end_of_thinking, part
+from evalengine.engine.text.detokenizer import end_of_thinking, part
 from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.judging import Judgement, Judgements
 from evalengine.harness.metrics import summarize
@@ -31,11 +31,10 @@ from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, T
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.code import CodeTask
-from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.instance import OUTCOMES, Instance, ProgramLimits, ProgramVerdict, Response
 from evalengine.tasks.judge import FILTER as JUDGE
 from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
-from evalengine.tasks.programs import OUTCOMES, ProgramLimits, ProgramVerdict
 from evalengine.tasks.rows import Doc
 from evalengine.util.forked import ForkedTask
 from evalengine.util.limits import OutOfTime, limited

@@ -11,8 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.text.detokenizer import Detokenizer
-from evalengine.engine.text.thinking import end_of_thinking, part
+from evalengine.engine.text.detokenizer import Detokenizer, end_of_thinking, part
 from evalengine.errors import ConfigError
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))

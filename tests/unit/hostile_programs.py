@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from evalengine.tasks.programs import ProgramLimits
+from evalengine.tasks.instance import ProgramLimits
 
 QUICK = ProgramLimits(cpu_seconds=1, wall_seconds=4, memory_bytes=1 << 29)
 SYSTEM_PYTHON = "/usr/bin/python3"  # every user can read it, unlike a Python in root's home

@@ -16,7 +16,7 @@ import pytest
 from evalengine.integrations.sandbox import run as run_module
 from evalengine.integrations.sandbox.inside import namespaces as inside
 from evalengine.integrations.sandbox.run import WORKER, problem, run_programs
-from evalengine.tasks.programs import ProgramLimits, ProgramVerdict
+from evalengine.tasks.instance import ProgramLimits, ProgramVerdict
 from tests.unit.hostile_programs import ATTACKS, CALLS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
 
 

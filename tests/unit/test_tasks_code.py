@@ -15,10 +15,9 @@ from evalengine.config.schema import DatasetConfig
 from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
-from evalengine.tasks.instance import Response
+from evalengine.tasks.instance import ProgramLimits, ProgramVerdict, Response
 from evalengine.tasks.lm_eval_yaml import returned
 from evalengine.tasks.metric import pass_at_k
-from evalengine.tasks.programs import ProgramLimits, ProgramVerdict
 from evalengine.tasks.registry import load_task
 from evalengine.util.plain_files import Tagged
 

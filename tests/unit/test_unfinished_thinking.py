@@ -21,10 +21,9 @@ from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import TaskResult, sample_row
 from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task
-from evalengine.tasks.instance import Response
+from evalengine.tasks.instance import ProgramVerdict, Response
 from evalengine.tasks.judge import CLS
 from evalengine.tasks.metric import Metric, MetricValue
-from evalengine.tasks.programs import ProgramVerdict
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.rows import Doc
 from evalengine.tasks.templated import Templated

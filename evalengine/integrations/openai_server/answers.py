@@ -10,7 +10,7 @@ import numpy as np
 
 from evalengine.engine.request import RequestOutput
 from evalengine.engine.schedule.sequence import Top
-from evalengine.engine.text.thinking import end_of_thinking, part
+from evalengine.engine.text.detokenizer import end_of_thinking, part
 from evalengine.integrations.openai_server.asks import Ask, Choice
 from evalengine.integrations.openai_server.model import ServedModel
 from evalengine.integrations.openai_server.token_texts import Offsets, TokenTexts

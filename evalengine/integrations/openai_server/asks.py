@@ -13,7 +13,7 @@ from typing import Any
 from evalengine.config.arguments import LARGEST, shown
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.submission import check_requests
-from evalengine.engine.text.thinking import special_ids
+from evalengine.engine.text.detokenizer import special_ids
 from evalengine.errors import ConfigError
 from evalengine.integrations.openai_server.bodies import ChatBody, CompletionBody, NamedTool, SamplingBody
 from evalengine.integrations.openai_server.errors import ApiError

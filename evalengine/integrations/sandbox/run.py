@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from evalengine.errors import EvalEngineError
-from evalengine.tasks.programs import MAX_PROGRAM, OUTCOMES, ProgramLimits, ProgramVerdict
+from evalengine.tasks.instance import MAX_PROGRAM, OUTCOMES, ProgramLimits, ProgramVerdict
 
 WORKER = Path(__file__).parent / "inside" / "worker.py"
 SPARE_SECONDS = 60  # after a program's own time limit, until this process ends its worker
