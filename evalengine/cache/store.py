@@ -165,7 +165,8 @@ class Store:
             return cls(path, _connected(path, "rwc", _prepared), read_only=False)
         except sqlite3.OperationalError as error:
             full = "full" in str(error)  # what is there can still be read
-            if not _refused(error) and not (full and path.is_file() and path.stat().st_size):
+            denied = any(words in str(error) for words in ("readonly", "unable to open"))
+            if not denied and not (full and path.is_file() and path.stat().st_size):
                 raise
         try:
             return cls(path, _connected(path, "ro", _checked), read_only=True)
@@ -344,11 +345,6 @@ def _checked(connection: sqlite3.Connection, path: Path) -> None:
     tables = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
     if tables != [statement.replace("IF NOT EXISTS ", "").encode() for statement in _TABLES]:
         raise sqlite3.DatabaseError("the description of its tables is damaged")
-
-
-def _refused(error: sqlite3.Error) -> bool:
-    """Whether the file or its folder cannot be written, or opened at all."""
-    return any(words in str(error) for words in ("readonly", "unable to open"))
 
 
 def _text(value: Any) -> str:

@@ -145,7 +145,10 @@ class LoadedModel:
         self.num_kv_blocks, self.kv_layout = num_kv_blocks, kv_layout(self.spec, settings)
         self.block_manager = self._new_block_manager()
         limits = self.config.max_num_seqs, self.config.max_num_batched_tokens
-        self.scheduler = Scheduler(self.block_manager, *limits, drafter=_drafter(settings))
+        # Without a drafter there are no guesses yet (`KNOWN_ANSWERS`), or nothing may be guessed.
+        guesses = settings.speculation in ("auto", "always")
+        drafter = Drafter(always=settings.speculation == "always") if guesses else None
+        self.scheduler = Scheduler(self.block_manager, *limits, drafter=drafter)
         longest = None if self.config.enforce_eager else settings.max_model_len
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least
@@ -237,11 +240,6 @@ class LoadedModel:
         torch.set_num_threads(self._num_threads_before)
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _drafter(settings: Settings) -> Drafter | None:
-    """The source of guesses; None where there are none yet (`KNOWN_ANSWERS`) or nothing may be guessed."""
-    return Drafter(always=settings.speculation == "always") if settings.speculation in ("auto", "always") else None
 
 
 def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:

@@ -74,7 +74,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         EvalEngineError: the item failed (non-finite activations).
     """
     config = _configuration(side)
-    same_model = not _names(side.instead, "model.")
+    same_model = not any(setting.lstrip("+").startswith("model.") for setting in side.instead)
     plan, llm = plan_again(side.label, side.run.identity, config, side.run.source, same_model)
     with llm:
         llm.load()
@@ -183,10 +183,6 @@ def _equals_record(run: Run, key: RecordKey, output: RequestOutput) -> bool:
     item = run.items[key]
     assert item.logprobs is not None
     return item.output_ids == output.token_ids and item.logprobs.tobytes() == output.logprobs.tobytes()
-
-
-def _names(settings: Sequence[str], prefix: str) -> bool:
-    return any(setting.lstrip("+").startswith(prefix) for setting in settings)
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,9 @@ def window(config: Any) -> int:
 
 def windows(config: Any, block: Block) -> tuple[Block, ...]:
     """The blocks of layers that are alike but for their windows, where `layer_types` says which have one."""
-    return by_layer(config, lambda kind: replace(block, window=window(config)) if _slides(kind) else block)
-
-
-def _slides(kind: str) -> bool:
-    return kind == "sliding_attention"
+    return by_layer(
+        config, lambda kind: replace(block, window=window(config)) if kind == "sliding_attention" else block
+    )
 
 
 def grouped_router(config: Any) -> Router:

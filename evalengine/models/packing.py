@@ -130,12 +130,9 @@ def declared_forms(quantization: Mapping[str, Any]) -> list[DeclaredForm]:
             named = {_algorithm(quantization), *(one.get("quant_algo") for one in _layers(quantization))}
             return [form for algorithm, form in _ALGORITHMS.items() if algorithm in named]
         case "compressed-tensors":
-            return [_declared(weights) for weights in weight_groups(quantization)]
+            groups = weight_groups(quantization)
+            return [DeclaredForm(own.get("type", "int"), own["num_bits"], _declared_block(own)) for own in groups]
     return []
-
-
-def _declared(weights: Mapping[str, Any]) -> DeclaredForm:
-    return DeclaredForm(weights.get("type", "int"), weights["num_bits"], _declared_block(weights))
 
 
 def _declared_block(weights: Mapping[str, Any]) -> tuple[int | None, int | None] | None:

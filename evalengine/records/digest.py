@@ -99,14 +99,9 @@ class Digests:
 
 def digests(records: Iterable[RequestRecord]) -> Digests:
     """The digests of a run's records, in whatever order they come."""
-    ordered = _ordered(records)
+    ordered = sorted(records, key=lambda record: record.key)
+    assert len({record.key for record in ordered}) == len(ordered), "two records of one request"
     leaves = spread(lambda some: [leaf_hash(record) for record in some], ordered, MANY)
     by_task = groupby(zip(ordered, leaves, strict=True), key=lambda pair: pair[0].task)
     tasks = {task: merkle_root([leaf for _, leaf in group]).hex() for task, group in by_task}
     return Digests(merkle_root(leaves).hex(), tasks)
-
-
-def _ordered(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    ordered = sorted(records, key=lambda record: record.key)
-    assert len({record.key for record in ordered}) == len(ordered), "two records of one request"
-    return ordered

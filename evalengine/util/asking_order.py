@@ -16,7 +16,8 @@ def in_order(baseline: str, task: str, documents: Sequence[int], clusters: Mappi
     members: dict[str, list[int]] = {}
     for doc in sorted(documents):
         members.setdefault(str(doc) if clusters is None else clusters[doc], []).append(doc)
-    return [members[name] for name in sorted(members, key=lambda name: _place(f"{baseline} {task} {name}"))]
+    places = {name: hashlib.sha256(f"{baseline} {task} {name}".encode()).digest() for name in members}
+    return [members[name] for name in sorted(members, key=places.__getitem__)]
 
 
 def first_of_order(order: Sequence[Sequence[int]], count: int) -> list[int]:
@@ -27,7 +28,3 @@ def first_of_order(order: Sequence[Sequence[int]], count: int) -> list[int]:
             break
         asked += cluster
     return asked
-
-
-def _place(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()

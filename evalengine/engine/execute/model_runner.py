@@ -177,7 +177,8 @@ class ModelRunner(RankRunner):
             for result, position in bad:
                 result.error = f"not a finite number at token {position}"
             return
-        row_of = {(c.seq.seq_id, p): row for row, (c, p) in enumerate(_positions(chunks))}
+        places = [(c.seq.seq_id, p) for c in chunks for p in range(c.start, c.end)]  # of each row of the batch
+        row_of = {place: row for row, place in enumerate(places)}
         rows = [row_of[result.seq.seq_id, position] for result, position in bad]
         culprits, finite = self._again(Batch.of(chunks), rows)
         for (result, position), row, is_finite in zip(bad, rows, finite, strict=True):
@@ -281,8 +282,3 @@ def _wants_argmax(chunk: Chunk) -> bool:
     seq = chunk.seq
     at_end = chunk.end >= seq.num_tokens
     return isinstance(seq, Generating) and at_end and seq.takes_argmax and not seq.num_logprobs
-
-
-def _positions(chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
-    """The chunk and the position of each row of the batch."""
-    return [(c, p) for c in chunks for p in range(c.start, c.end)]

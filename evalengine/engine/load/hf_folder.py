@@ -75,7 +75,7 @@ def folder_spec(
             stored, skipped = _renamed(with_packed(stored, quantization_of(raw)), spec)
             if skipped:
                 logger.warning("%s: %s", setting, skipped_tensors(skipped))
-        spec = _as_stored(spec, stored, has_dtype=_names_dtype(raw))
+        spec = _as_stored(spec, stored, has_dtype=any(raw.get(name) is not None for name in ("dtype", "torch_dtype")))
         if adapter is not None and spec.module is None:
             merged, skipped = _adapted(stored, spec, adapter, raw)
             if any(merged.get(name) != stored.get(name) for name in (EMBEDDING, HEAD)):
@@ -244,10 +244,6 @@ def _warn(unknown: list[str], setting: str, spec: ModelSpec) -> None:
     if unknown:
         names = listed([plain(name) for name in unknown], 8)
         logger.warning("%s: nothing reads these fields of config.json: %s", setting, names)
-
-
-def _names_dtype(raw: dict[str, Any]) -> bool:
-    return raw.get("dtype") is not None or raw.get("torch_dtype") is not None
 
 
 def _as_stored(spec: ModelSpec, stored: dict[str, StoredTensor], has_dtype: bool) -> ModelSpec:
