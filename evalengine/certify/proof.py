@@ -42,7 +42,7 @@ NONE_FOUND = "the control found no difference on this device: it cannot show tha
 
 Answers = list[tuple[Case, RequestOutput]]
 BLOCK_SIZE = 64
-DEFAULTS = {
+DEFAULTS = {  # of a schedule that does not set them
     "max_num_seqs": 256,
     "max_num_batched_tokens": 4096,
     "enable_prefix_caching": True,

@@ -151,7 +151,7 @@ class LatentAttention(nn.Module):
         sizes = {"q_a_proj": self.q_rank} if self.q_rank else {}
         sizes["kv_a_proj_with_mqa"] = latent.kv_rank + latent.rotary_dim
         self.a_proj = WholeLinear(ops, hidden, sizes, bias=spec.attention_bias)
-        norm = replace(spec.norms, eps=1e-6)  # of the latents' norms, whatever the others' is
+        norm = replace(spec.norms, eps=1e-6)  # the latents' norms have this one, whatever the others have
         if self.q_rank:
             self.q_a_layernorm = RowNorm(ops, self.q_rank, norm)
         name, width = ("q_b_proj", self.q_rank) if self.q_rank else ("q_proj", hidden)
