@@ -1,4 +1,4 @@
-"""What a task asks and what it gets back: the requests of a document, the engine's answers to them as text, and the
+"""The requests of a document, the engine's answers to them as text, and the
 verdicts on the programs in them."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """The limits of one program. Memory, processor time and open files are limited for each process by itself; the
+    """The limits of one program. Memory, processor time and open files are limited per process; the
     other limits hold for all of the program's processes together."""
 
     cpu_seconds: int = CPU_SECONDS
@@ -51,7 +51,7 @@ class ProgramLimits:
     processes: int = 32  # processes and threads together
     file_bytes: int = 16 << 20  # the largest size of one file
     open_files: int = 64
-    files_bytes: int = 64 << 20  # size of all files together, which lie in memory; only under isolation
+    files_bytes: int = 64 << 20  # size of all files together, which are in memory; only under isolation
     files: int = 4096  # number of files; only under isolation
 
     @classmethod

@@ -1,4 +1,4 @@
-"""An engine whose answers are kept: what the cache has is read, the rest is computed and kept for the next run.
+"""An engine with a cache: answers in it are read, the others are computed and stored for the next run.
 
 An answer's key is 32 bytes that stand for everything that it depends on, in two halves.
 
@@ -9,7 +9,7 @@ contains the versions of torch, CUDA and Triton. Kernel schedules that failed ve
 that run give the bits of the reference. A generation's key also contains the tokenizer, with the version of its
 library, since stop strings are found in text.
 
-*What is asked*: the token ids, the number of alternatives, and for a generation everything in force that chooses or
+*The request*: the token ids, the number of alternatives, and for a generation everything in force that chooses or
 ends its tokens: the room that `max_model_len` leaves, stop strings and ids, processors, and where noise is drawn
 (temperature above 0) its seed and name. Tasks, documents, limits, orders, batches and pages are in neither half.
 """
@@ -40,7 +40,7 @@ from evalengine.records.schema import Answer, packed_ids
 from evalengine.records.sealed import canonical
 from evalengine.util.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 
-VERSION = 1  # the keys' version: answers kept under another one are not found
+VERSION = 1  # the keys' version: answers of other versions are not found
 # The keys of a run's identity on which its answers depend.
 COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")
 BATCH, SECONDS = 512, 5.0  # computed answers are written in batches: of this many, or after this many seconds

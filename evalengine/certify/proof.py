@@ -271,7 +271,7 @@ class Prover:
 
 
 def alone(llm: LLM, cases: list[Case]) -> dict[int, RequestOutput]:
-    """Makes the reference: every case runs by itself, its prompt in one chunk, without a prefix cache, every kernel
+    """Makes the reference: every case runs alone, its prompt in one chunk, without a prefix cache, every kernel
     launched.
 
     Raises `EvalEngineError` if the model gives no finite numbers even so, because there is nothing to compare with.

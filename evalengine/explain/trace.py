@@ -124,7 +124,7 @@ class First:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What `explain` found."""
+    """The result of `explain`."""
 
     a: Trace
     b: Trace

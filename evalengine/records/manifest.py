@@ -134,7 +134,7 @@ def build_manifest(
 
     engine: its resolved settings, its verdicts on its kernels and on itself, and what it counted. device: as torch
     names it. started: UNIX seconds. command: the words after `python -m evalengine`; None for a run that Python code
-    started. libraries: versions of what the run depends on besides `LIBRARIES`. programs: how those that the model
+    started. libraries: versions of what the run depends on except `LIBRARIES`. programs: how those that the model
     wrote were run and ended; None where no task runs any. cache: what it did for the run (`cache.engine.Counts`), if
     there was one. cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine
     computed nothing then. judge: the run of the judge that scored the answers, and what its verdicts come to.

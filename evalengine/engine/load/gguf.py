@@ -1,7 +1,7 @@
 """GGUF files: metadata to `ModelSpec`, tensors dequantised and named as in a Hugging Face checkpoint.
 
 Every type that the `gguf` library dequantises is read; the arithmetic then runs in the run's dtype. `unsupported`
-lists what a file asks for and no model here computes.
+lists what a file needs and no model here computes.
 """
 
 from __future__ import annotations
@@ -426,7 +426,7 @@ def _damaged(path: Path, problem: object) -> EvalEngineError:
 def unsupported(
     fields: GGUFFields, model: GGUFFields, read: Set[str], config: Mapping[str, Any], family: Family
 ) -> Iterator[str]:
-    """A sentence for each unsupported thing that the file asks for.
+    """A sentence for each unsupported thing that the file needs.
 
     fields: the whole file's; model: those below its architecture; read: the keys that the family's own form reads;
     config: what the metadata are as a config.json.

@@ -64,7 +64,7 @@ class Checkpoint:
     tokenizer: Any  # `load_tokenizer`'s; None only for dummy weights without a tokenizer
     source: str  # the path as configured
     revision: str | None  # the Hub commit; None for a local model
-    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open, so that it is parsed once
+    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # stays open, so that it is parsed once
     stamp: Stamp = field(default=(), repr=False, compare=False)  # the weight files as they were found
     hashes: dict[str, str] = field(
         default_factory=dict, repr=False, compare=False

@@ -165,7 +165,7 @@ def window_of(rule: Callable[..., Tensor], longest: int) -> int | None:
 def _experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """[T, H], int64 [T, k], [T, k] -> [T, H], the sums in float32 (float64), in the order of the router's choice.
 
-    A token's result is its own: each pair of a token and an expert is a row by itself, and a token's pairs are added
+    Tokens do not affect each other: each pair of a token and an expert is one row, and a token's pairs are added
     one after another. transformers' own functions add the pairs by a reduction or by `index_add_`, whose order is
     torch's to choose on CUDA. The products are transformers' `grouped_mm` form, one for each expert, of which the mode
     makes one product after another.

@@ -2,7 +2,7 @@
 lift its limits, reach what is not its own, or hide memory from both. Needs Linux 5.12 or newer.
 
 An ordinary user's process needs a user namespace of its own for that; root's process needs none, and becomes a user
-whose id nobody has. System calls are refused by a seccomp filter, which no process can take off again, nor can what it
+with an unused id. A seccomp filter blocks system calls; no process can remove it, nor can what it
 starts. A refused call answers ENOSYS, as on a kernel that lacks it, so that libraries take their other way. Constants
 and numbers are those of the kernel's headers (sched.h, mount.h, prctl.h, capability.h, unistd.h, audit.h, filter.h,
 seccomp.h).
@@ -185,7 +185,7 @@ def refuse() -> None:
 
 
 def leave_keys() -> None:
-    """Gives this process a keyring of its own in place of the session's, whose names /proc/keys would still show."""
+    """Gives this process a new keyring instead of the session's, whose names /proc/keys would still show."""
     with suppress(KeyError):
         column, _ = ARCHITECTURES[os.uname().machine]
         # A kernel that has no keyrings, or forbids their use, shows none either.

@@ -5,7 +5,7 @@ process ends. There are three processes: this one enters the namespaces; its chi
 program's reach; the child's child runs the program, in the interpreter that is loaded already, and says through a pipe
 how it ended. A program that looks for that pipe finds it, so what comes through it is at most the program's own
 verdict. When the watcher ends, the kernel ends all that the program started and removes its files. Without isolation
-the watcher does both, as well as it can. In either case root's programs run as a user whose id nobody has, because the
+the watcher does both, as well as it can. In either case root's programs run as a user with an unused id, because the
 kernel does not limit root's processes.
 """
 
