@@ -20,6 +20,7 @@ from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.kernels import exact_recurrent
 from evalengine.kernels.recurrent_variant import ShortConv
 from evalengine.layers import create_ops
+from evalengine.layers.recurrent import States
 from evalengine.models.decoder import DecoderForCausalLM
 from tests.engine.test_schedule_invariance import differing
 from tests.fuzz.cases import Case, cases
@@ -91,9 +92,9 @@ def wrong_borders(model: DecoderForCausalLM, offsets: Sequence[int], broken: int
     for number in range(3):
         cuts = {str(k): ids[:k] if number == 0 else ids[k : k + 1] if number == 1 else ids[k + 1 :] for k in offsets}
         if number == 1 and broken is not None:
-            for pool in (pool for cache in runner.caches for pool in getattr(cache, "states", cache)):
-                if len(pool) >= len(offsets):  # not keys or values
-                    pool[runner.slot_of(str(broken))] = 0
+            caches = (getattr(cache, "states", cache) for cache in runner.caches)
+            for pool in (pool for states in caches if isinstance(states, States) for pool in states.pools):
+                pool[runner.slot_of(str(broken))] = 0
         for name, logits in runner.step({name: part for name, part in cuts.items() if part}).items():
             parts[name].append(logits)
     return [k for k in offsets if not torch.equal(torch.cat(parts[str(k)]), whole)]

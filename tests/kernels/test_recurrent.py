@@ -134,7 +134,9 @@ def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba
     assert_borders_do_not_matter(recurrence(level, variant, heads), operands, pools(level, variant, dtype, 6))
 
 
-@pytest.mark.parametrize("variant", [DELTAS[1], MAMBAS[0]])
+@pytest.mark.parametrize(
+    "variant", [DELTAS[1], MAMBAS[0], *(pytest.param(v, marks=pytest.mark.gpu) for v in (DELTAS[2], MAMBAS[1]))]
+)
 def test_one_launch_closes_the_chunks_of_all_layers(variant: GatedDelta | Mamba2) -> None:
     """Of three layers, the first of which closes all chunks, or none; padding's outputs are 0."""
     operands, heads = case(variant, torch.float32, 64)
