@@ -55,8 +55,10 @@ def check_one_engine(run_: Run, one_engine: Run, replicas: int) -> None:
 
 
 def audits(run_: Run) -> int:
-    """How many of a run's answers were made on a second replica, too."""
-    return sum(replica["answers"] for replica in run_.manifest["cluster"]["replicas"]) - DOCUMENTS
+    """How many requests of a run were audited. A busy machine's idle replica may answer others a second time, too."""
+    audited: int = run_.manifest["cluster"]["audited"]
+    assert sum(replica["answers"] for replica in run_.manifest["cluster"]["replicas"]) >= DOCUMENTS + audited
+    return audited
 
 
 @pytest.mark.slow
