@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from evalengine.cache.store import Store, cure
+from evalengine.cache.store import Store, advice
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import say
 from evalengine.util.command import Namespace
@@ -29,7 +29,7 @@ def main(arguments: Namespace) -> int:
                 say(f"{store.prune(before, limits.get('size')):,} answers deleted")
             _show(store.models(), store.size())
         except sqlite3.Error as error:
-            raise EvalEngineError(f"{store.path}: {error}; {cure(error)}") from error
+            raise EvalEngineError(f"{store.path}: {error}; {advice(error)}") from error
     return 0
 
 

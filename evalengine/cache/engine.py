@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from evalengine.cache.store import CacheUnavailableError, Lookup, Row, Store, cure
+from evalengine.cache.store import CacheUnavailableError, Lookup, Row, Store, advice
 from evalengine.config.schema import Config
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
@@ -90,7 +90,7 @@ class Keys:
     def _generation(self, request: GenerateRequest) -> bytes:
         """Everything that determines a generation except its prompt, as canonical JSON."""
         params, room = request.params, self._max_model_len - len(request.prompt_ids)
-        asked: dict[str, Any] = {
+        content: dict[str, Any] = {
             "max_tokens": min(params.max_tokens, room),
             "stop": params.stop,
             "end_ids": sorted(self._spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids),
@@ -102,8 +102,8 @@ class Keys:
         }
         if params.temperature > 0:
             sampling = {"top_k": params.top_k, "top_p": params.top_p, "seed": params.seed, "sample": request.sample}
-            asked |= {**sampling, "noise_key": params.noise_key}
-        return canonical(asked).encode()
+            content |= {**sampling, "noise_key": params.noise_key}
+        return canonical(content).encode()
 
     @staticmethod
     def _joined(*parts: bytes) -> bytes:
@@ -290,7 +290,7 @@ class CachedEngine:
 
     def _fail(self, error: sqlite3.Error) -> None:
         self.counts.failed = str(error)
-        warn(f"{self.store.path}: {error}; the run goes on without the cache ({cure(error)})")
+        warn(f"{self.store.path}: {error}; the run goes on without the cache ({advice(error)})")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ _TABLES = (
     "token_ids BLOB, logprobs BLOB, finish_reason BLOB, is_greedy INTEGER, text BLOB, top_ids BLOB, top_logprobs BLOB, "
     "sha256 BLOB)",
 )
-_CURE = "delete it (every answer is then computed again), or name another folder"
+_ADVICE = "delete it (every answer is then computed again), or name another folder"
 # What SQLite says of a file that is whole and cannot be used now, and what helps.
 _PASSING = {
     "locked": "another process holds it: try again when that has ended",
@@ -51,9 +51,9 @@ class CacheUnavailableError(EvalEngineError):
     """A cache that cannot be used now, although nothing shows that it is damaged."""
 
 
-def cure(error: Exception) -> str:
+def advice(error: Exception) -> str:
     """What helps against an error of SQLite's: a file that is locked, or whose disk is full, is not to be deleted."""
-    return next((words for said, words in _PASSING.items() if said in str(error)), _CURE)
+    return next((words for said, words in _PASSING.items() if said in str(error)), _ADVICE)
 
 
 class Row(NamedTuple):
@@ -150,9 +150,9 @@ class Store:
                 raise CacheUnavailableError(f"{path}: {error.strerror}; {_PASSING['full']}") from error
             raise ConfigError(f"cache={folder}: {error.strerror or error}; name another folder") from error
         except sqlite3.Error as error:
-            if (words := cure(error)) != _CURE:
+            if (words := advice(error)) != _ADVICE:
                 raise CacheUnavailableError(f"{path}: {error}; {words}") from error
-            raise ConfigError(f"{path}: not a cache that can be read ({error}); {_CURE}") from error
+            raise ConfigError(f"{path}: not a cache that can be read ({error}); {_ADVICE}") from error
 
     @classmethod
     def empty(cls, folder: str | Path) -> Store:
@@ -341,7 +341,7 @@ def _checked(connection: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION_ID:
         raise ConfigError(f"{path}: a database of another program, not a cache of answers; name another folder")
     if version != VERSION:
-        raise ConfigError(f"{path}: a cache of version {version}, this evalengine reads {VERSION}; {_CURE}")
+        raise ConfigError(f"{path}: a cache of version {version}, this evalengine reads {VERSION}; {_ADVICE}")
     tables = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
     if tables != [statement.replace("IF NOT EXISTS ", "").encode() for statement in _TABLES]:
         raise sqlite3.DatabaseError("the description of its tables is damaged")

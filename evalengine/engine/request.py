@@ -90,7 +90,7 @@ class SamplingParams:
 class GenerateRequest:
     """Asks for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
 
-    `sample` numbers requests that are equal in all else: each number has its own noise. `begun` is the start of
+    `sample` numbers requests that are otherwise equal: each number has different noise. `begun` is the start of
     the answer, as an engine of the same model computed it with fewer `max_tokens`: the output is the whole answer.
 
     Raises: ConfigError that lists every field of another type.

@@ -206,8 +206,8 @@ def _nothing_found(explanation: Explanation, sources: Sequence[_Source], key: Re
     if a.items[key].leaf == b.items[key].leaf:
         yield "The two runs' records of this item are equal as well."
         return
-    if explanation.parting:
-        yield "The outputs part although every op before gives equal outputs: the next token was sampled otherwise."
+    if explanation.next_differs:
+        yield "The outputs differ although every op before gives equal outputs: the next token was sampled differently."
         return
     yield (
         "Run again here, both give the same bytes, yet the runs' records of this item differ. The difference came from "
@@ -350,7 +350,7 @@ def verdict(e: Explanation) -> str:
     if e.first is not None:
         return f"FIRST DIFFERENCE in {op_name(e.first.op)}, token {e.first.position}"
     compared = sum(op.compared for op in e.ops)
-    drawn = "; the token that follows was sampled otherwise" if e.parting else ""
+    drawn = "; the next token was sampled differently" if e.next_differs else ""
     return f"NO DIFFERENCE in {compared} outputs of {len(e.ops)} ops at {e.until + 1} tokens{drawn}"
 
 

@@ -132,7 +132,7 @@ class Explanation:
     until: int  # the first token whose logprob (or, at equal logprobs, logits) differs; the last common one if none
     first: First | None  # None where every output is equal
     ops: list[OpDifference]  # in the order in which they run
-    parting: bool  # whether another token follows the common ones
+    next_differs: bool  # whether different tokens follow the common ones
 
     @property
     def lacking(self) -> list[int]:
@@ -150,13 +150,13 @@ def explain(a: Trace, b: Trace) -> Explanation:
     """Compares two traces. Raises `ConfigError` if they are not of the same item, prompt and model."""
     _check(a, b)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a.fed_ids, b.fed_ids, strict=False)))
-    parting = a.token_ids[common : common + 1] != b.token_ids[common : common + 1]
-    last = common - 1 if parting else None
+    next_differs = a.token_ids[common : common + 1] != b.token_ids[common : common + 1]
+    last = common - 1 if next_differs else None
     pairs = [_without_answers(pair) if pair[0].position == last else pair for pair in _pairs(a, b, common)]
     until = _until(pairs, common)
     pairs = [pair for pair in pairs if pair[0].position <= until]
     ops = [_difference(a, b, op, pairs, until) for op in a.ops]
-    return Explanation(a, b, common, until, _first(a, b, pairs), ops, parting)
+    return Explanation(a, b, common, until, _first(a, b, pairs), ops, next_differs)
 
 
 def check_prompts(key: RecordKey, a: str, b: str) -> None:

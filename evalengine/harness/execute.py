@@ -96,12 +96,12 @@ def open_journal(plan: Plan, llm: EngineProtocol, folder: RunFolder, progress: b
         folder.journal, folder.identity_sha256, lambda key: expected(requests[key]) if key in requests else None
     )
     if count := len(journal.finished):
-        kept = f"{count} of {len(plan.requests)} requests are kept from the interrupted run"
+        resumed = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
         if progress:
-            warn(f"resuming {folder.path}: {kept}")
+            warn(f"resuming {folder.path}: {resumed}")
         if llm.facts().settings.numerics == "fast":
             warn(
-                f"{kept}, and under numerics=fast bits depend on the batch: this run will not be repeatable. "
+                f"{resumed}, and under numerics=fast bits depend on the batch: this run will not be repeatable. "
                 "resume=never runs all of them again; batch_invariant=true makes a resumed run equal an unbroken one"
             )
     return journal

@@ -37,7 +37,7 @@ class EndedRun:
     """A run with all its answers, as `finish_run` records it.
 
     stats: what the engine counted for the run. resumed, cached: the requests whose answers come from an interrupted run
-    and from the cache. datasets: task -> `Task.fingerprint`. libraries: versions of what it depends on besides
+    and from the cache. datasets: task -> `Task.fingerprint`. libraries: versions of what it depends on except
     `LIBRARIES`. command, cache, judge: as in `build_manifest`.
     """
 
@@ -190,7 +190,8 @@ def _model_info(run: EndedRun) -> ModelInfo:
 
 def engine_settings(llm: EngineProtocol) -> dict[str, Any]:
     """The engine's settings as they were resolved, as plain JSON values."""
-    facts, settings = llm.facts(), llm.facts().settings
+    facts = llm.facts()
+    settings = facts.settings
     return {
         **asdict(facts.config),
         "numerics": settings.numerics,

@@ -64,7 +64,8 @@ def identify(
 
 def engine_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
     """The part of the identity that computes: the model by content, numerics and dtype. Hashes the weight files."""
-    facts, settings = llm.facts(), llm.facts().settings
+    facts = llm.facts()
+    settings = facts.settings
     identity = {
         "contract_version": llm.checkpoint.spec.contract_version,
         "weights": weights_fingerprint(llm.checkpoint),

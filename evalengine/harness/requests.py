@@ -76,11 +76,11 @@ def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:
             settings = asdict(request.params)
             if request.params.think_end_token is None:  # left out: older runs keep their hash
                 del settings["think_end_token"]
-            asked = json.dumps(settings)
+            requested = json.dumps(settings)
         else:
-            asked = str(request.continuation_ids)
+            requested = str(request.continuation_ids)
         # The text is JSON, made without the encoder: Python's text of a list of integers is JSON, in half the time.
-        digest.update(f"[[{name}, {str(numbers)[1:]}, {text}, {asked}]".encode())
+        digest.update(f"[[{name}, {str(numbers)[1:]}, {text}, {requested}]".encode())
     return digest.hexdigest()
 
 
@@ -216,12 +216,12 @@ def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Req
     return requests
 
 
-def in_order(asked: Mapping[RecordKey, Request]) -> list[HarnessRequest]:
+def in_order(requested: Mapping[RecordKey, Request]) -> list[HarnessRequest]:
     """The requests of a plan: in the order of their keys, numbered from 0."""
     planned = []
-    for number, key in enumerate(sorted(asked)):
-        kind = "generate_until" if isinstance(asked[key], GenerateRequest) else "loglikelihood"
-        planned.append(HarnessRequest.of(key, kind, replace(asked[key], request_id=number)))
+    for number, key in enumerate(sorted(requested)):
+        kind = "generate_until" if isinstance(requested[key], GenerateRequest) else "loglikelihood"
+        planned.append(HarnessRequest.of(key, kind, replace(requested[key], request_id=number)))
     return planned
 
 

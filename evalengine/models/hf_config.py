@@ -354,7 +354,7 @@ def _json_problems(raw: Mapping[str, Any], family: Family) -> Iterator[str]:
                 if None not in (older, kind) and older != kind and (older, kind) not in _RENAMED:
                     yield f"{place}: type={shown(older)} contradicts rope_type={shown(kind)}; remove the wrong one"
             if len(parts) > 1 and "rope_by_layer" not in family.reads:
-                yield f"{name}={shown(rope)}: layers with a RoPE of their own are not supported"
+                yield f"{name}={shown(rope)}: layers with different RoPE settings are not supported"
     yield from _not_numbers({name: raw[name] for name in raw.keys() & _NUMBERS})
 
 

@@ -35,7 +35,7 @@ MAX_DIMS = 4  # ggml's GGML_MAX_DIMS
 MAX_ITEMS = 1 << 23  # items of all lists together; four lists are as long as a vocabulary, at most 2^18 tokens
 MAX_STRING = 1 << 28  # bytes
 MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
-CURE = "download or copy it again, or set model.path to another file"
+FIX = "download or copy it again, or set model.path to another file"
 FLOATS = (GGUFValueType.FLOAT32, GGUFValueType.FLOAT64)
 NOT_INTEGERS = (*FLOATS, GGUFValueType.STRING, GGUFValueType.BOOL)
 NO_TOKEN = (1 << 32) - 1  # -1, in the type that token ids have
@@ -342,7 +342,7 @@ class GGUFFields:
     def _stored(self, key: str, default: object) -> StoredValue | None:
         stored = self._metadata.get(self._prefix + key)
         if stored is None and default is REQUIRED:
-            raise EvalEngineError(f"{self.path}: metadata key {self._prefix}{key} is missing; {CURE}")
+            raise EvalEngineError(f"{self.path}: metadata key {self._prefix}{key} is missing; {FIX}")
         return stored
 
     def _texts(self, key: str, stored: StoredValue) -> list[str]:
@@ -358,7 +358,7 @@ class GGUFFields:
         else:
             value = stored.items[0]
             actual = f"{stored.type.name} {f'{value[:40]!r}' if isinstance(value, bytes) else value}"
-        raise EvalEngineError(f"{self.path}: metadata key {self._prefix}{key} is {actual}, expected {expected}; {CURE}")
+        raise EvalEngineError(f"{self.path}: metadata key {self._prefix}{key} is {actual}, expected {expected}; {FIX}")
 
 
 def shown(text: object) -> str:

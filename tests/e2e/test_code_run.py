@@ -106,7 +106,7 @@ def test_a_run_killed_while_programs_run_goes_on_there(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(LLM, "run", counted)
     done = call(*words)
-    assert done.code == 0 and "2 of them kept from the interrupted run" in done.out, done.err
+    assert done.code == 0 and "2 of them answered by the interrupted run" in done.out, done.err
     assert request_counts == [0], "nothing is generated again"
     (run,) = runs(tmp_path / "out")
     assert run.folder == killed.folder and outcomes(run) == ["failed: AssertionError", "passed"]

@@ -72,7 +72,7 @@ def test_an_interrupted_run_keeps_them(tmp_path: Path, monkeypatch: pytest.Monke
     assert call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *settings).code != 0
     monkeypatch.setattr(Journal, "append", append)
     done = call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *settings)
-    assert done.code == 0 and "1 of them kept from the interrupted run" in done.out, done.err
+    assert done.code == 0 and "1 of them answered by the interrupted run" in done.out, done.err
     (cut,) = runs(tmp_path / "cut")
     for (a, b), (c, d) in zip(tables(cut), tables(whole), strict=True):
         assert a.tobytes() == c.tobytes() and b.tobytes() == d.tobytes()

@@ -91,7 +91,7 @@ def test_an_interrupted_run_keeps_the_samples_it_has(tmp_path: Path, monkeypatch
     kept_keys = [json.loads(line)["key"] for line in (cut.folder / "journal.jsonl").read_text().splitlines()]
     assert len(kept_keys) == 4 and len({key[3] for key in kept_keys}) > 1
     done = call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *over(HOT, *settings, "progress=true"))
-    assert done.code == 0 and "4 of them kept from the interrupted run" in done.out, done.err
-    kept_words = f"4 of {len(whole.records)} requests are kept from the interrupted run"
+    assert done.code == 0 and "4 of them answered by the interrupted run" in done.out, done.err
+    kept_words = f"4 of {len(whole.records)} requests were answered by the interrupted run"
     assert f"resuming {cut.folder}: {kept_words}" in done.err
     assert cut.digest == whole.digest

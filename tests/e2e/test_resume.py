@@ -74,7 +74,7 @@ def check_resumed(done: Outcome, run: Run, kept: int, reference: Run) -> None:
     counts = run.manifest["counts"]
     assert counts["resumed_requests"] == kept and counts["requests"] == LIMIT
     assert counts["output_tokens"] < sum(len(record.output_ids) for record in run.records)
-    assert f"{LIMIT} requests of {LIMIT} documents, {kept} of them kept from the interrupted run" in done.out
+    assert f"{LIMIT} requests of {LIMIT} documents, {kept} of them answered by the interrupted run" in done.out
     assert not any((run.folder / name).exists() for name in (".lock", "identity.json", "journal.jsonl"))
     assert run.digest == reference.digest
     assert run.results == reference.results

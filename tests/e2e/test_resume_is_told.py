@@ -46,7 +46,11 @@ def test_a_fast_run_that_was_resumed_says_so(tmp_path: Path, capsys: pytest.Capt
     broken = interrupted(fast)
     assert run_one(fast) == 0
     out, err = capsys.readouterr()
-    assert "1 of 3 requests are kept" in err and "this run will not be repeatable" in err and "resume=never" in err
+    assert (
+        "1 of 3 requests were answered by the interrupted run" in err
+        and "this run will not be repeatable" in err
+        and "resume=never" in err
+    )
     assert "the same command may not give these again" in out
     assert broken.manifest["resumed_fast"] is True and broken.manifest["counts"]["resumed_requests"] == 1
     assert "the same command may give other bits" in (broken.folder / "report.html").read_text(encoding="utf-8")

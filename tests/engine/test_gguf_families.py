@@ -189,7 +189,7 @@ def test_every_family_with_files_has_a_case() -> None:
     [
         ("granite", {"rope.scaling.finetuned": False}, "no layer would have positions"),
         ("qwen3", {"attention.sliding_window": 9}, "a sliding window is not supported"),
-        ("cohere2", {"rope.freq_base_swa": 5e5}, "layers with a RoPE of their own"),
+        ("cohere2", {"rope.freq_base_swa": 5e5}, "layers with different RoPE settings"),
         ("gemma2", {"attention.sliding_window_pattern": [True] * 3}, "layer_types"),
         ("qwen2", {"rope.scaling.yarn_ext_factor": 0.5}, "rope.scaling.yarn_ext_factor=0.5 is not supported"),
         ("olmo2", {"rope.scaling.yarn_attn_factor": 1.5}, "rope.scaling.yarn_attn_factor=1.5 is not supported"),

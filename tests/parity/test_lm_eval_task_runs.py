@@ -59,11 +59,11 @@ def test_an_unfinished_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, mo
     kept = (broken.folder / "journal.jsonl").read_bytes().count(b"\n")
     monkeypatch.setattr("evalengine.integrations.lm_eval_tasks.task.lm_eval_version", lambda: "0.0.0")
     new_run = call(*settings, "engine.max_num_seqs=2")
-    assert new_run.code == 0 and "kept from the interrupted run" not in new_run.out  # It is a run of its own.
+    assert new_run.code == 0 and "answered by the interrupted run" not in new_run.out  # It is a run of its own.
     monkeypatch.undo()
     done = call(*settings, "engine.max_num_seqs=2")
     assert done.code == 0, done.err
-    assert 0 < kept < 6 and f"{kept} of them kept from the interrupted run" in done.out
+    assert 0 < kept < 6 and f"{kept} of them answered by the interrupted run" in done.out
     assert Run(broken.folder).digest == reference.digest
 
 

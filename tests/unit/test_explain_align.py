@@ -51,14 +51,14 @@ def test_equal_logprobs_of_other_logits_end_at_the_logits() -> None:
 def test_tokens_after_the_outputs_part_are_not_compared() -> None:
     other = trace({**moved(OPS[0], 4), **moved("logprob", 3)}, fed=[*FED[:4], 1])
     explanation = explain(trace(), other)
-    assert explanation.common == 4 and explanation.parting
+    assert explanation.common == 4 and explanation.next_differs
     assert explanation.first is None, "the logprobs of two unlike tokens say nothing of the op"
-    assert "the token that follows was sampled otherwise" in verdict(explanation)
+    assert "the next token was sampled differently" in verdict(explanation)
     other = trace({**moved("lm_head", 3), **moved("logprob", 3)}, fed=[*FED[:4], 1])
     explanation = explain(trace(), other)
     assert explanation.first is not None and (explanation.first.op, explanation.first.position) == ("lm_head", 3)
     assert explanation.until == 3 and explanation.ops[-1].size is None
-    assert not explain(trace(), trace()).parting
+    assert not explain(trace(), trace()).next_differs
 
 
 def test_a_token_that_was_computed_again_is_compared_again() -> None:

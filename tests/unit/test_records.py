@@ -299,7 +299,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
     assert ["Tasks", "Version", "Filter", "n-shot", "Metric", "Value", "Stderr"] in rows
     assert ["arc_easy", "1.0", "none", "2", "acc", "↑", "0.5000", "±", "0.2500"] in rows
     assert ["none", "2", "word_perplexity", "↓", "7.0000", "±", "N/A"] in rows
-    assert "2 requests of 1 documents, 1 of them kept from the interrupted run; numerics exact on cpu" in lines
+    assert "2 requests of 1 documents, 1 of them answered by the interrupted run; numerics exact on cpu" in lines
     assert "4.0 s: 0.25 requests/s, 7.5 prompt tokens/s, 2.5 output tokens/s" in lines
     assert any(line.startswith("1 prompts were cut") for line in lines)
     assert lines[-2:] == [str(folder.path), "digest: " + "ab" * 32]

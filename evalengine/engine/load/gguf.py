@@ -442,7 +442,7 @@ def unsupported(
         yield "only the whole head may be rotated (rope.dimension_count)"
     base = model.number("rope.freq_base", 10000.0)
     if "rope.freq_base_swa" not in read and model.number("rope.freq_base_swa", base) != base:
-        yield "layers with a RoPE of their own are not supported (rope.freq_base_swa)"
+        yield "layers with different RoPE settings are not supported (rope.freq_base_swa)"
     if model.integer("attention.value_length", head_dim) != head_dim:
         yield "keys and values of different sizes are not supported (attention.value_length)"
     scale = model.number("attention.scale", 0.0)

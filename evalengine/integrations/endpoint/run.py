@@ -108,7 +108,8 @@ def _answers(
         places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(asked.bodies))]
         todo = [place for place in places if place not in answers]
         if answers and config.progress:
-            warn(f"resuming {folder.path}: {len(answers)} of {len(places)} answers are kept from the interrupted run")
+            known = f"{len(answers)} of {len(places)} requests were answered by the interrupted run"
+            warn(f"resuming {folder.path}: {known}")
         failed: list[str] = []
         rejected: dict[Place, str] = {}
         for reply in client.ask([asked.bodies[number] for number, _ in todo]):

@@ -211,7 +211,7 @@ class EvalEngineLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         kind = "loglikelihood"
         named = keys if keys is not None else [("tokens", place, 0, 0) for place in range(len(tokens))]
-        asked = [
+        items = [
             scored(place, key, kind, context, continuation, self.max_length)
             for place, (key, (_, context, continuation)) in enumerate(zip(named, tokens, strict=True))
         ]
@@ -220,18 +220,18 @@ class EvalEngineLM(TemplateLM):
             if tokens[place][0] is not None:
                 self.cache_hook.add_partial(kind, tokens[place][0], (output.sum_logprob, output.is_greedy))
 
-        outputs, seconds = self._run(asked, kind, disable_tqdm, finished)
+        outputs, seconds = self._run(items, kind, disable_tqdm, finished)
         if keys is not None:
-            self._record(asked, outputs, [""] * len(asked), seconds)
+            self._record(items, outputs, [""] * len(items), seconds)
         return [(output.sum_logprob, output.is_greedy) for output in outputs]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each instance's whole text: every token is scored once, in windows of `max_length`."""
         kind, keys = "loglikelihood_rolling", instance_keys(requests)
         by_text = [self._windows(request.args[0]) for request in requests]
-        asked = windows(keys, by_text)
-        outputs, seconds = self._run(asked, kind, disable_tqdm)
-        self._record(asked, outputs, [""] * len(asked), seconds)
+        items = windows(keys, by_text)
+        outputs, seconds = self._run(items, kind, disable_tqdm)
+        self._record(items, outputs, [""] * len(items), seconds)
         left, totals = iter(outputs), []
         for request, own in zip(requests, by_text, strict=True):
             totals.append(math.fsum(value for _ in own for value in next(left).logprobs.tolist()))
@@ -254,7 +254,7 @@ class EvalEngineLM(TemplateLM):
 
         Raises: ConfigError that lists settings that are unknown or cannot be honoured, with the task.
         """
-        kind, asked, stops = "generate_until", [], []
+        kind, items, stops = "generate_until", [], []
         problems: dict[str, None] = {}  # a task's documents share their settings, so that each problem is listed once
         for place, (request, key) in enumerate(zip(requests, instance_keys(requests), strict=True)):
             context, settings = request.args
@@ -262,7 +262,7 @@ class EvalEngineLM(TemplateLM):
                 generation = read_generation(
                     settings, self.max_gen_toks, self._eos, self.arguments.config.seed, "/".join(map(str, key))
                 )
-                asked.append(generated(place, key, self._prompt(context), generation, self.max_length))
+                items.append(generated(place, key, self._prompt(context), generation, self.max_length))
             except ConfigError as error:
                 problems.update(dict.fromkeys(f"{key[0]}: {problem}" for problem in error.problems))
                 continue
@@ -275,9 +275,9 @@ class EvalEngineLM(TemplateLM):
             texts[place] = self._text(output, stops[place])
             self.cache_hook.add_partial(kind, requests[place].args, texts[place])
 
-        outputs, seconds = self._run(asked, kind, disable_tqdm, finished)
-        answers = [texts[place] for place in range(len(asked))]
-        self._record(asked, outputs, answers, seconds)
+        outputs, seconds = self._run(items, kind, disable_tqdm, finished)
+        answers = [texts[place] for place in range(len(items))]
+        self._record(items, outputs, answers, seconds)
         return answers
 
     def _prompt(self, context: str) -> list[int]:
@@ -301,7 +301,7 @@ class EvalEngineLM(TemplateLM):
 
     def _run(
         self,
-        asked: Sequence[HarnessRequest],
+        items: Sequence[HarnessRequest],
         kind: str,
         disable_tqdm: bool,
         finished: Finished = lambda place, output: None,
@@ -311,25 +311,25 @@ class EvalEngineLM(TemplateLM):
         Raises: ConfigError before anything runs, for requests that never can; EvalEngineError for those that failed,
         once all others are done.
         """
-        for warning in warnings_of(asked, self.max_length):
+        for warning in warnings_of(items, self.max_length):
             logger.warning(warning)
-        requests = [item.request for item in asked]
-        check_requests(requests, self.llm.limits, lambda request: asked[request.request_id].named)
+        requests = [item.request for item in items]
+        check_requests(requests, self.llm.limits, lambda request: items[request.request_id].named)
         outputs: dict[int, RequestOutput] = {}
         started = time.perf_counter()
-        bar = tqdm(total=len(asked), desc=f"Running {kind} requests", disable=disable_tqdm)
-        with bar, self._answering(asked) as answering:
+        bar = tqdm(total=len(items), desc=f"Running {kind} requests", disable=disable_tqdm)
+        with bar, self._answering(items) as answering:
             for output in answering.run(requests):
                 outputs[output.request_id] = output
                 if output.error is None:
                     finished(output.request_id, output)
                 bar.update(1)
-        ordered = [outputs[place] for place in range(len(asked))]
-        check_outputs(asked, ordered)
+        ordered = [outputs[place] for place in range(len(items))]
+        check_outputs(items, ordered)
         return ordered, time.perf_counter() - started
 
     @contextmanager
-    def _answering(self, asked: Sequence[HarnessRequest]) -> Iterator[Any]:
+    def _answering(self, items: Sequence[HarnessRequest]) -> Iterator[Any]:
         """The engine, through the cache if one is set; what the cache did is logged."""
         config = self.arguments.config
         if config.cache.path is None:
@@ -337,17 +337,21 @@ class EvalEngineLM(TemplateLM):
             return
         if self._identity is None:  # hashing the weights takes seconds, so it is done once
             self._identity = engine_identity(config, self.llm)
-        with through_cache(config, self.llm, self._identity, lambda one: asked[one.request_id].named) as cached:
+        with through_cache(config, self.llm, self._identity, lambda one: items[one.request_id].named) as cached:
             assert cached is not None
             yield cached
             logger.info("cache=%s: %s", config.cache.path, cached.counts)
             self._cached = cached
 
     def _record(
-        self, asked: Sequence[HarnessRequest], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
+        self,
+        items: Sequence[HarnessRequest],
+        outputs: Sequence[RequestOutput],
+        texts: Sequence[str],
+        seconds: float,
     ) -> None:
         if self._recorder is not None:
-            self._recorder.add(asked, outputs, texts, seconds, self._cached)
+            self._recorder.add(items, outputs, texts, seconds, self._cached)
 
 
 def _resolved(given: dict[str, Any]) -> tuple[ModelArguments, Checkpoint]:

@@ -47,7 +47,7 @@ logger = logging.getLogger(LOGGER)
 
 @dataclass
 class EvaluationRecorder:
-    """The records of one evaluation after another. A request that is asked a second time begins the next evaluation."""
+    """The records of one evaluation after another. A request that comes a second time begins the next evaluation."""
 
     place: Place
     llm: LLM
@@ -67,7 +67,7 @@ class EvaluationRecorder:
 
     def add(
         self,
-        asked: Sequence[HarnessRequest],
+        items: Sequence[HarnessRequest],
         outputs: Sequence[RequestOutput],
         texts: Sequence[str],
         seconds: float,
@@ -78,9 +78,9 @@ class EvaluationRecorder:
 
         Raises: EvalEngineError if the disk refuses.
         """
-        if not asked:
+        if not items:
             return
-        if any(item.key in self._answers for item in asked):  # the new prompts are made already: `templated` is theirs
+        if any(item.key in self._answers for item in items):  # the new prompts are made already: `templated` is theirs
             templated = self.templated
             self.end()
             self.templated = templated
@@ -89,8 +89,8 @@ class EvaluationRecorder:
         self.seconds += seconds
         if cached is not None:
             self.cache = cached.counts if self.cache is None else self.cache + cached.counts
-            self.cached |= {asked[number].key for number in cached.answered}
-        for item, output, text in zip(asked, outputs, texts, strict=True):
+            self.cached |= {items[number].key for number in cached.answered}
+        for item, output, text in zip(items, outputs, texts, strict=True):
             self._asked[item.key] = item
             self._answers[item.key] = replace(output.answer, text=text)
         self.publish()

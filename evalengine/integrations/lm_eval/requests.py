@@ -201,29 +201,29 @@ def windows(
     windows_by_text: the windows (context, continuation) of each text.
     """
     num_windows: Counter[tuple[str, int, int]] = Counter()
-    asked: list[HarnessRequest] = []
+    items: list[HarnessRequest] = []
     for (task, document, _, repeat), own in zip(keys, windows_by_text, strict=True):
         for context, continuation in own:
             key = (task, document, num_windows[task, document, repeat], repeat)
             num_windows[task, document, repeat] += 1
-            asked.append(
-                HarnessRequest.of(key, "loglikelihood_rolling", ScoreRequest(len(asked), context, continuation))
+            items.append(
+                HarnessRequest.of(key, "loglikelihood_rolling", ScoreRequest(len(items), context, continuation))
             )
-    return asked
+    return items
 
 
-def check_outputs(asked: Sequence[HarnessRequest], outputs: Sequence[RequestOutput]) -> None:
+def check_outputs(items: Sequence[HarnessRequest], outputs: Sequence[RequestOutput]) -> None:
     """Raises EvalEngineError that names the first few of the requests that failed."""
-    failed = [f"{a.named}: {output.error}" for a, output in zip(asked, outputs, strict=True) if output.error]
+    failed = [f"{a.named}: {output.error}" for a, output in zip(items, outputs, strict=True) if output.error]
     if failed:
         raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
 
 
-def warnings_of(asked: Sequence[HarnessRequest], max_length: int) -> Iterator[str]:
+def warnings_of(items: Sequence[HarnessRequest], max_length: int) -> Iterator[str]:
     """Yields a warning if prompts of the call were cut."""
-    if cut := [a for a in asked if a.truncated]:
+    if cut := [a for a in items if a.truncated]:
         most = max(a.truncated for a in cut)
         yield (
-            f"{len(cut)} of {len(asked)} prompts are longer than max_model_len={max_length} leaves room for: cut from "
+            f"{len(cut)} of {len(items)} prompts are longer than max_model_len={max_length} leaves room for: cut from "
             f"the left, by {most} tokens at most (the first is of {cut[0].named})"
         )

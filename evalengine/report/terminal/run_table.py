@@ -87,7 +87,7 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
     counts, seconds = manifest.counts, manifest.timings.run_seconds
     level, device = manifest.numerics, manifest.hardware.device
     resumed = counts.resumed_requests
-    not_computed = f", {resumed} of them kept from the interrupted run" if resumed else ""
+    not_computed = f", {resumed} of them answered by the interrupted run" if resumed else ""
     if cached := counts.cached_requests:
         not_computed += f", {cached} {'' if resumed else 'of them '}read from the cache"
     yield f"{counts.requests} requests of {counts.documents} documents{not_computed}; numerics {level} on {device}"
