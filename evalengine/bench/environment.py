@@ -8,19 +8,18 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from importlib import import_module, metadata
 from typing import Any
 
 from evalengine.records.manifest import code_version, cpu_name
-from evalengine.util.libraries import library_versions
 
-LIBRARIES = ("torch", "triton", "flash-attn")
+LIBRARIES = ("torch", "triton", "flash-attn", "fla-core")
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
     """The machine and the software of the measurement, without the names of a user, a host or a path."""
     import torch
 
-    installed = library_versions()
     return {
         "command": " ".join(command),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -28,7 +27,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "gpu": _gpu_name(),
         "driver": _driver_version(),
         "cuda": torch.version.cuda,
-        "libraries": {name: installed.get(name) or _imported_version(name) for name in LIBRARIES},
+        "libraries": {name: _version(name) for name in LIBRARIES},
         "python": platform.python_version(),
         "cpu": cpu_name(),
     }
@@ -54,11 +53,13 @@ def _driver_version() -> str | None:
     return process.stdout.split("\n")[0].strip() or None
 
 
-def _imported_version(name: str) -> str | None:
-    """The version that a module states itself: a package that lies on the path without metadata has only that."""
-    import importlib
-
+def _version(name: str) -> str | None:
+    """The version of an installed distribution, or else the one that its module states; None if there is neither."""
     try:
-        return getattr(importlib.import_module(name.replace("-", "_")), "__version__", None)
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        return getattr(import_module(name.replace("-", "_")), "__version__", None)
     except ImportError:
         return None

@@ -13,6 +13,7 @@ from benchmarks import kernels_and_steps
 from benchmarks.__main__ import main
 from benchmarks.kernels_and_steps import BENCHES
 from benchmarks.words import KERNELS_AND_STEPS
+from evalengine.bench import environment
 from tests.bench.made_up_report import a_report
 
 
@@ -88,3 +89,14 @@ def test_a_missed_target_is_no_failure_but_a_wrong_result_is(
     assert run_with([missed, wrong], monkeypatch, tmp_path) == 1
     written = json.loads((tmp_path / "speed-rows-some-gpu.json").read_text())
     assert len(written["lines"]) == 2 and written["environment"]["command"].startswith("python -m benchmarks rows")
+
+
+def test_a_record_names_the_packages_it_compares_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By their metadata, or else by the module's version; an absent package is listed, too."""
+    (tmp_path / "fla_core-0.0.1.dist-info").mkdir()
+    (tmp_path / "fla_core-0.0.1.dist-info/METADATA").write_text("Name: fla-core\nVersion: 0.0.1\n")
+    (tmp_path / "made_up_kernels.py").write_text("__version__ = '0.0.2'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(environment, "LIBRARIES", (*environment.LIBRARIES, "made-up-kernels", "absent-kernels"))
+    libraries = environment.environment(["python"])["libraries"]
+    assert [libraries[name] for name in ("fla-core", "made-up-kernels", "absent-kernels")] == ["0.0.1", "0.0.2", None]
