@@ -5,16 +5,26 @@
 A decode reads its state and the rows of its open chunk. Decodes of 64 sequences or more are at all rows of a chunk, so
 of 64 of them one closes one; fewer are spread over the rows and close none. A copy of the states (read and written
 once) is the least that a rule without chunks moves.
+
+The gated delta rule and the convolution are also compared with flash-linear-attention's kernels if the package fla-core
+(and einops, which it imports) is installed. Both sides compute the same bfloat16 tokens, and read and write the states
+(float32 for the gated delta rule). The timed calls include the norms of q and k, the gates and beta. They exclude the
+split of q, k and v, which fla-core takes as contiguous tensors. Mamba-2 is not compared: the matching kernel,
+`simple_gla`, has no groups. B and C would have to be copied for each of the 48 heads, and the time step and D would be
+separate operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure import Timer, check_close, guarded, run_poisoned, seeded
@@ -37,6 +47,9 @@ DELTA_TARGETS = {(256, 1): 230e-6, (80, 100): 1.3e-3, (8, 1024): 1.2e-3, (1, 819
 SCAN_TARGETS = {(256, 1): 165e-6, (80, 100): 1e-3, (8, 1024): 1e-3, (1, 8192): 1e-3}
 CONVOLUTION_TARGETS = {(256, 1): 12e-6, (80, 100): 75e-6, (8, 1024): 75e-6, (1, 8192): 75e-6}
 CHECKED = 0.02  # of the error over (magnitude + root mean square): bf16 inputs are normed, outputs rounded
+# The same limit for fla-core's kernels, compared with ours. They round more to the inputs' dtype: the normalised q and
+# k, each chunk's state, and what a row adds to it.
+CHECKED_FLA = 0.1
 
 
 def measure(timer: Timer, device: torch.device) -> Iterator[Line]:
@@ -113,24 +126,82 @@ def _recurrence(
     output = run_poisoned(lambda: [run(new, [pool.clone() for pool in fresh], step)])[0]
     some = min(tokens, 64)
     both = [torch.cat([old[: before[0]], own[:some]]) for old, own in zip(history, new, strict=True)]
-    truth = _truth(variant, both[0], both[1:], of_heads, torch.zeros(variant.state_shape, device=device))
+    truth, _ = _truth(variant, both[0], both[1:], of_heads, torch.zeros(variant.state_shape, device=device))
     check_close(f"{what}, {sequences} x {tokens}", output[:some], truth[before[0] :], CHECKED)
-    seconds = timer({"ours": partial(run, new, state, step), **copies_of(LARGE_COPY_BYTES, device)})
-    return _line(what, shape, seconds, target, 2 * state[0].numel() * state[0].itemsize)
+    ours = partial(run, new, state, step)
+    seconds = timer({"ours": ours, **copies_of(LARGE_COPY_BYTES, device)})
+    lines = _line(what, shape, seconds, target, 2 * state[0].numel() * state[0].itemsize)
+    if isinstance(variant, GatedDelta):
+        theirs = partial(_fla_delta, variant, history, new, of_heads, before, tokens)
+        lines += _compare_with_fla(what, shape, "ops.gated_delta_rule", theirs, ours, output, timer)
+    return lines
 
 
-def _truth(variant: GatedDelta | Mamba2, mixed: Tensor, per_head: Any, of_heads: Any, state: Tensor) -> Tensor:
-    """float64 [n, heads, ...] of the first sequence's first tokens."""
+def _compare_with_fla(
+    what: str, shape: tuple[int, int], module: str, build: Callable[[Any], Callable[[], Any]],
+    ours: Callable[[], Tensor], expected: Tensor, timer: Timer,
+) -> list[Line]:  # fmt: skip
+    """Time our kernel and fla-core's in turns, after comparing its output with ours, `expected`.
+
+    Returns one line, a `Failure` if its kernel fails, or none if the package is not installed. build: returns the
+    kernel's call, given the package's module. The output is the first element of what the call returns.
+    """
+    if find_spec("fla") is None:
+        return []
+    case = f"{_case(shape)}, fla-core"
+
+    def compare() -> list[Line]:
+        theirs = build(import_module(f"fla.{module}"))
+        check_close(f"{what}, {case}", theirs()[0].view(expected.shape), expected, CHECKED_FLA)
+        seconds = timer({"ours": ours, "fla-core": theirs})
+        return [Timing(what, _case(shape), seconds["ours"], "fla-core", seconds["fla-core"])]
+
+    return [*guarded(what, case, compare)]
+
+
+def _fla_delta(
+    variant: GatedDelta, old: list[Tensor], new: list[Tensor], of_heads: list[Tensor], before: list[int], tokens: int,
+    fla: Any,
+) -> Callable[[], Any]:  # fmt: skip
+    """Return the call of fla-core's kernel for the new rows. Its chunk kernel computes the start states, from `old`."""
+    a_log, dt_bias = of_heads
+
+    def call(function: Any, rows: list[Tensor], batch_dim: int, **sequences: Any) -> Callable[[], Any]:
+        mixed, a, b = rows
+        q, k, v, g, beta = (x.contiguous().unsqueeze(batch_dim) for x in (*_parts(variant, mixed), a, b))
+        return partial(
+            function, q, k, v, g=g, beta=beta, A_log=a_log, dt_bias=dt_bias, output_final_state=True,
+            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, **sequences,
+        )  # fmt: skip
+
+    def starts(lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *accumulate(lengths)], device=a_log.device)
+
+    state = call(fla.chunk_gated_delta_rule, old, 0, cu_seqlens=starts(before))()[1]
+    if tokens == 1:
+        return call(fla.fused_recurrent_gated_delta_rule, new, 1, initial_state=state)
+    cu_seqlens = starts([tokens] * len(before))
+    return call(fla.chunk_gated_delta_rule, new, 0, initial_state=state, cu_seqlens=cu_seqlens)
+
+
+def _parts(variant: GatedDelta | Mamba2, mixed: Tensor) -> list[Tensor]:
+    """[n, C] -> the convolution's parts by heads (q, k and v; x, B and C), [n, heads, width] each."""
     if isinstance(variant, GatedDelta):
         widths = variant.key_dim, variant.key_dim, variant.value_dim
     else:
         widths = variant.head_dim, variant.state_dim, variant.state_dim
     parts = mixed.split(list(variant.parts.values()), -1)
-    operands: Any = [part.unflatten(-1, (-1, width)) for part, width in zip(parts, widths, strict=True)]
+    return [part.unflatten(-1, (-1, width)) for part, width in zip(parts, widths, strict=True)]
+
+
+def _truth(
+    variant: GatedDelta | Mamba2, mixed: Tensor, per_head: Any, of_heads: Any, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """float64 [n, heads, ...] of a sequence's n tokens, and its state after them."""
     true: Any = reference.gated_delta if isinstance(variant, GatedDelta) else reference.mamba2
     limits = () if isinstance(variant, GatedDelta) else (variant.dt_limits,)
-    output: Tensor = true(*operands, *per_head, *of_heads, state, *limits)[0]
-    return output
+    output, state = true(*_parts(variant, mixed), *per_head, *of_heads, state, *limits)
+    return output, state
 
 
 def _convolution(shape: tuple[int, int], target: float, timer: Timer, device: torch.device) -> list[Line]:
@@ -143,11 +214,28 @@ def _convolution(shape: tuple[int, int], target: float, timer: Timer, device: to
     def run() -> Tensor:
         return causal_conv.causal_conv(x, weight, None, state, starts, lengths, slots, tokens, silu=True)
 
-    before = state[sequences - 1].clone()
-    output = run_poisoned(lambda: [run()])[0]
-    state[sequences - 1] = before
-    check_close(
-        "convolution", run()[:tokens], reference.causal_conv(x[:tokens], weight, None, before, silu=True), CHECKED
-    )
+    before = state.clone()
+
+    def run_first() -> Tensor:
+        state.copy_(before)
+        return run()
+
+    output = run_poisoned(lambda: [run_first()])[0]
+    truth = reference.causal_conv(x[:tokens], weight, None, before[sequences - 1], silu=True)
+    check_close("convolution", output[:tokens], truth, CHECKED)
     seconds = timer({"ours": run, **copies_of(LARGE_COPY_BYTES, device)})
-    return _line("convolution", shape, seconds, target, 2 * (output.numel() + state.numel()) * output.itemsize)
+    lines = _line("convolution", shape, seconds, target, 2 * (output.numel() + state.numel()) * output.itemsize)
+    theirs = partial(_fla_conv, x, weight, before.flip(0), tokens)
+    return lines + _compare_with_fla("convolution", shape, "modules.convolution", theirs, run, output, timer)
+
+
+def _fla_conv(x: Tensor, weight: Tensor, before: Tensor, tokens: int, fla: Any) -> Callable[[], Any]:
+    """Return the call of fla-core's convolution of x [T, C]. before: each sequence's last inputs [S, K - 1, C]."""
+    cache = F.pad(before.transpose(1, 2), (1, 0))  # [S, C, K], of which a call reads the last K - 1
+    if tokens == 1:
+        return partial(fla.causal_conv1d_update, x, cache, weight=weight, activation="silu")
+    starts = torch.arange(0, len(x) + 1, tokens, device=x.device)
+    return partial(
+        fla.causal_conv1d, x[None], weight, initial_state=cache, output_final_state=True, activation="silu",
+        cu_seqlens=starts,
+    )  # fmt: skip

@@ -144,7 +144,8 @@ KERNELS_AND_STEPS = Benchmark("benchmarks", _kernels_and_steps, "benchmarks.kern
   packed      products that read packed weights, beside the unpacked weight's and a copy of the bytes that they read
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
   cascade     decode of sequences on one prefix, read once, beside reading it for each of them
-  recurrent   gated delta rule and Mamba-2 beside a copy of their states, by batches and by tokens; convolutions
+  recurrent   gated delta rule and Mamba-2 beside a copy of their states, by batches and by tokens; convolutions;
+              fla-core's kernels, if installed
   rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
   transformers  the same models' bodies in transformers, in the batch-invariant mode, beside themselves out of it

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import attention, attention_cascade, expert_matmul, measure, packed_matmul, row_cases, rows
+from benchmarks import attention, attention_cascade, expert_matmul, measure, packed_matmul, recurrent, row_cases, rows
 from benchmarks.report import Failure, Timing
 from evalengine.kernels import matmul
 from evalengine.kernels.matmul_schedules import MatmulSchedule
 from evalengine.kernels.mixture_variant import Router
+from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
+from tests.references import reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
 
@@ -26,7 +32,7 @@ def fake_timer(**seconds: float) -> tuple[measure.Timer, list[str]]:
         for name, function in functions.items():
             function()
             timed.append(name)
-        return {name: seconds.get(name.replace(" ", "_"), 1.0) for name in functions}
+        return {name: seconds.get(name.replace(" ", "_").replace("-", "_"), 1.0) for name in functions}
 
     return timer, timed
 
@@ -220,3 +226,121 @@ def test_cascade_prints_no_time_for_other_bytes(monkeypatch: pytest.MonkeyPatch)
     timer, timed = fake_timer()
     lines = list(attention_cascade.measure(timer, DEVICE))
     assert not timed and all(isinstance(line, Failure) and "other bytes" in line.reason for line in lines)
+
+
+def by_tokens(
+    inputs: Any, state: Any, starts: Tensor, lengths: Tensor, slots: Tensor, decodes: int, chunks: Any, variant: Any
+) -> Tensor:
+    """Stand in for a recurrence's kernel, token by token: the interpreter takes 10 s for a step of the chunked one."""
+    mixed, *others = inputs
+    per_token, of_heads = (others[:-2], others[-2:]) if isinstance(variant, GatedDelta) else (others[:1], others[1:])
+    outputs = []
+    for first, last, slot in zip(starts[:-1], starts[1:], slots.tolist(), strict=True):
+        rows = [x[first:last] for x in per_token]
+        output, new = recurrent._truth(variant, mixed[first:last], rows, of_heads, state.state[slot])
+        outputs.append(output)
+        state.state[slot] = new
+    return torch.cat(outputs).to(mixed.dtype)
+
+
+def fla_delta(
+    q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+    initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None, **flags: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Stand in for both kernels of fla-core's gated delta rule. States: [S, Hv, K, V]; decodes have no cu_seqlens."""
+    kernels = "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "output_final_state"
+    assert flags == dict.fromkeys(kernels, True) and all(x.is_contiguous() for x in (q, k, v, g, beta))
+    starts = list(range(len(q) + 1)) if cu_seqlens is None else cu_seqlens.tolist()
+    rows = [x.flatten(0, 1) for x in (q, k, v, g, beta)]
+    zeros = torch.zeros(len(starts) - 1, v.shape[2], k.shape[3], v.shape[3], device=v.device)
+    states = zeros if initial_state is None else initial_state
+    results = [
+        reference.gated_delta(*(x[first:last] for x in rows), A_log, dt_bias, states[s].mT)
+        for s, (first, last) in enumerate(pairwise(starts))
+    ]
+    output = torch.cat([output for output, _ in results]).view(v.shape)
+    return output.to(v.dtype), torch.stack([state.mT.float() for _, state in results])
+
+
+def fla_conv(x: Tensor, weight: Tensor, *, initial_state: Tensor, cu_seqlens: Tensor, **flags: Any) -> list[Tensor]:
+    """Stand in for fla-core's convolution. States: [S, C, K], of which the first input is unused."""
+    assert flags == {"activation": "silu", "output_final_state": True}
+    parts = enumerate(pairwise(cu_seqlens.tolist()))
+    before = initial_state[..., 1:].mT
+    return [torch.cat([reference.causal_conv(x[0, i:j], weight, None, before[s], silu=True) for s, (i, j) in parts])]
+
+
+def fla_conv_step(x: Tensor, cache: Tensor, *, weight: Tensor, activation: str) -> list[Tensor]:
+    starts, flags = torch.arange(len(x) + 1), {"activation": activation, "output_final_state": True}
+    return fla_conv(x[None], weight, initial_state=cache, cu_seqlens=starts, **flags)
+
+
+SMALL_CASES = ("decode, batch 2", "prefill, 2 x 3")
+FLA_CASES = [(what, case) for what in ("recurrence, GatedDelta", "convolution") for case in SMALL_CASES]
+
+
+@pytest.fixture
+def small_recurrences(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`benchmarks recurrent` with small shapes and stubs of fla-core; returns that of `fla.ops.gated_delta_rule`."""
+    sizes: dict[str, Any] = {"DELTA": GatedDelta(1, 2, 16, 8, 4), "DTYPE": torch.float16, "LARGE_COPY_BYTES": 1 << 10}
+    sizes["MAMBA"] = Mamba2(2, 8, 1, 16, 4, conv_bias=True, bias=False, dt_limits=(0.0, None))
+    sizes |= {"DECODES": ((2, 1),), "PREFILLS": ((2, 3),), "CONVOLUTION_TARGETS": {(2, 1): 1e-5, (2, 3): 1e-5}}
+    for name, value in sizes.items():
+        monkeypatch.setattr(recurrent, name, value)
+    monkeypatch.setattr(recurrent.gated_delta, "gated_delta", by_tokens)
+    monkeypatch.setattr(recurrent.mamba2, "mamba2", by_tokens)
+    delta, convolution = ModuleType("fla.ops.gated_delta_rule"), ModuleType("fla.modules.convolution")
+    vars(delta).update(chunk_gated_delta_rule=fla_delta, fused_recurrent_gated_delta_rule=fla_delta)
+    vars(convolution).update(causal_conv1d=fla_conv, causal_conv1d_update=fla_conv_step)
+    package = ModuleType("fla")
+    package.__spec__ = ModuleSpec("fla", None)
+    for module in (package, delta, convolution):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return delta
+
+
+@pytest.mark.usefixtures("small_recurrences")
+def test_recurrences_are_compared_with_fla() -> None:
+    timer, timed = fake_timer(ours=2.0, fla_core=1.5)
+    lines = list(recurrent.measure(timer, DEVICE))
+    assert [line for line in lines if isinstance(line, Failure)] == []
+    compared = [line for line in lines if isinstance(line, Timing) and line.beside == "fla-core"]
+    assert [(line.what, line.case) for line in compared] == FLA_CASES
+    assert all(line.ratio == 0.75 and line.passed is None for line in compared)
+    assert len(lines) == 6 + 4 and timed.count("ours") == 6 + 4
+
+
+def wrong(*args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+    output, state = fla_delta(*args, **settings)
+    output[-1, -1, -1] += output.abs().max()  # the last token's last head
+    return output, state
+
+
+def failing(*args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+    raise RuntimeError("out of resource: shared memory")
+
+
+@pytest.mark.parametrize(("kernel", "is_wrong", "reason"), [(wrong, True, "error"), (failing, False, "shared memory")])
+def test_a_failure_of_fla_is_one_line(
+    small_recurrences: ModuleType, kernel: Callable[..., Any], is_wrong: bool, reason: str
+) -> None:
+    """It gets no time, and all other lines are measured."""
+    vars(small_recurrences).update(fused_recurrent_gated_delta_rule=kernel)
+    timer, timed = fake_timer()
+    lines = list(recurrent.measure(timer, DEVICE))
+    (failure,) = (line for line in lines if isinstance(line, Failure))
+    assert (failure.what, failure.case) == ("recurrence, GatedDelta", "decode, batch 2, fla-core")
+    assert failure.wrong is is_wrong and reason in failure.reason
+    assert len(lines) == 6 + 4 and timed.count("fla-core") == 3
+
+
+@pytest.mark.usefixtures("small_recurrences")
+def test_fla_may_be_absent_but_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package it has no line; if it cannot be imported, each of its lines says why."""
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", None)
+    failures = [line for line in recurrent.measure(fake_timer()[0], DEVICE) if isinstance(line, Failure)]
+    assert [line.what for line in failures] == ["recurrence, GatedDelta"] * 2
+    assert all("import of fla.ops.gated_delta_rule" in line.reason and not line.wrong for line in failures)
+    monkeypatch.setitem(sys.modules, "fla", None)
+    lines = list(recurrent.measure(fake_timer()[0], DEVICE))
+    assert len(lines) == 6 and all(isinstance(line, Timing) and line.beside != "fla-core" for line in lines)
