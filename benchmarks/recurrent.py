@@ -3,13 +3,15 @@
     S sequences of L new tokens each. Shapes: the gated delta rule of Qwen3.5-4B, the Mamba-2 of Granite 4.0 H Tiny.
 
 A decode reads its state and the rows of its open chunk. Decodes of 64 sequences or more are at all rows of a chunk, so
-of 64 of them one closes one; fewer are spread over the rows and close none. A copy of the states (read and written
-once) is the least that a rule without chunks moves.
+of 64 of them one closes one; fewer are spread over the rows and close none. Times of decodes are a layer's average over
+LAYERS layers, because one launch closes the chunks of all layers. A copy of the states (read and written once) is the
+least that a rule without chunks moves.
 
 The gated delta rule and the convolution are also compared with flash-linear-attention's kernels if the package fla-core
 (and einops, which it imports) is installed. Both sides compute the same bfloat16 tokens, and read and write the states
 (float32 for the gated delta rule). The timed calls include the norms of q and k, the gates and beta. They exclude the
-split of q, k and v, which fla-core takes as contiguous tensors. Mamba-2 is not compared: the matching kernel,
+split of q, k and v, which fla-core takes as contiguous tensors. Here a decode is one layer alone, which closes its own
+chunks. Mamba-2 is not compared: the matching kernel,
 `simple_gla`, has no groups. B and C would have to be copied for each of the 48 heads, and the time step and D would be
 separate operations.
 """
@@ -38,6 +40,7 @@ from tests.references import reference
 
 DELTA = GatedDelta(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)
 MAMBA = Mamba2(48, 64, 1, 128, 4, conv_bias=True, bias=False, dt_limits=(0.0, float("inf")))
+LAYERS = 24  # of Qwen3.5-4B with the gated delta rule
 DTYPE = torch.bfloat16
 COPY_OF_H200 = 4.26e12  # bytes a second, read and written
 # Seconds on an H200 of (sequences, tokens of each).
@@ -109,8 +112,8 @@ def _recurrence(
     inputs: Any = DeltaInputs if is_delta else Mamba2Inputs
     kind: Any = DeltaState if is_delta else ScanState
 
-    def run(rows: list[Tensor], state: list[Tensor], step: tuple[Any, ...]) -> Tensor:
-        output: Tensor = kernel(inputs(*rows, *of_heads), kind(*state), *step, variant)
+    def run(rows: list[Tensor], state: list[Tensor], step: tuple[Any, ...], closes: int = 1) -> Tensor:
+        output: Tensor = kernel(inputs(*rows, *of_heads), kind(*state), *step, variant, closes)
         return output
 
     state = [
@@ -128,11 +131,19 @@ def _recurrence(
     both = [torch.cat([old[: before[0]], own[:some]]) for old, own in zip(history, new, strict=True)]
     truth, _ = _truth(variant, both[0], both[1:], of_heads, torch.zeros(variant.state_shape, device=device))
     check_close(f"{what}, {sequences} x {tokens}", output[:some], truth[before[0] :], CHECKED)
-    ours = partial(run, new, state, step)
-    seconds = timer({"ours": ours, **copies_of(LARGE_COPY_BYTES, device)})
+    layers = LAYERS if tokens == 1 else 1
+    pools = [pool.repeat(layers, *(1 for _ in pool.shape)) for pool in state]
+
+    def of_layers() -> None:
+        for layer in range(layers):
+            run(new, [pool[layer] for pool in pools], step, closes=0 if layer else layers)
+
+    seconds = timer({"ours": of_layers, **copies_of(LARGE_COPY_BYTES, device)})
+    seconds["ours"] /= layers
     lines = _line(what, shape, seconds, target, 2 * state[0].numel() * state[0].itemsize)
     if isinstance(variant, GatedDelta):
         theirs = partial(_fla_delta, variant, history, new, of_heads, before, tokens)
+        ours = partial(run, new, state, step)
         lines += _compare_with_fla(what, shape, "ops.gated_delta_rule", theirs, ours, output, timer)
     return lines
 

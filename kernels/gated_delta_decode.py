@@ -22,7 +22,7 @@ from evalengine.kernels.recurrent_variant import DeltaState, GatedDelta
 
 # As in `gated_delta`: K' has four warps and 64 rows; other products have fewer of them.
 ROWS, WARPS, STAGES, COLUMNS = 32, 2, 2, 8
-REGISTERS, FEW_PROGRAMS = 168, 264  # an SM runs six programs
+REGISTERS, RESIDENT = 112, 1056  # an SM runs eight programs; all 132 of an H200
 CLOSE_ROWS, CLOSE_PROGRAMS = 32, 264
 
 
@@ -54,23 +54,25 @@ def _decode_kernel(
     i = (length - 1) % CHUNK
     row, key, n = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, N)
     own, real_key, old = slot * HV + head, key < K, row < i
+    stored = tl.multiple_of((i + 7) // 8 * 8, 8)
     k_row = (slot * HK + key_head) * CHUNK
     mixed_ptr += t * stride_mixed
     q_at = mixed_ptr + key_head * K + key
     q_new, k_new = tl.load(q_at, mask=real_key, other=0.0), tl.load(q_at + HK * K, mask=real_key, other=0.0)
     k_at = keys_pool + (k_row + row)[:, None] * K + key[None, :]
-    k = tl.load(k_at, mask=old[:, None] & real_key[None, :], other=0.0)
-    inverse_at = inverse_pool + own * (CHUNK * CHUNK) + row
-    seen = old[:, None] & (row[None, :] <= row[:, None])
-    inverse = tl.load(inverse_at[None, :] + row[:, None] * CHUNK, mask=seen, other=0.0)
-    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0)
-    totals = tl.load(sums_pool + own * CHUNK + row, mask=old, other=0.0)
+    k_at = tl.where((row == i)[:, None], (mixed_ptr + (HK + key_head) * K + key)[None, :], k_at)
+    k = tl.load(k_at, mask=(row <= i)[:, None] & real_key[None, :], other=0.0)
     k_norms = tl.load(key_norms_pool + k_row + row, mask=old, other=0.0)
-    k = tl.where((row == i)[:, None], k_new[None, :], k)
     pair = tl.where((n == 0)[None, :], k_new[:, None], tl.where((n == 1)[None, :], q_new[:, None], 0.0)).to(k.dtype)
     products = dot(terms(k), tl.zeros((CHUNK, N), tl.float32), terms(pair))
     kk = tl.sum(tl.where((n == 0)[None, :], products, 0.0), 1)
     qk = tl.sum(tl.where((n == 1)[None, :], products, 0.0), 1)
+    inverse_at = inverse_pool + own * (CHUNK * CHUNK) + row
+    # Whole sectors of 8: a condition for each element would make loads of one. T is 0 above its diagonal.
+    seen = old[:, None] & (row[None, :] // 8 <= row[:, None] // 8)
+    inverse = tl.load(inverse_at[None, :] + row[:, None] * CHUNK, mask=seen, other=0.0)
+    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0)
+    totals = tl.load(sums_pool + own * CHUNK + row, mask=old, other=0.0)
     device_math.after_previous_kernel()
     total += tl.load(gates_ptr + t * HV + head)
     norms = norms_ptr + t * 2 * HK + key_head
@@ -101,7 +103,6 @@ def _decode_kernel(
         at = mixed_ptr + tl.where(n == 0, HK + key_head, key_head)[None, :] * K + column[:, None]
         pairs += (tl.load(at, mask=(column < K)[:, None] & (n < 2)[None, :], other=0.0),)  # type: ignore[assignment]
     zero = tl.zeros((ROWS, N), tl.float32)
-    stored = tl.multiple_of((i + 15) // 16 * 16, 16)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         value = (first_tile + tile) * ROWS + tl.arange(0, ROWS)
         real = value < V
@@ -200,8 +201,8 @@ def decode(
 
     norms [T, 2, Hk], gates and beta [T, Hv]: of `gated_delta`'s tokens; all float32."""
     heads, tiles = variant.num_value_heads, -(-variant.value_dim // ROWS)
-    # Few sequences leave SMs idle: then each tile has a program.
-    each = tiles if num_decodes * heads >= FEW_PROGRAMS else 1
+    # Few sequences leave SMs idle: then a head's tiles are shared by as many programs as run at once.
+    each = -(-tiles // max(1, RESIDENT // (num_decodes * heads)))
     launch(
         _decode_kernel, (heads, num_decodes, -(-tiles // each)),
         (mixed, norms, gates, beta, out, *state, cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)),

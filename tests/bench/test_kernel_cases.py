@@ -229,8 +229,9 @@ def test_cascade_prints_no_time_for_other_bytes(monkeypatch: pytest.MonkeyPatch)
 
 
 def by_tokens(
-    inputs: Any, state: Any, starts: Tensor, lengths: Tensor, slots: Tensor, decodes: int, chunks: Any, variant: Any
-) -> Tensor:
+    inputs: Any, state: Any, starts: Tensor, lengths: Tensor, slots: Tensor, decodes: int, chunks: Any, variant: Any,
+    closes: int,
+) -> Tensor:  # fmt: skip
     """Stand in for a recurrence's kernel, token by token: the interpreter takes 10 s for a step of the chunked one."""
     mixed, *others = inputs
     per_token, of_heads = (others[:-2], others[-2:]) if isinstance(variant, GatedDelta) else (others[:1], others[1:])
