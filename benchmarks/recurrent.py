@@ -35,7 +35,15 @@ from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
 from evalengine.kernels import causal_conv, gated_delta, mamba2
 from evalengine.kernels.chunks import ChunkTable, chunk_table
-from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
+from evalengine.kernels.recurrent_variant import (
+    DeltaInputs,
+    DeltaState,
+    GatedDelta,
+    Mamba2,
+    Mamba2Inputs,
+    ScanState,
+    ring_rows,
+)
 from tests.references import reference
 
 DELTA = GatedDelta(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)
@@ -218,25 +226,23 @@ def _truth(
 def _convolution(shape: tuple[int, int], target: float, timer: Timer, device: torch.device) -> list[Line]:
     sequences, tokens = shape
     normal = partial(torch.randn, generator=seeded(device, sequences + tokens), device=device, dtype=DTYPE)
-    x, weight = normal(sequences * tokens, DELTA.channels), normal(DELTA.channels, DELTA.taps)
-    state = normal(sequences, DELTA.taps - 1, DELTA.channels)
-    starts, lengths, slots, *_ = _step([tokens] * sequences, [7] * sequences, device)
+    x, weight = normal(sequences * tokens, DELTA.channels), normal(DELTA.taps, DELTA.channels).t()
+    state, begin = normal(sequences, ring_rows(DELTA.taps), DELTA.channels), 7
+    starts, lengths, slots, *_ = _step([tokens] * sequences, [begin] * sequences, device)
 
     def run() -> Tensor:
         return causal_conv.causal_conv(x, weight, None, state, starts, lengths, slots, tokens, silu=True)
 
-    before = state.clone()
-
-    def run_first() -> Tensor:
-        state.copy_(before)
-        return run()
-
-    output = run_poisoned(lambda: [run_first()])[0]
-    truth = reference.causal_conv(x[:tokens], weight, None, before[sequences - 1], silu=True)
+    fresh = state.clone()
+    output = run_poisoned(lambda: [state.copy_(fresh), run()][1:])[0]
+    before = fresh[:, begin - DELTA.taps + 1 : begin].flip(0)  # of sequences, whose slots are in the opposite order
+    truth = reference.causal_conv(x[:tokens], weight, None, before[0], silu=True)
     check_close("convolution", output[:tokens], truth, CHECKED)
     seconds = timer({"ours": run, **copies_of(LARGE_COPY_BYTES, device)})
-    lines = _line("convolution", shape, seconds, target, 2 * (output.numel() + state.numel()) * output.itemsize)
-    theirs = partial(_fla_conv, x, weight, before.flip(0), tokens)
+    written = 1 if tokens == 1 else DELTA.taps - 1
+    rows = 2 * len(x) + sequences * (DELTA.taps - 1 + written)
+    lines = _line("convolution", shape, seconds, target, rows * DELTA.channels * output.itemsize)
+    theirs = partial(_fla_conv, x, weight.contiguous(), before, tokens)
     return lines + _compare_with_fla("convolution", shape, "modules.convolution", theirs, run, output, timer)
 
 

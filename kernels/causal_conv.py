@@ -1,10 +1,15 @@
-"""A depthwise causal convolution over ragged sequences, whose state is each sequence's last inputs.
+"""A depthwise causal convolution over ragged sequences, whose state is a ring of each sequence's last inputs.
 
-    T tokens, S sequences, C channels, K taps, R slots of the state pool.
+    T tokens, S sequences, C channels, K taps, R slots of the pool, P rows of a ring (`recurrent_variant.ring_rows`).
 
 An output is one chain of fused multiply-adds over the K taps, the oldest input first, begun with the bias, rounded to
 the model's dtype; then SiLU in float32, rounded. So it depends on K inputs and nothing else, and how many tokens of a
 sequence a step has changes no bit.
+
+The input of position p is in row p % P of its sequence's ring. A step reads the K - 1 inputs before its first token,
+and zeros for positions below 0. A short step, of at most P - K + 1 tokens, writes its inputs to rows that it does not
+read: it may run again, its last tokens may be dropped, and its tiles need no order. A longer one leaves its last K - 1
+inputs, which may fall on rows that it reads: its first tile, the only one that reads them, writes them afterwards.
 """
 
 from __future__ import annotations
@@ -18,18 +23,9 @@ from evalengine.kernels import device_math
 from evalengine.kernels.activation import activate
 from evalengine.kernels.launching.launch import launch
 
-TOKENS, CHANNELS = 8, 512  # of a tile; a step of one token per sequence has tiles of one
-
-
-@triton.jit
-def _sequence(s, cu_seqlens, seqlens, state_slots):
-    """Sequence s -> its slot (-1: padding) and its first token's row, both int64; how many tokens it has in the step,
-    and whether these are all of its tokens, so that it begins with zeros, both int32."""
-    slot = tl.load(state_slots + s).to(tl.int64)
-    first = tl.load(cu_seqlens + s).to(tl.int64)
-    n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
-    begins = (tl.load(seqlens + s) == n).to(tl.int32)
-    return slot, first, n, begins
+# Tiles: of DECODE_SEQUENCES sequences in a step of one token per sequence, else of TOKENS tokens of one sequence.
+DECODE_SEQUENCES, DECODE_CHANNELS, DECODE_WARPS = 4, 512, 4
+TOKENS, ROWS, CHANNELS, WARPS = 32, 8, 512, 4  # ROWS of a tile are loaded while those before them are computed
 
 
 @triton.jit
@@ -48,80 +44,146 @@ def _tile(p, cu_seqlens, sequences, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, cu_seqlens, seqlens, state_slots, sequences, channels, stride_x,
-    K: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+def _load_weights(weight_ptr, bias_ptr, channel, real, channel_stride, tap_stride, K: tl.constexpr):
+    """float32: each tap's weights, and the bias or zeros, all [channels]."""
+    weights = ()
+    for j in tl.static_range(K):
+        at = weight_ptr + channel * channel_stride + j * tap_stride
+        weights += (tl.load(at, mask=real, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+    bias = tl.zeros(channel.shape, tl.float32)
+    if bias_ptr is not None:
+        bias += tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)
+    return weights, bias
+
+
+@triton.jit
+def _load_rows(x_ptr, stride: tl.constexpr, real, n, ROWS: tl.constexpr):
+    """[ROWS] of [channels], of which the first n are read."""
+    rows = ()
+    for i in tl.static_range(ROWS):
+        rows += (tl.load(x_ptr + i * stride, mask=real & (i < n), other=0.0),)  # type: ignore[assignment]
+    return rows
+
+
+@triton.jit
+def _wide(rows):
+    """Each as float32."""
+    result = ()
+    for i in tl.static_range(len(rows)):
+        result += (rows[i].to(tl.float32),)
+    return result
+
+
+@triton.jit
+def _output(acc, dtype: tl.constexpr, SILU: tl.constexpr):
+    return activate(device_math.rounded(acc, dtype), dtype, "silu") if SILU else acc.to(dtype)
+
+
+@triton.jit
+def _conv_decode_kernel(
+    x_ptr, weight_ptr, bias_ptr, ring_ptr, out_ptr, cu_seqlens, seqlens, state_slots,
+    sequences, stride_x: tl.constexpr, channel_stride: tl.constexpr, tap_stride: tl.constexpr, channels: tl.constexpr,
+    K: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, SEQUENCES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of tokens, channels). Each input is read once, and once more by the next tile. The first tile of a
-    sequence alone reads its state, and so may write it."""
+    """Program (sequences of one token, or none; channels)."""
     device_math.after_previous_kernel()
-    s, tile = tl.program_id(0), 0
-    if TOKENS > 1:
-        s, tile = _tile(tl.program_id(0), cu_seqlens, sequences, TOKENS)
-    slot, first, n, begins = _sequence(s, cu_seqlens, seqlens, state_slots)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < channels if channels % CHANNELS else channel >= 0
+    tokens, slots, positions = (), (), ()  # [SEQUENCES] of scalars
+    for i in tl.static_range(SEQUENCES):
+        s = tl.program_id(0) * SEQUENCES + i
+        here = s < sequences
+        token = tl.load(cu_seqlens + s, mask=here, other=0)
+        has_one = tl.load(cu_seqlens + s + 1, mask=here, other=0) > token
+        slot = tl.load(state_slots + s, mask=here, other=-1)
+        tokens += (tl.where(has_one, token, -1).to(tl.int64),)  # type: ignore[assignment]
+        slots += (tl.where(has_one, slot, -1).to(tl.int64),)  # type: ignore[assignment]
+        positions += (tl.load(seqlens + s, mask=here, other=0) - 1,)  # type: ignore[assignment]
+    inputs = ()  # [SEQUENCES * K] of [CHANNELS], each sequence's oldest first
+    for i in tl.static_range(SEQUENCES):
+        own, known = ring_ptr + slots[i] * P * channels + channel, real & (slots[i] >= 0)
+        for j in tl.static_range(K - 1):
+            at = positions[i] - (K - 1) + j
+            old = tl.load(own + (at & (P - 1)) * channels, mask=known & (at >= 0), other=0.0)
+            inputs += (old,)  # type: ignore[assignment]
+        inputs += (tl.load(x_ptr + tokens[i] * stride_x + channel, mask=known, other=0.0),)  # type: ignore[assignment]
+    weights, bias = _load_weights(weight_ptr, bias_ptr, channel, real, channel_stride, tap_stride, K)
+    for i in tl.static_range(SEQUENCES):
+        acc = bias
+        for j in tl.static_range(K):
+            acc = tl.fma(inputs[i * K + j].to(tl.float32), weights[j], acc)
+        out = tl.where(slots[i] >= 0, _output(acc, out_ptr.dtype.element_ty, SILU), 0.0)
+        tl.store(out_ptr + tokens[i] * channels + channel, out, mask=real & (tokens[i] >= 0))
+        row = ring_ptr + (slots[i] * P + (positions[i] & (P - 1))) * channels + channel
+        tl.store(row, inputs[i * K + K - 1], mask=real & (slots[i] >= 0))
+
+
+@triton.jit
+def _conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, ring_ptr, out_ptr, cu_seqlens, seqlens, state_slots,
+    sequences, stride_x: tl.constexpr, channel_stride: tl.constexpr, tap_stride: tl.constexpr, channels: tl.constexpr,
+    K: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of tokens, channels). Each input is read once, and K - 1 of a tile once more by the next one."""
+    device_math.after_previous_kernel()
+    s, tile = _tile(tl.program_id(0), cu_seqlens, sequences, TOKENS)
+    slot = tl.load(state_slots + s).to(tl.int64)
+    first = tl.load(cu_seqlens + s).to(tl.int64)
+    n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
+    length = tl.load(seqlens + s)
     start = tile * TOKENS
     if start >= n:
         return
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < channels
+    real = channel < channels if channels % CHANNELS else channel >= 0
+    own_x = x_ptr + first * stride_x + channel
+    x_ptr = own_x + start.to(tl.int64) * stride_x
     out_ptr += (first + start) * channels + channel
+    position, end = length - n + start, tl.minimum(n - start, TOKENS)  # of the tile's first token; its tokens
     if slot < 0:
-        for i in tl.static_range(TOKENS):
-            tl.store(out_ptr + i * channels, tl.zeros((CHANNELS,), tl.float32), mask=real & (start + i < n))
+        for i in range(end):
+            tl.store(out_ptr + i * channels, tl.zeros((CHANNELS,), tl.float32), mask=real)
         return
-    own = state_ptr + slot * channels * (K - 1) + channel
-    inputs = ()  # [K - 1 + TOKENS] of [CHANNELS], the oldest first
+    own = ring_ptr + slot * P * channels + channel
+    before = ()  # [K - 1] of [CHANNELS], the oldest first
     for i in tl.static_range(K - 1):
-        before = tl.load(own + i * channels, mask=real & (tile == 0) & (begins == 0), other=0.0)
-        if TOKENS > 1:
-            at = first + start - (K - 1) + i
-            before = tl.where(tile > 0, tl.load(x_ptr + at * stride_x + channel, mask=real & (tile > 0)), before)
-        inputs += (before,)  # type: ignore[assignment]
-    for i in tl.static_range(TOKENS):
-        at = first + start + i
-        inputs += (tl.load(x_ptr + at * stride_x + channel, mask=real & (start + i < n), other=0.0),)  # type: ignore[assignment]
-    weights = ()
-    for j in tl.static_range(K):
-        weights += (tl.load(weight_ptr + channel * K + j, mask=real, other=0.0).to(tl.float32),)  # type: ignore[assignment]
-    bias = tl.zeros((CHANNELS,), tl.float32)
-    if bias_ptr is not None:
-        bias += tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)
-    for i in tl.static_range(TOKENS):
-        acc = bias
-        for j in tl.static_range(K):
-            acc = tl.fma(inputs[i + j].to(tl.float32), weights[j], acc)
-        out = acc.to(out_ptr.dtype.element_ty)
-        if SILU:
-            out = activate(out.to(tl.float32), out_ptr.dtype.element_ty, "silu")
-        tl.store(out_ptr + i * channels, out, mask=real & (start + i < n))
-    if tile == 0:
-        _store_state(x_ptr, own, inputs, first, n, channel, channels, real, stride_x, begins, K, TOKENS)
-
-
-@triton.jit
-def _store_state(
-    x_ptr, own, inputs, first, n, channel, channels, real, stride_x, begins, K: tl.constexpr, TOKENS: tl.constexpr
-):
-    """The sequence's last K - 1 inputs become its state; all are read before one is written."""
-    last = ()
-    for i in tl.static_range(K - 1):
-        if TOKENS == 1:
-            last += (inputs[i + 1],)  # type: ignore[assignment]
-        else:
-            at = n - (K - 1) + i  # below 0: of the state
-            new = tl.load(x_ptr + (first + at) * stride_x + channel, mask=real & (at >= 0), other=0.0)
-            old = tl.load(own + (n + i) * channels, mask=real & (at < 0) & (begins == 0), other=0.0)
-            last += (tl.where(at >= 0, new, old),)  # type: ignore[assignment]
-    tl.debug_barrier()
-    for i in tl.static_range(K - 1):
-        tl.store(own + i * channels, last[i], mask=real)
+        one = tl.load(x_ptr + (i - (K - 1)) * stride_x, mask=real & (tile > 0), other=0.0)
+        if tile == 0:
+            at = position - (K - 1) + i
+            one = tl.load(own + (at & (P - 1)) * channels, mask=real & (at >= 0), other=0.0)
+        before += (one,)  # type: ignore[assignment]
+    rows = _load_rows(x_ptr, stride_x, real, end, ROWS)
+    weights, bias = _load_weights(weight_ptr, bias_ptr, channel, real, channel_stride, tap_stride, K)
+    inputs = _wide(before) + _wide(rows)
+    for _ in range((end + ROWS - 1) // ROWS):
+        x_ptr += ROWS * stride_x
+        following = _load_rows(x_ptr, stride_x, real, end - ROWS, ROWS)
+        for i in tl.static_range(ROWS):
+            acc = bias
+            for j in tl.static_range(K):
+                acc = tl.fma(inputs[i + j], weights[j], acc)
+            tl.store(out_ptr + i * channels, _output(acc, out_ptr.dtype.element_ty, SILU), mask=real & (i < end))
+        if n <= P - K + 1:
+            for i in tl.static_range(ROWS):
+                tl.store(own + ((position + i) & (P - 1)) * channels, inputs[K - 1 + i], mask=real & (i < end))
+        out_ptr += ROWS * channels
+        position += ROWS
+        end -= ROWS
+        inputs = inputs[ROWS:] + _wide(following)
+    if tile == 0 and n > P - K + 1:
+        tl.debug_barrier()  # all that the tile reads of the ring is read
+        for i in tl.static_range(K - 1):
+            at = n - (K - 1) + i
+            last = tl.load(own_x + at.to(tl.int64) * stride_x, mask=real, other=0.0)
+            tl.store(own + ((length - n + at) & (P - 1)) * channels, last, mask=real)
 
 
 def causal_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    state: Tensor,
+    ring: Tensor,
     cu_seqlens_q: Tensor,
     seqlens_k: Tensor,
     state_slots: Tensor,
@@ -129,21 +191,25 @@ def causal_conv(
     *,
     silu: bool,
 ) -> Tensor:
-    """[T, C] of any row stride, weights [C, K], bias [C] -> [T, C]; the state pool [R, K - 1, C] is brought up to date.
+    """[T, C] of any row stride, weights [C, K], bias [C] -> [T, C]; the pool of rings [R, P, C] takes the inputs.
 
-    cu_seqlens_q: int32 [S + 1]; seqlens_k: int32 [S], tokens of each sequence so far, the step's included; state_slots:
-    int32 [S], each sequence's slot (-1: padding, whose outputs are 0). Every row belongs to a sequence. A sequence all
-    of whose tokens are in this step begins with zeros, whatever its slot holds. max_query_len: the most tokens of a
+    Weights of any strides; those of a tap are loaded fastest if they are contiguous. cu_seqlens_q: int32 [S + 1];
+    seqlens_k: int32 [S], tokens of each sequence so far, the step's included; state_slots: int32 [S], each sequence's
+    slot (-1: padding, whose outputs are 0). Every row belongs to a sequence. max_query_len: the most tokens of a
     sequence.
     """
-    channels, taps = weight.shape
-    assert x.stride(1) == 1 and state.is_contiguous() and weight.is_contiguous() and 1 < taps <= TOKENS + 1
+    (channels, taps), rows = weight.shape, ring.shape[1]
+    assert x.stride(1) == 1 and ring.is_contiguous() and ring.dtype == x.dtype
+    assert 1 < taps <= TOKENS + 1 and rows >= 2 * taps and rows & (rows - 1) == 0
     out = torch.empty((len(x), channels), dtype=x.dtype, device=x.device)
-    tokens, sequences = 1 if max_query_len == 1 else TOKENS, len(state_slots)
-    tiles = sequences if tokens == 1 else len(x) // tokens + sequences
-    launch(
-        _conv_kernel, (tiles, -(-channels // CHANNELS), 1),
-        (x, weight, bias, state, out, cu_seqlens_q, seqlens_k, state_slots, sequences, channels, x.stride(0)),
-        (taps, silu, tokens, CHANNELS), 8 if tokens == 1 else 4, 1,
-    )  # fmt: skip
+    sequences = len(state_slots)
+    operands = (x, weight, bias, ring, out, cu_seqlens_q, seqlens_k, state_slots)
+    args = *operands, sequences
+    fixed = x.stride(0), *weight.stride(), channels, taps, silu, rows
+    if max_query_len == 1:
+        grid = -(-sequences // DECODE_SEQUENCES), -(-channels // DECODE_CHANNELS), 1
+        launch(_conv_decode_kernel, grid, args, (*fixed, DECODE_SEQUENCES, DECODE_CHANNELS), DECODE_WARPS, 1)
+    else:
+        grid = len(x) // TOKENS + sequences, -(-channels // CHANNELS), 1
+        launch(_conv_kernel, grid, args, (*fixed, TOKENS, ROWS, CHANNELS), WARPS, 1)
     return out

@@ -62,6 +62,10 @@ if INTERPRETED:
     def row_max(x, axis: tl.constexpr):
         return tl.max(tl.where(x == x, x, float("inf")), axis)
 
+    @triton.jit
+    def rounded(x, dtype: tl.constexpr):
+        return x.to(dtype).to(tl.float32)
+
 else:
 
     @triton.jit
@@ -108,6 +112,18 @@ else:
     def row_max(x, axis: tl.constexpr):
         """float32 -> maximum along `axis`, not finite where a +inf or a NaN is there (tl.max would drop a NaN)."""
         return tl.reduce(x, axis, max_or_nan)
+
+    @triton.jit
+    def rounded(x, dtype: tl.constexpr):
+        """float32 -> float32 holding `dtype` values; bfloat16 by pairs, which the compiler does only before a store."""
+        if dtype == tl.bfloat16:
+            result = tl.inline_asm_elementwise(
+                "{ .reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xffff0000; }",
+                "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            result = x.to(dtype).to(tl.float32)
+        return result
 
 
 @triton.jit

@@ -38,31 +38,41 @@ def softplus(x: Tensor) -> Tensor:
     return x.clamp(min=0.0) + torch.where(e < 2.0**-12, small, em.log(e + 1.0))
 
 
+def push_inputs(ring: Tensor, new: Tensor, length: int, taps: int) -> Tensor:
+    """Puts a sequence's new inputs [n, C] into its ring [P, C]; returns them behind the K - 1 before, [K - 1 + n, C].
+
+    length: the sequence's tokens so far, the new ones included. Inputs before position 0 are zeros.
+    """
+    rows, first = len(ring), length - len(new)
+    places = torch.arange(first - (taps - 1), first, device=ring.device)
+    before = torch.where((places >= 0)[:, None], ring[places % rows], 0.0).to(new.dtype)
+    last = new[-rows:]
+    ring[torch.arange(length - len(last), length, device=ring.device) % rows] = last.to(ring.dtype)
+    return torch.cat([before, new])
+
+
 def causal_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    state: Tensor,
+    ring: Tensor,
     query_lens: list[int],
     kv_lens: list[int],
     slots: Sequence[int],
     *,
     silu: bool,
 ) -> Tensor:
-    """As `kernels.causal_conv`: [T, C] -> float32 [T, C], and the pool [R, K - 1, C] is brought up to date."""
+    """As `kernels.causal_conv`: [T, C] -> float32 [T, C], and the pool of rings [R, P, C] takes the inputs."""
     taps, out = weight.shape[1], torch.empty(x.shape, dtype=torch.float32, device=x.device)
     wide_weight, start = em.widen(weight), 0
     for n, total, slot in zip(query_lens, kv_lens, slots, strict=True):
-        before = torch.zeros_like(state[slot]) if n == total else state[slot]
-        whole = torch.cat([before.to(x.dtype), x[start : start + n]])
-        wide = em.widen(whole)
+        wide = em.widen(push_inputs(ring[slot], x[start : start + n], total, taps))
         total_of = wide[:n] * wide_weight[:, 0]
         for j in range(1, taps):
             total_of += wide[j : j + n] * wide_weight[:, j]
         if bias is not None:
             total_of += em.widen(bias)
         em.store_float32(exact.wide_silu(total_of) if silu else total_of, out[start : start + n])
-        state[slot] = whole[len(whole) - (taps - 1) :].to(state.dtype)
         start += n
     return out
 

@@ -17,6 +17,17 @@ _LATER = {"later": True}
 PoolShape = tuple[tuple[int, ...], torch.dtype]  # a slot's shape in a pool of states, and the pool's dtype
 
 
+def ring_rows(taps: int) -> int:
+    """P, the rows of a convolution's ring of inputs (`causal_conv`): a power of two, at least 16 and at least 2 K."""
+    return max(16, 1 << (2 * taps - 1).bit_length())
+
+
+def most_dropped(taps: int) -> int:
+    """How many of a step's last tokens may be dropped: with one that stays, they leave the K - 1 inputs before the step
+    in the ring."""
+    return ring_rows(taps) - taps
+
+
 class DeltaInputs(NamedTuple):
     """What a gated delta rule computes of T tokens."""
 

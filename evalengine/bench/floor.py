@@ -38,6 +38,7 @@ import torch
 from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.engine.states import state_bytes
+from evalengine.kernels.recurrent_variant import ring_rows
 from evalengine.models.decoder import weight_counts
 from evalengine.models.spec import ModelSpec
 
@@ -139,9 +140,11 @@ def floor_seconds(work: LeastWork, spec: ModelSpec, dtype: torch.dtype, ceilings
     in_mxfp4 = (spec.packing or "").startswith("mxfp4")
     expert = (17 / 32 if in_mxfp4 else itemsize) * experts  # 16 bytes and a scale for 32 numbers
     moved = work.decode_steps * ((body + table) * itemsize + expert * touched) + kv_tokens * kv_token
-    # Of a recurrence in chunks a decode reads the state and, on average, half of the open chunk's rows.
+    # Of a recurrence in chunks a decode reads the state and, on average, half of the open chunk's rows, and
+    # K - 1 rows of the convolution's ring.
     states = [state_bytes(spec, dtype, chunked=chunked) for chunked in (False, True)]
-    moved += work.decode_tokens * sum(states) / 2
+    unread = sum((ring_rows(kind.taps) - kind.taps + 1) * kind.channels for kind in spec.recurrences.values())
+    moved += work.decode_tokens * (sum(states) / 2 - unread * itemsize)
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
 
 

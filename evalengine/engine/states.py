@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from evalengine.kernels.recurrent_variant import PoolShape, Recurrence
+from evalengine.kernels.recurrent_variant import PoolShape, Recurrence, ring_rows
 from evalengine.layers.ops import Ops
 from evalengine.layers.recurrent import States
 from evalengine.models.spec import ModelSpec
@@ -38,7 +38,7 @@ def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
 
 
 def _shapes(recurrence: Recurrence, dtype: torch.dtype, chunked: bool) -> list[PoolShape]:
-    conv = recurrence.taps - 1, recurrence.channels
+    conv = ring_rows(recurrence.taps), recurrence.channels
     return [(conv, dtype), *recurrence.state_pools(dtype, chunked=chunked)]
 
 

@@ -139,9 +139,9 @@ class CudaOps(Ops):
         )  # fmt: skip
 
     def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
-        return causal_conv.causal_conv(x, weight, bias, state, *_sequences(metadata), metadata.longest_query, silu=silu)
+        return causal_conv.causal_conv(x, weight, bias, ring, *_sequences(metadata), metadata.longest_query, silu=silu)
 
     def gated_delta(
         self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta

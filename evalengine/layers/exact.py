@@ -86,10 +86,10 @@ class ExactOps(Ops):
         )
 
     def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
         return exact_recurrent.causal_conv(
-            x, weight, bias, state, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu
+            x, weight, bias, ring, metadata.query_lens, metadata.kv_lens, metadata.slots, silu=silu
         )
 
     def gated_delta(

@@ -24,7 +24,7 @@ from torch import Tensor
 from evalengine.kernels import sampling
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.attention_variant import AttentionVariant
-from evalengine.kernels.exact_recurrent import initial_states, steps
+from evalengine.kernels.exact_recurrent import initial_states, push_inputs, steps
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
 from evalengine.kernels.recurrent_variant import DeltaInputs, GatedDelta, Mamba2, Mamba2Inputs
@@ -210,10 +210,10 @@ class Ops(ABC):
     # `layers.recurrent.States`; what a step's sequences leave there is written.
 
     def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
         """[T, C], weight [C, K], bias [C] -> [T, C], over each sequence's tokens and the K - 1 before them."""
-        return causal_conv(x, weight, bias, state, metadata, silu=silu)
+        return causal_conv(x, weight, bias, ring, metadata, silu=silu)
 
     def gated_delta(
         self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta
@@ -342,15 +342,14 @@ class Ops(ABC):
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, step: AttentionMetadata, *, silu: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, step: AttentionMetadata, *, silu: bool
 ) -> Tensor:
-    taps, outputs, start = weight.shape[1], [x[:0]], 0
+    outputs, start = [x[:0]], 0
+    own = weight[:, None].to(x.dtype, memory_format=torch.contiguous_format)
     for n, total, slot in zip(step.query_lens, step.kv_lens, step.slots, strict=True):
-        before = torch.zeros_like(state[slot]) if n == total else state[slot]
-        whole = torch.cat([before.to(x.dtype), x[start : start + n]])
-        out = F.conv1d(whole.t()[None], weight[:, None].to(x.dtype), bias, groups=len(weight))[0].t()
+        whole = push_inputs(ring[slot], x[start : start + n], total, weight.shape[1])
+        out = F.conv1d(whole.t()[None], own, bias, groups=len(weight))[0].t()
         outputs.append(F.silu(out) if silu else out)
-        state[slot] = whole[len(whole) - (taps - 1) :].to(state.dtype)
         start += n
     return torch.cat(outputs)
 

@@ -75,9 +75,9 @@ class PlainOps(FastOps):
         return super().rope(x, cos.to(x.dtype), sin.to(x.dtype))
 
     def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, metadata: AttentionMetadata, *, silu: bool
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
-        return super().causal_conv(x, weight, _as(bias, x), state, metadata, silu=silu)
+        return super().causal_conv(x, weight, _as(bias, x), ring, metadata, silu=silu)
 
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
         out = torch.empty(*groups.shape, weight.shape[1], dtype=x.dtype, device=x.device)

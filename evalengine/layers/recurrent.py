@@ -1,6 +1,6 @@
 """Layers of a recurrence: its convolution, its heads' parameters, the recurrence itself, and the gates around it.
 
-    T tokens, C channels, K taps, H heads, R slots of the pools of states.
+    T tokens, C channels, K taps, H heads, R slots of the pools of states, P rows of a ring (`ring_rows`).
 
 A layer's states lie in pools like its keys and values would: what a step leaves there the next one finds, and a
 sequence that begins with the step begins with zeros, whatever its slot holds.
@@ -24,7 +24,8 @@ from evalengine.layers.ops import Ops
 class States(NamedTuple):
     """The pools of one layer."""
 
-    conv: Tensor  # [R, K - 1, C] in the activations' dtype: each sequence's last inputs of the convolution
+    # [R, P, C] in the activations' dtype: the convolution's last inputs, that of position p in row p % P
+    conv: Tensor
     recurrent: tuple[Tensor, ...]  # the recurrence's `state_pools`
     # How many layers' chunks are closed before this layer's rule. The first layer of a kind closes those of all, whose
     # pools follow its own in memory, in one launch.
@@ -72,8 +73,12 @@ class CausalConv(MergedRows):
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         return {shard: (rows, 1, self.taps) for shard, rows in self.sizes.items()}
 
-    def forward(self, x: Tensor, state: Tensor, metadata: AttentionMetadata) -> Tensor:
-        return self.ops.causal_conv(x, self.weight, self.bias, state, metadata, silu=self.silu)
+    def finalize(self) -> None:
+        """Puts the weights of a tap next to each other: a kernel loads them for many channels at once."""
+        self.weight.data = self.weight.data.t().contiguous().t()
+
+    def forward(self, x: Tensor, ring: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self.ops.causal_conv(x, self.weight, self.bias, ring, metadata, silu=self.silu)
 
 
 class HeadVector(Layer):

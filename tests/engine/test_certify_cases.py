@@ -103,17 +103,17 @@ def test_shapes() -> None:
         unused = weight_counts(spec).experts * (1 - spec.mixture.router.chosen / spec.mixture.router.experts)
         weights = num_parameters(spec)
         assert (round(weights / 1e9, 2), round((weights - unused) / 1e9, 2)) == (billions, used), name
-    # A layer's state: value heads of 128 x 128 numbers, and 3 inputs of 128 x (2 x 16 + value heads) channels.
+    # A layer's state: value heads of 128 x 128 numbers, and 16 inputs of 128 x (2 x 16 + value heads) channels.
     for name, layers, heads, billions in (("qwen3.5-0.8b", 18, 16, 0.75), ("qwen3.5-4b", 24, 32, 4.21)):
         spec = opened(f"shape:{name}").spec
         assert len(spec.recurrences) == layers and round(num_parameters(spec) / 1e9, 2) == billions
-        state = 4 * heads * 128 * 128 + 2 * 3 * 128 * (2 * 16 + heads)
+        state = 4 * heads * 128 * 128 + 2 * 16 * 128 * (2 * 16 + heads)
         # Of 64 rows in bfloat16: x, T, a key and its norm, and the gates' sums.
         rows = 64 * (heads * 4 * (128 + 64 + 1) + 16 * (2 * 128 + 4))
         assert state_bytes(spec, torch.bfloat16, chunked=False) == layers * state
         assert state_bytes(spec, torch.bfloat16, chunked=True) == layers * (state + rows)
-    # 64 heads of 64 x 128 numbers, 3 inputs, and of 64 rows: x, B, and each head's time step and sum of gates.
-    state = 4 * 64 * 64 * 128 + 2 * 3 * (64 * 64 + 2 * 128) + 64 * (2 * (64 * 64 + 128) + 64 * (4 + 4))
+    # 64 heads of 64 x 128 numbers, 16 inputs, and of 64 rows: x, B, and each head's time step and sum of gates.
+    state = 4 * 64 * 64 * 128 + 2 * 16 * (64 * 64 + 2 * 128) + 64 * (2 * (64 * 64 + 128) + 64 * (4 + 4))
     assert state_bytes(opened("shape:granite-4-h").spec, torch.bfloat16, chunked=True) == 36 * state
     # Recurrent layers, layers, KV heads and parameters (the cards say 3 B, 0.5 B, 1.17 B and 15.7 B).
     for name, recurrent, layers, heads, billions in (

@@ -172,7 +172,8 @@ def test_a_state_that_is_not_reset_is_seen(checkpoint: Checkpoint, monkeypatch: 
         return function(*arguments[:place], totals, *arguments[place + 1 :], **more)
 
     wrong = preempted(checkpoint, OFFSETS["some"], lambda: monkeypatch.setattr(exact_recurrent, name, kept))
-    assert wrong[:5] == [1, 2, 3, 4, 5], "what a state keeps of far tokens may be nothing"
+    # What a state keeps of far tokens may be nothing; a ring has an input in its first row once it has gone round.
+    assert wrong[:5] == ([16, 17, 63, 64, 65] if name == "causal_conv" else [1, 2, 3, 4, 5])
 
 
 def found_again(checkpoint: Checkpoint, offsets: Sequence[int]) -> tuple[list[int], int]:

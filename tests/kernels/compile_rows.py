@@ -184,7 +184,8 @@ def recurrences() -> Iterator[dict[str, Any]]:
     """Those of Qwen3.5-4B and Granite 4.0 H Tiny in bfloat16, for a decode and a prefill; convolutions and norms."""
     from evalengine.kernels import rms_norm
     from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
-    from tests.kernels.test_recurrent import case, conv, pools, recurrence
+    from tests.kernels.test_causal_conv import conv
+    from tests.kernels.test_recurrent import case, pools, recurrence
 
     kinds: dict[str, GatedDelta | Mamba2] = {
         "delta": GatedDelta(16, 32, 128, 128, 4),
@@ -196,7 +197,7 @@ def recurrences() -> Iterator[dict[str, Any]]:
         state = pools("native", variant, torch.bfloat16, 2)
         yield from _launched(what, partial(recurrence("native", variant, heads), operands, state, *step))
     for dtype in (torch.bfloat16, torch.float32):
-        x, weight, inputs = (torch.empty(shape, dtype=dtype) for shape in ((201, 96), (96, 4), (2, 3, 96)))
+        x, weight, inputs = (torch.empty(shape, dtype=dtype) for shape in ((201, 96), (96, 4), (2, 16, 96)))
         yield from _launched("conv", partial(conv("native", weight, weight[:, 0], True), [x], (inputs,), *step))
         decodes = [x[:2]], (inputs,), [1, 1], [9, 9], [0, 1]
         yield from _launched("conv", partial(conv("native", weight, None, False), *decodes))

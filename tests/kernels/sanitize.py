@@ -178,7 +178,8 @@ def recurrences() -> None:
     their tokens, then one more of each, which begins a chunk of one of them."""
     from evalengine.kernels import rms_norm
     from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
-    from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, conv, pools, randn, recurrence
+    from tests.kernels.test_causal_conv import conv
+    from tests.kernels.test_recurrent import DELTAS, LENGTHS, MAMBAS, case, pools, randn, recurrence
 
     step = list(LENGTHS), list(LENGTHS), [3, 0, 5, 1, 2]
     kinds: list[GatedDelta | Mamba2] = [*DELTAS, *MAMBAS]
@@ -187,7 +188,7 @@ def recurrences() -> None:
         run, state = recurrence("native", variant, heads), pools("native", variant, torch.float16, 6)
         run(operands, state, *step)
         run([x[: len(LENGTHS)] for x in operands], state, [1] * len(LENGTHS), [n + 1 for n in LENGTHS], step[2])
-    x, weight, inputs = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 3, 129)))
+    x, weight, inputs = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 16, 129)))
     conv("native", weight, None, True)([x], (inputs,), *step)
     rms_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
 

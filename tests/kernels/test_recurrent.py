@@ -1,4 +1,4 @@
-"""Convolutions, recurrences and gated norms: near the float64 reference, and the same bytes wherever a step ends.
+"""Recurrences and gated norms: near the float64 reference, and the same bytes wherever a step ends.
 
 Each level's function is called with (operands [T, ...], the pools of states, query_lens, kv_lens, slots).
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import run_poisoned
-from evalengine.kernels import causal_conv, exact_recurrent, gated_delta, mamba2, rms_norm
+from evalengine.kernels import exact_recurrent, gated_delta, mamba2, rms_norm
 from evalengine.kernels.chunks import ChunkTable, chunk_table
 from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
 from evalengine.layers import ops
@@ -26,7 +26,6 @@ from tests.references import reference, reference_chunks
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 LEVELS = ["native", "exact"]
 # Tokens of five sequences: 1, a prime, chunks and one over, of which the interpreter sees fewer.
 LENGTHS = (131, 1, 64, 5, 129) if CUDA else (67, 1, 64, 5, 65)
@@ -50,16 +49,6 @@ randn = partial(random_tensors.randn, device=DEVICE)
 def on_device(query_lens: Sequence[int], kv_lens: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, ...]:
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     return tuple(torch.as_tensor(x, dtype=torch.int32, device=DEVICE) for x in (starts, kv_lens, slots))
-
-
-def conv(level: str, weight: Tensor, bias: Tensor | None, silu: bool) -> Layer:
-    def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
-        if level == "exact":
-            return exact_recurrent.causal_conv(*operands, weight, bias, *state, new, total, slots, silu=silu)
-        step = on_device(new, total, slots)
-        return causal_conv.causal_conv(*operands, weight, bias, *state, *step, max(new), silu=silu)
-
-    return run
 
 
 def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor], closes: int = 1) -> Layer:
@@ -164,16 +153,6 @@ def test_one_launch_closes_the_chunks_of_all_layers(variant: GatedDelta | Mamba2
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("channels", "taps"), [(1, 2), (129, 3), (40, 4), (128, 7)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_convolution_may_end_anywhere(dtype: torch.dtype, channels: int, taps: int, level: str) -> None:
-    weight, bias = randn(channels, taps, seed=1, dtype=dtype), randn(channels, seed=2, dtype=dtype)
-    state = randn(6, taps - 1, channels, seed=9, dtype=dtype)
-    run = conv(level, weight, bias if taps > 3 else None, silu=taps != 3)
-    assert_borders_do_not_matter(run, [randn(sum(LENGTHS), channels, dtype=dtype)], (state,))
-
-
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
 def test_recurrences_are_near_the_reference(variant: GatedDelta | Mamba2, level: str) -> None:
     assert_near(level, variant, LENGTHS[0], reference)
@@ -238,35 +217,6 @@ def in_float64(
     parts = [y.unflatten(-1, (-1, d)) for y, d in zip((x, b, c), sizes, strict=True)]
     scan: tuple[Tensor, Tensor] = form.mamba2(*parts, operands[1], *heads, start, variant.dt_limits, **more)
     return scan
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_convolution_is_near_the_reference(level: str) -> None:
-    x, weight, bias = randn(67, 40), randn(40, 4, seed=1), randn(40, seed=2)
-    state = randn(1, 3, 40, seed=3)
-    true = reference.causal_conv(x, weight, bias, state[0], silu=True)
-    out = conv(level, weight, bias, silu=True)([x], (state,), [67], [80], [0])
-    torch.testing.assert_close(out.double(), true, rtol=2e-6, atol=2e-6)
-    assert_bitwise_equal(state[0], x[-3:])
-
-
-@pytest.mark.parametrize("tokens", [1, 11])
-def test_a_convolution_finds_its_sequence_among_many(tokens: int) -> None:
-    """More than the 32 ways of the search, two of them padding: outputs are 0, and the pool's slots are unchanged."""
-    lengths = [1 + i * i % tokens for i in range(37)]
-    weight, x, state = randn(3, 4, seed=1), randn(sum(lengths), 3), randn(40, 3, 3, seed=3)
-    slots = [-1 if i in (5, 36) else (7 * i + 2) % 40 for i in range(37)]
-    before = state.clone()
-    out = conv("native", weight, None, silu=False)([x], (state,), lengths, [n + 9 for n in lengths], slots)
-    for rows, own, slot in zip(x.split(lengths), out.split(lengths), slots, strict=True):
-        if slot < 0:
-            assert_bitwise_equal(own, torch.zeros_like(own))
-            continue
-        true = reference.causal_conv(rows, weight, None, before[slot], silu=False)
-        torch.testing.assert_close(own.double(), true, rtol=2e-6, atol=2e-6)
-        assert_bitwise_equal(state[slot], torch.cat([before[slot], rows])[-3:])
-    unused = [slot for slot in range(40) if slot not in slots]
-    assert_bitwise_equal(state[unused], before[unused])
 
 
 @pytest.mark.parametrize("rounded_once", [True, False])
