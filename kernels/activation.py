@@ -36,7 +36,7 @@ def _times_sigmoid(x, z, dtype: tl.constexpr):
     each of the 2^16 inputs (tested). Where the remainder is 0 (x = -0: a correction would give +0) or NaN (x or the
     divisor infinite), x * reciprocal is right as it is.
     """
-    exponential = device_math.exp(-z)
+    exponential = device_math.exp(z * -1.0)  # a sign of the operand; `-z` would be 0 - z, an addition
     if dtype == tl.float32:
         result = tl.div_rn(x, 1.0 + exponential)
     else:
@@ -44,7 +44,7 @@ def _times_sigmoid(x, z, dtype: tl.constexpr):
         dividend = x * 0.25
         reciprocal = device_math.approximate_reciprocal(divisor)
         quotient = dividend * reciprocal
-        remainder = tl.fma(-divisor, quotient, dividend)
+        remainder = tl.fma(divisor * -1.0, quotient, dividend)
         corrected = tl.fma(remainder, reciprocal, quotient)
         result = tl.where(tl.abs(remainder) > 0, corrected, quotient)
     return result.to(dtype)
