@@ -23,9 +23,8 @@ from evalengine.kernels import device_math
 from evalengine.kernels.activation import activate
 from evalengine.kernels.launching.launch import launch
 
-# Tiles: of DECODE_SEQUENCES sequences in a step of one token per sequence, else of TOKENS tokens of one sequence.
-DECODE_SEQUENCES, DECODE_CHANNELS, DECODE_WARPS = 4, 512, 4
-TOKENS, ROWS, CHANNELS, WARPS = 32, 8, 512, 4  # ROWS of a tile are loaded while those before them are computed
+CHANNELS, WARPS = 512, 4
+TOKENS, ROWS = 32, 4  # of a tile; ROWS of them are loaded while those before them are computed
 
 
 @triton.jit
@@ -82,40 +81,31 @@ def _output(acc, dtype: tl.constexpr, SILU: tl.constexpr):
 @triton.jit
 def _conv_decode_kernel(
     x_ptr, weight_ptr, bias_ptr, ring_ptr, out_ptr, cu_seqlens, seqlens, state_slots,
-    sequences, stride_x: tl.constexpr, channel_stride: tl.constexpr, tap_stride: tl.constexpr, channels: tl.constexpr,
-    K: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, SEQUENCES: tl.constexpr, CHANNELS: tl.constexpr,
+    stride_x: tl.constexpr, channel_stride: tl.constexpr, tap_stride: tl.constexpr, channels: tl.constexpr,
+    K: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequences of one token, or none; channels)."""
+    """Program (sequence of one token, or none; channels)."""
     device_math.after_previous_kernel()
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    s, channel = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels if channels % CHANNELS else channel >= 0
-    tokens, slots, positions = (), (), ()  # [SEQUENCES] of scalars
-    for i in tl.static_range(SEQUENCES):
-        s = tl.program_id(0) * SEQUENCES + i
-        here = s < sequences
-        token = tl.load(cu_seqlens + s, mask=here, other=0)
-        has_one = tl.load(cu_seqlens + s + 1, mask=here, other=0) > token
-        slot = tl.load(state_slots + s, mask=here, other=-1)
-        tokens += (tl.where(has_one, token, -1).to(tl.int64),)  # type: ignore[assignment]
-        slots += (tl.where(has_one, slot, -1).to(tl.int64),)  # type: ignore[assignment]
-        positions += (tl.load(seqlens + s, mask=here, other=0) - 1,)  # type: ignore[assignment]
-    inputs = ()  # [SEQUENCES * K] of [CHANNELS], each sequence's oldest first
-    for i in tl.static_range(SEQUENCES):
-        own, known = ring_ptr + slots[i] * P * channels + channel, real & (slots[i] >= 0)
-        for j in tl.static_range(K - 1):
-            at = positions[i] - (K - 1) + j
-            old = tl.load(own + (at & (P - 1)) * channels, mask=known & (at >= 0), other=0.0)
-            inputs += (old,)  # type: ignore[assignment]
-        inputs += (tl.load(x_ptr + tokens[i] * stride_x + channel, mask=known, other=0.0),)  # type: ignore[assignment]
-    weights, bias = _load_weights(weight_ptr, bias_ptr, channel, real, channel_stride, tap_stride, K)
-    for i in tl.static_range(SEQUENCES):
-        acc = bias
-        for j in tl.static_range(K):
-            acc = tl.fma(inputs[i * K + j].to(tl.float32), weights[j], acc)
-        out = tl.where(slots[i] >= 0, _output(acc, out_ptr.dtype.element_ty, SILU), 0.0)
-        tl.store(out_ptr + tokens[i] * channels + channel, out, mask=real & (tokens[i] >= 0))
-        row = ring_ptr + (slots[i] * P + (positions[i] & (P - 1))) * channels + channel
-        tl.store(row, inputs[i * K + K - 1], mask=real & (slots[i] >= 0))
+    token, slot = tl.load(cu_seqlens + s).to(tl.int64), tl.load(state_slots + s).to(tl.int64)
+    if tl.load(cu_seqlens + s + 1) == token:
+        return
+    out_ptr += token * channels + channel
+    if slot < 0:
+        tl.store(out_ptr, tl.zeros((CHANNELS,), tl.float32), mask=real)
+        return
+    position, own = tl.load(seqlens + s) - 1, ring_ptr + slot * P * channels + channel
+    inputs = ()  # [K] of [CHANNELS], the oldest first
+    for j in tl.static_range(K - 1):
+        at = position - (K - 1) + j
+        inputs += (tl.load(own + (at & (P - 1)) * channels, mask=real & (at >= 0), other=0.0),)  # type: ignore[assignment]
+    inputs += (tl.load(x_ptr + token * stride_x + channel, mask=real, other=0.0),)  # type: ignore[assignment]
+    weights, acc = _load_weights(weight_ptr, bias_ptr, channel, real, channel_stride, tap_stride, K)
+    for j in tl.static_range(K):
+        acc = tl.fma(inputs[j].to(tl.float32), weights[j], acc)
+    tl.store(out_ptr, _output(acc, out_ptr.dtype.element_ty, SILU), mask=real)
+    tl.store(own + (position & (P - 1)) * channels, inputs[K - 1], mask=real)
 
 
 @triton.jit
@@ -202,14 +192,12 @@ def causal_conv(
     assert x.stride(1) == 1 and ring.is_contiguous() and ring.dtype == x.dtype
     assert 1 < taps <= TOKENS + 1 and rows >= 2 * taps and rows & (rows - 1) == 0
     out = torch.empty((len(x), channels), dtype=x.dtype, device=x.device)
-    sequences = len(state_slots)
-    operands = (x, weight, bias, ring, out, cu_seqlens_q, seqlens_k, state_slots)
-    args = *operands, sequences
+    sequences, programs = len(state_slots), -(-channels // CHANNELS)
+    operands = x, weight, bias, ring, out, cu_seqlens_q, seqlens_k, state_slots
     fixed = x.stride(0), *weight.stride(), channels, taps, silu, rows
     if max_query_len == 1:
-        grid = -(-sequences // DECODE_SEQUENCES), -(-channels // DECODE_CHANNELS), 1
-        launch(_conv_decode_kernel, grid, args, (*fixed, DECODE_SEQUENCES, DECODE_CHANNELS), DECODE_WARPS, 1)
+        launch(_conv_decode_kernel, (sequences, programs, 1), operands, (*fixed, CHANNELS), WARPS, 1)
     else:
-        grid = len(x) // TOKENS + sequences, -(-channels // CHANNELS), 1
-        launch(_conv_kernel, grid, args, (*fixed, TOKENS, ROWS, CHANNELS), WARPS, 1)
+        grid = len(x) // TOKENS + sequences, programs, 1
+        launch(_conv_kernel, grid, (*operands, sequences), (*fixed, TOKENS, ROWS, CHANNELS), WARPS, 1)
     return out

@@ -20,6 +20,8 @@ these; the state itself is written once in 64 tokens.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -46,7 +48,9 @@ from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedD
 
 # Prefill and decode must take the same instruction for a product: Triton takes wgmma, whose sums are others than those
 # of mma.sync, from 64 rows and four warps on. K' has them in both; all other products have fewer rows or warps in both.
-PREFILL_ROWS, PREFILL_WARPS, PREFILL_STAGES = 32, 8, 2
+PREFILL_ROWS = 32
+# (warps, stages) of up to SMS programs, which have an SM each, and of more, of which two share one.
+PREFILL_ALONE, PREFILL_PAIRED, SMS = (8, 2), (4, 1), 132
 OPERAND_WARPS = 8
 
 
@@ -346,7 +350,9 @@ def gated_delta(
         inverse = torch.empty((n, heads, 64, 64), device=device)
         m = torch.empty((n, heads, 3, 64, 64), dtype=torch.bfloat16, device=device)
         ended = torch.empty((n, heads, 3, 64, keys), dtype=torch.bfloat16, device=device)
-        stages = PREFILL_STAGES if wide_keys * mixed.itemsize <= 512 else 1  # for the shared memory
+        grid = -(-values // PREFILL_ROWS), heads, sequences - num_decodes
+        alone = math.prod(grid) <= SMS and wide_keys * mixed.itemsize <= 512  # two stages need much shared memory
+        warps, stages = PREFILL_ALONE if alone else PREFILL_PAIRED
         stored, stride = (state.keys, state.key_norms), mixed.stride(0)
         launch(gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
         launch(
@@ -359,8 +365,8 @@ def gated_delta(
             (mixed, norms, sums, products, inverse, m, ended, *stored, *rows, stride), sizes, OPERAND_WARPS, 1,
         )  # fmt: skip
         launch(
-            _prefill_kernel, (-(-values // PREFILL_ROWS), heads, sequences - num_decodes),
+            _prefill_kernel, grid,
             (mixed, norms, beta, sums, inverse, m, ended, out, *state, chunks.first, *step, stride),
-            (*sizes, values, PREFILL_ROWS, stages), PREFILL_WARPS, stages,
+            (*sizes, values, PREFILL_ROWS, stages), warps, stages,
         )  # fmt: skip
     return out

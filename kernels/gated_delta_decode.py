@@ -23,7 +23,7 @@ from evalengine.kernels.recurrent_variant import DeltaState, GatedDelta
 # As in `gated_delta`: K' has four warps and 64 rows; other products have fewer of them.
 ROWS, WARPS, STAGES, COLUMNS = 32, 2, 2, 8
 REGISTERS, RESIDENT = 112, 1056  # an SM runs eight programs; all 132 of an H200
-CLOSE_ROWS, CLOSE_PROGRAMS = 32, 264
+CLOSE_ROWS, CLOSE_PROGRAMS, CLOSE_REGISTERS = 32, 396, 168  # an SM runs three programs
 
 
 @triton.jit
@@ -131,37 +131,33 @@ def _close_kernel(
     S: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Brings the states of the sequences that begin a chunk in this step behind the chunk before. The programs share
-    these sequences, layers, value heads and rows of the state."""
+    these sequences, layers, value heads and parts of the state's columns, which have a K' of their own."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
     TILES: tl.constexpr = (V + ROWS - 1) // ROWS
     device_math.after_previous_kernel()
     count, place, slots, starts = sequences_to_close(cu_seqlens, seqlens, state_slots, sequences, S)
     row = tl.arange(0, CHUNK)
-    for item in range(tl.program_id(0), count * layers * (HV * TILES), PROGRAMS):
-        mine = place == item // (HV * TILES) // layers
-        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64) + item // (HV * TILES) % layers * layer_slots
+    for item in range(tl.program_id(0), count * layers * (HV * PARTS), PROGRAMS):
+        mine = place == item // (HV * PARTS) // layers
+        slot = tl.sum(tl.where(mine, slots, 0), 0).to(tl.int64) + item // (HV * PARTS) % layers * layer_slots
         start = tl.sum(tl.where(mine, starts, 0), 0)
-        head = item // TILES % HV
-        value = item % TILES * ROWS + tl.arange(0, ROWS)
-        real_value = (value < V)[:, None]
+        head, key = item // PARTS % HV, item % PARTS * PART + tl.arange(0, PART)
+        real_key = (key < K)[None, :]
         own, k_row = slot * HV + head, (slot * HK + head // (HV // HK)) * CHUNK + row
-        x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
-        x = terms(tl.load(x_at, mask=real_value & (row >= 0)[None, :], other=0.0))
-        k_norm = tl.load(key_norms_pool + k_row)
-        last_decay, factor = end_factors(tl.load(sums_pool + own * CHUNK + row), k_norm)
+        last_decay, factor = end_factors(tl.load(sums_pool + own * CHUNK + row), tl.load(key_norms_pool + k_row))
         transposed = tl.load(inverse_pool + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
-        inverse = terms(transposed * factor[None, :])
-        for part in tl.static_range(PARTS):
-            key = part * PART + tl.arange(0, PART)
-            k_at = keys_pool + k_row[:, None] * K + key[None, :]
-            k = tl.load(k_at, mask=(row >= 0)[:, None] & (key < K)[None, :], other=0.0)
-            keys = terms(dot(inverse, tl.zeros((CHUNK, PART), tl.float32), terms(k)))
+        k = tl.load(keys_pool + k_row[:, None] * K + key[None, :], mask=(row >= 0)[:, None] & real_key, other=0.0)
+        keys = terms(dot(terms(transposed * factor[None, :]), tl.zeros((CHUNK, PART), tl.float32), terms(k)))
+        for tile in range(TILES):
+            value = tile * ROWS + tl.arange(0, ROWS)
+            real_value = (value < V)[:, None]
+            x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
+            x = tl.load(x_at, mask=real_value & (row >= 0)[None, :], other=0.0)
             at = state_pool + (own * V + value)[:, None] * K + key[None, :]
-            real = real_value & (key < K)[None, :]
-            state = tl.load(at, mask=real & (start > CHUNK), other=0.0)
-            added = dot(x, tl.zeros((ROWS, PART), tl.float32), keys)
-            tl.store(at, state * last_decay + added, mask=real)
+            state = tl.load(at, mask=real_value & real_key & (start > CHUNK), other=0.0)
+            added = dot(terms(x), tl.zeros((ROWS, PART), tl.float32), keys)
+            tl.store(at, state * last_decay + added, mask=real_value & real_key)
 
 
 def sizes(variant: GatedDelta) -> tuple[int, int, int, int]:
@@ -175,12 +171,13 @@ def close_chunks(
 ) -> None:
     """Brings the states of sequences that begin a chunk with this step behind the chunk before, in so many layers, of
     which `state` is the first one's."""
-    sequences, values = len(state_slots), variant.value_dim
-    items = sequences * layers * variant.num_value_heads * -(-values // CLOSE_ROWS)
+    sequences, wide_keys = len(state_slots), sizes(variant)[-1]
+    items = sequences * layers * variant.num_value_heads * max(1, wide_keys // 64)
     launch(
         _close_kernel, (min(CLOSE_PROGRAMS, items), 1, 1),
         (*state, cu_seqlens_q, seqlens_k, state_slots, sequences, layers, len(state.state)),
-        (*sizes(variant), values, CLOSE_ROWS, padded(sequences), CLOSE_PROGRAMS), 4, 1,
+        (*sizes(variant), variant.value_dim, CLOSE_ROWS, padded(sequences), CLOSE_PROGRAMS), 4, 1,
+        maxnreg=CLOSE_REGISTERS,
     )  # fmt: skip
 
 
