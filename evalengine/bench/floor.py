@@ -1,7 +1,7 @@
 """The least time that a workload can take on a GPU, from two ceilings measured in the same run.
 
     floor = (2 x N x prompt tokens + 4 x heads x head_dim x pairs + 2 x hidden x vocabulary x prompt rows) / F
-          + (decode steps x weight bytes + KV tokens x a layer's KV bytes of one + 2 x decode tokens x state bytes) / B
+          + (decode steps x weight bytes + KV tokens x a layer's KV bytes of one + decode tokens x state bytes) / B
 
 F   FLOP/s of a dense matrix product in the run's dtype; B bytes/s of a copy (read plus written).
 N   parameters without the embedding table and lm_head.
@@ -18,7 +18,7 @@ experts         of a mixture count in N and in the weights as far as they are us
 KV tokens       that decode steps read, summed over layers: each sequence its own tokens in each of its steps, as many
     as it sees. Of a prefix that several sequences share, one of them reads it.
 
-state bytes     of one sequence in all recurrent layers, which a decode step reads and writes.
+state bytes     that a decode step reads of one sequence in all recurrent layers (`engine.states.decode_bytes`).
 
 Sampling, norms, the KV's writing, recurrences over a prompt and the time between kernels count nothing, nor does a
 decode's arithmetic: no engine reaches it.
@@ -37,8 +37,7 @@ import torch
 
 from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
-from evalengine.engine.states import state_bytes
-from evalengine.kernels.recurrent_variant import ring_rows
+from evalengine.engine.states import decode_bytes
 from evalengine.models.decoder import weight_counts
 from evalengine.models.spec import ModelSpec
 
@@ -140,11 +139,7 @@ def floor_seconds(work: LeastWork, spec: ModelSpec, dtype: torch.dtype, ceilings
     in_mxfp4 = (spec.packing or "").startswith("mxfp4")
     expert = (17 / 32 if in_mxfp4 else itemsize) * experts  # 16 bytes and a scale for 32 numbers
     moved = work.decode_steps * ((body + table) * itemsize + expert * touched) + kv_tokens * kv_token
-    # Of a recurrence in chunks a decode reads the state and, on average, half of the open chunk's rows, and
-    # K - 1 rows of the convolution's ring.
-    states = [state_bytes(spec, dtype, chunked=chunked) for chunked in (False, True)]
-    unread = sum((ring_rows(kind.taps) - kind.taps + 1) * kind.channels for kind in spec.recurrences.values())
-    moved += work.decode_tokens * (sum(states) / 2 - unread * itemsize)
+    moved += work.decode_tokens * decode_bytes(spec, dtype)
     return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
 
 

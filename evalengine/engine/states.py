@@ -47,3 +47,11 @@ def state_bytes(spec: ModelSpec, dtype: torch.dtype, ranks: int = 1, *, chunked:
     own = [recurrence.of_rank(ranks) for recurrence in spec.recurrences.values()]
     pools = (pool for recurrence in own for pool in _shapes(recurrence, dtype, chunked))
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pools)
+
+
+def decode_bytes(spec: ModelSpec, dtype: torch.dtype) -> float:
+    """Bytes of states that a decode reads, in all layers: of a recurrence in chunks the state and, on average, half of
+    the open chunk's rows; of a convolution's ring K - 1 rows."""
+    states = [state_bytes(spec, dtype, chunked=chunked) for chunked in (False, True)]
+    unread = sum((ring_rows(kind.taps) - kind.taps + 1) * kind.channels for kind in spec.recurrences.values())
+    return sum(states) / 2 - unread * dtype.itemsize
