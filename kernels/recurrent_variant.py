@@ -247,5 +247,20 @@ class ShortConv:
 Recurrence = GatedDelta | Mamba2 | ShortConv
 
 
+def drops_guesses(kinds: Sequence[Recurrence], *, chunked: bool) -> bool:
+    """Whether wrong guesses leave no trace in the states: not in a recurrence's that is updated token by token."""
+    return chunked or all(isinstance(kind, ShortConv) for kind in kinds)
+
+
+def most_guesses(kind: Recurrence, position: int) -> int:
+    """How many guesses a step may compute behind a known token at this position, so that the states can drop them.
+
+    A convolution's ring holds so many (`most_dropped`). A recurrence in chunks overwrites the rows of its open chunk,
+    but the step that begins the next chunk closes it: guesses stay in the known token's chunk.
+    """
+    most = most_dropped(kind.taps)
+    return most if isinstance(kind, ShortConv) else min(most, 63 - position % 64)
+
+
 def _wide(shapes: Sequence[tuple[int, ...]]) -> list[PoolShape]:
     return [(shape, torch.float32) for shape in shapes]

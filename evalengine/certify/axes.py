@@ -234,8 +234,8 @@ def speculation(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     The model's weights may be random, so right guesses are answers that are known: a sibling's (an equal request that
     ran before), or the request's answer alone.
     """
-    if work.has_states:
-        yield Skip("recurrent models do not guess: a state cannot drop a wrong guess")
+    if not work.can_guess:
+        yield Skip("nothing is guessed: recurrent states that are updated token by token cannot drop a wrong guess")
         return
     for size, page in ((2, 64), (3, 16)):  # Of four siblings, the last one runs after answers that it can guess from.
         settings = {"speculation": "always", "max_num_seqs": size, "block_size": page}

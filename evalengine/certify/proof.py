@@ -25,7 +25,7 @@ from evalengine.engine.execute.sharing import least_saved
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import RequestOutput
-from evalengine.engine.settings import possible_ranks
+from evalengine.engine.settings import RECURRENT, possible_ranks, resolve_speculation
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import EvalEngineError
 from evalengine.layers.attention_backends import possible_backends
@@ -215,7 +215,9 @@ class Prover:
         if settings.numerics != "fast":
             most = torch.cuda.device_count() - (device.index or 0) if device.type == "cuda" else MOST_CPU_RANKS
             ranks = [n for n in possible_ranks(llm.spec) if n <= most and n != settings.tensor_parallel_size]
-        about = *sizes, settings.device.type, has_graphs, has_cascade, bool(llm.spec.recurrences), ranks
+        always = replace(llm.config, speculation="always")
+        can_guess = resolve_speculation(always, settings.numerics, device, llm.spec) != RECURRENT
+        about = *sizes, device.type, has_graphs, has_cascade, bool(llm.spec.recurrences), can_guess, ranks
         return ReferenceWorkload(self.cases, reference, self.effort, *about)
 
     def _axis(self, name: str, variants: Iterator[Variant | Skip], work: ReferenceWorkload, llm: LLM) -> AxisResult:

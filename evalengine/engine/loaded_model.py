@@ -25,11 +25,12 @@ from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.schedule.snapshots import Snapshots
-from evalengine.engine.settings import Settings, resolve_settings, settings_problems
+from evalengine.engine.settings import RECURRENT, Settings, resolve_settings, settings_problems
 from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import RequestLimits, request_limits
 from evalengine.errors import ConfigError
+from evalengine.kernels.recurrent_variant import drops_guesses
 from evalengine.layers import create_ops, verify_heads
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
@@ -148,7 +149,9 @@ class LoadedModel:
         # Without a drafter there are no guesses yet (`KNOWN_ANSWERS`), or nothing may be guessed.
         guesses = settings.speculation in ("auto", "always")
         drafter = Drafter(always=settings.speculation == "always") if guesses else None
-        self.scheduler = Scheduler(self.block_manager, *limits, drafter=drafter)
+        kinds = self.spec.recurrent_kinds
+        assert settings.speculation in ("off", RECURRENT) or drops_guesses(kinds, chunked=ops.chunked)
+        self.scheduler = Scheduler(self.block_manager, *limits, drafter, kinds)
         longest = None if self.config.enforce_eager else settings.max_model_len
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least

@@ -31,7 +31,7 @@ import numpy as np
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.settings import Settings
+from evalengine.engine.settings import RECURRENT, Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import EvalEngineError
 from evalengine.models.spec import ModelSpec
@@ -124,7 +124,7 @@ def schedules(spec: ModelSpec, config: EngineConfig, settings: Settings, *, has_
         least = _blocks(spec, settings, min(2 * settings.block_size - 3 + NEW_TOKENS, settings.max_model_len))
         small = {**eager, "num_kv_blocks": least, "max_num_seqs": 2}
         found.append(Schedule("preemption", small, "engine.max_num_seqs=1", lambda s: s.num_preemptions > 0, most=2))
-    if settings.speculation != "off" and not spec.recurrences:
+    if settings.speculation not in ("off", RECURRENT):
         guessed = {**eager, "speculation": "always"}
         right_and_wrong = lambda s: 0 < s.num_right_guesses < s.num_guesses  # noqa: E731
         found.append(Schedule("guesses", guessed, "engine.speculation=off", right_and_wrong, learn=True))

@@ -13,6 +13,7 @@ from evalengine.config.check import engine_problems, resolve_numerics
 from evalengine.config.kinds import MAX_RANKS
 from evalengine.config.schema import Config, EngineConfig, Numerics
 from evalengine.errors import ConfigError
+from evalengine.kernels.recurrent_variant import drops_guesses
 from evalengine.layers.attention_backends import backend_problems, possible_backends
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.kernel_support import head_dim_problems, hidden_size_problems, kernel_problems
@@ -23,7 +24,7 @@ DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Resolved values of `engine.speculation`. On a CPU only an earlier run's answers are worth guessing. A recurrent state
-# cannot be restored after a wrong guess (`execute.rank_runner`).
+# that is updated token by token cannot drop a wrong guess (`execute.rank_runner`).
 KNOWN_ANSWERS, RECURRENT = "known answers", "off (recurrent state)"
 
 
@@ -138,9 +139,14 @@ def _attention_backend(config: EngineConfig, level: Numerics, device: torch.devi
     return possible_backends(device, _dtype(config, spec), spec.head_dim, _block_size(config), spec.variants)[0]
 
 
+def in_chunks(level: Numerics, device: torch.device) -> bool:
+    """Whether recurrences are computed in chunks (`Ops.chunked`)."""
+    return level != "exact" and not kernel_problems(device)
+
+
 def resolve_speculation(config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec) -> str:
     """Whether and how the engine may guess tokens. This is the only place that decides it."""
-    if config.speculation != "off" and spec.recurrences:
+    if config.speculation != "off" and not drops_guesses(spec.recurrent_kinds, chunked=in_chunks(level, device)):
         return RECURRENT
     if config.speculation != "auto":
         return config.speculation

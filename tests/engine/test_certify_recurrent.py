@@ -51,6 +51,16 @@ def test_every_axis_passes_and_the_control_differs(
     assert proven.control.tally.differing_logprobs, "the comparison can see a difference"
 
 
+def test_a_ring_of_inputs_drops_wrong_guesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The axis `speculation` is skipped where a state is updated token by token, not for convolutions."""
+    model_type, more = MODELS["convolution"]
+    random_model(model_type, {**more, "vocab_size": 1024}, tmp_path)
+    proven = prove(tmp_path, ("speculation",), monkeypatch)
+    (axis,) = proven.axes
+    assert proven.verdict == "IDENTICAL" and not axis.skipped and not axis.missed
+    assert all(trial.stats.num_guesses for trial in axis.trials[1:])
+
+
 def test_a_copy_that_is_not_made_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_made(self: RankRunner, copies: Any) -> None:
         return None

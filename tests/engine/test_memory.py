@@ -121,7 +121,7 @@ def test_short_prompts_have_a_chunk_each(monkeypatch: pytest.MonkeyPatch) -> Non
     settings = Settings(CPU, "native", torch.bfloat16, "triton", max_model_len=8192, block_size=16, num_threads=1)
     config = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=256)
     whole = memory._activation_bytes(config, spec, settings)  # a CPU computes nothing in chunks
-    monkeypatch.setattr(memory, "_in_chunks", lambda settings: True)
+    monkeypatch.setattr(memory, "in_chunks", lambda level, device: True)
     chunks = [(memory._activation_bytes(replace(config, max_num_seqs=n), spec, settings) - whole) / rule.chunk_bytes
               for n in (1, 256)]  # fmt: skip
     assert chunks == [129, 384]

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
+from evalengine.config.schema import EngineConfig, Numerics
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.schedule.snapshots import Snapshots
+from evalengine.engine.settings import RECURRENT, resolve_speculation
 from evalengine.errors import ConfigError
 from evalengine.explain.trace import explain
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
@@ -142,10 +144,19 @@ def test_the_form_in_chunks_has_a_contract_version_of_its_own(checkpoint: Checkp
     assert replace(checkpoint.spec, blocks=(Block(),)).contract_version == 3
 
 
-def test_nothing_is_guessed(checkpoint: Checkpoint) -> None:
-    """A state cannot go back behind a wrong guess."""
-    with LLM(checkpoint, batch_invariant=True, max_model_len=96, speculation="always") as llm:
-        assert llm.scheduler.drafter is None
+def test_nothing_is_guessed_where_a_state_is_updated_token_by_token(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot drop a wrong guess; the ring of a convolution can, and states in chunks."""
+
+    def resolved(level: Numerics) -> str:
+        return resolve_speculation(EngineConfig(speculation="always"), level, torch.device("cpu"), checkpoint.spec)
+
+    convolution = isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv)
+    assert resolved("exact") == resolved("fast") == ("always" if convolution else RECURRENT)
+    monkeypatch.setattr("evalengine.engine.settings.kernel_problems", lambda _: [])
+    assert resolved("exact") == ("always" if convolution else RECURRENT)
+    assert resolved("fast") == resolved("native") == "always"
 
 
 UNEVEN = [

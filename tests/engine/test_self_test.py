@@ -25,7 +25,7 @@ from evalengine.engine.settings import resolve_settings
 from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.plain import PlainOps, computed_by
-from tests.engine.test_uncommitted_steps import KINDS, RECURRENT
+from tests.engine.test_uncommitted_steps import GUESSLESS, KINDS, RECURRENT
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import ModelFolders, without_tokenizer
 from tests.parity.test_families import rms, tokens
@@ -46,7 +46,7 @@ def test_it_passes_and_exercises_every_axis(kind: str, checkpoint: Checkpoint) -
     with LLM(checkpoint, **MODE) as llm:
         verdict = llm.self_test_verdict
         assert verdict is not None and verdict["status"] == "passed" and not verdict["cached"]
-        assert verdict["axes"] == [axis for axis in AXES if axis != "guesses" or kind not in RECURRENT]
+        assert verdict["axes"] == [axis for axis in AXES if axis != "guesses" or kind not in GUESSLESS]
         assert llm.runner is not None and len(llm.runner.kv_caches) == checkpoint.spec.num_layers
         assert llm.stats.num_steps == 0 and not llm.scheduler.has_work
 

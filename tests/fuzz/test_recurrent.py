@@ -16,10 +16,14 @@ import torch
 from evalengine import LLM, SamplingParams
 from evalengine.engine.load.loader import Checkpoint, load_model
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.engine.schedule.drafts import SIBLING
 from evalengine.engine.states import NUM_SNAPSHOTS
+from evalengine.engine.stats import EngineStats
 from evalengine.kernels import exact_recurrent
 from evalengine.kernels.recurrent_variant import ShortConv
 from evalengine.layers import create_ops
+from evalengine.layers.cuda import CudaOps
+from evalengine.layers.exact import ExactOps
 from evalengine.layers.recurrent import States
 from evalengine.models.decoder import DecoderForCausalLM
 from tests.engine.test_schedule_invariance import differing
@@ -215,6 +219,65 @@ def test_a_copy_of_a_later_state_is_seen(checkpoint: Checkpoint, monkeypatch: py
     assert found_again(checkpoint, OFFSETS["some"])[0]
 
 
+# -- guesses -----------------------------------------------------------------------------------------------------------
+
+
+ENGINE = "evalengine.engine"
+
+
+class InChunks(ExactOps):
+    """`exact`, with the kernels of `native` for convolutions and recurrences."""
+
+    chunked = True
+    causal_conv, gated_delta, mamba2 = CudaOps.causal_conv, CudaOps.gated_delta, CudaOps.mamba2
+
+
+def guessed(checkpoint: Checkpoint, answers: list[list[int]], length: float = 2.0) -> tuple[RequestOutput, EngineStats]:
+    """The answer to 60 tokens, which ends in the next chunk, guessed from other answers; none: nothing is guessed.
+    length: what guesses have given, which decides how many are made at once."""
+    tokens = 20 if isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv) else 10
+    request = GenerateRequest(0, prompt(3, 60), SamplingParams(max_tokens=tokens, ignore_eos=True))
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(f"{ENGINE}.loaded_model.create_ops", lambda level, dtype, device, *_: InChunks(dtype, device))
+            for module in ("settings", "execute.memory"):
+                patch.setattr(f"{ENGINE}.{module}.in_chunks", lambda level, device: True)
+        speculation = "always" if answers else "off"
+        with LLM(checkpoint, batch_invariant=True, max_model_len=96, speculation=speculation) as llm:
+            assert llm.runner is not None and llm.scheduler is not None
+            llm.runner.fill_pool(float("nan"))
+            if drafter := llm.scheduler.drafter:
+                drafter.gains[SIBLING].tokens = length
+                llm.learn_answers([(request.prompt_ids, answer) for answer in answers])
+            (output,) = llm.run([request])
+            return output, llm.stats
+
+
+@pytest.fixture(scope="module")
+def unguessed(checkpoint: Checkpoint) -> RequestOutput:
+    return guessed(checkpoint, [])[0]
+
+
+def wrong_after(output: RequestOutput, count: int) -> list[int]:
+    """An answer whose first tokens, so many, are the output's."""
+    return [token if i < count else (token + 1) % VOCAB for i, token in enumerate([*output.token_ids, *range(16)])]
+
+
+def test_guesses_beside_a_chunks_border_change_nothing(checkpoint: Checkpoint, unguessed: RequestOutput) -> None:
+    """Wrong ones before the border and behind it, and right ones up to it."""
+    output, stats = guessed(checkpoint, [wrong_after(unguessed, n) for n in (2, 7, 10)])
+    assert 2 < stats.num_right_guesses < stats.num_guesses
+    assert not differing({0: output}, {0: unguessed})
+
+
+def test_too_many_guesses_are_found(
+    checkpoint: Checkpoint, unguessed: RequestOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inverse: wrong ones that close a chunk, or that a ring cannot drop."""
+    monkeypatch.setattr(f"{ENGINE}.schedule.scheduler.most_guesses", lambda *_: 15)
+    assert differing({0: guessed(checkpoint, [wrong_after(unguessed, 2)], length=7.0)[0]}, {0: unguessed})
+
+
 # -- random engines and requests ---------------------------------------------------------------------------------------
 
 
@@ -238,7 +301,7 @@ def random_requests(case: Case, longest: int) -> Iterator[Request]:
         contexts.append(ids)
 
 
-def random_engine(case: Case, longest: int) -> dict[str, int]:
+def random_engine(case: Case, longest: int) -> dict[str, Any]:
     block_size = case.choice([1, 3, 4, 8, 16, 16, 64])
     spare = case.randrange(1, 4 + 20 // block_size) if case.random() < 0.6 else 800 // block_size
     return {
@@ -246,6 +309,7 @@ def random_engine(case: Case, longest: int) -> dict[str, int]:
         "num_kv_blocks": -(-(longest + 40) // block_size) + spare,
         "max_num_seqs": case.choice([1, 3, 8, 8, 8]),
         "max_num_batched_tokens": case.choice([1, 5, 13, 32, 64, 512]),
+        "speculation": case.choice(["off", "always"]),  # of recurrences that can drop wrong guesses
     }
 
 

@@ -190,6 +190,9 @@ def recurrences() -> None:
         run([x[: len(LENGTHS)] for x in operands], state, [1] * len(LENGTHS), [n + 1 for n in LENGTHS], step[2])
     x, weight, inputs = (randn(*shape, dtype=torch.float16) for shape in ((sum(LENGTHS), 129), (129, 4), (6, 16, 129)))
     conv("native", weight, None, True)([x], (inputs,), *step)
+    for n in (1, 11):  # decodes, and steps whose tokens may be dropped
+        totals = [length + n for length in LENGTHS]
+        conv("native", weight, None, True)([x[: n * len(LENGTHS)]], (inputs,), [n] * len(LENGTHS), totals, step[2])
     rms_norm.gated_norm(x, x, weight[:, 0].contiguous(), 1e-5, 43, gate_first=True)
 
 

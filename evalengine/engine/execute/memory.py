@@ -13,11 +13,10 @@ from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute.cuda_graphs import graph_bytes, has_graphs
 from evalengine.engine.execute.read_out import SHARE
 from evalengine.engine.kv_layout import kv_layout
-from evalengine.engine.settings import Settings
+from evalengine.engine.settings import Settings, in_chunks
 from evalengine.engine.states import NUM_SNAPSHOTS, state_bytes
 from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
-from evalengine.layers.kernel_support import kernel_problems
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import ModelSpec
 from evalengine.models.widths import widths
@@ -65,9 +64,9 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
         free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory
     if has_graphs(config, settings):
         free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
-    states = (config.max_num_seqs + NUM_SNAPSHOTS) * state_bytes(
-        spec, _activation_dtype(settings), settings.tensor_parallel_size, chunked=_in_chunks(settings)
-    )
+    chunked = in_chunks(settings.numerics, settings.device)
+    slot = state_bytes(spec, _activation_dtype(settings), settings.tensor_parallel_size, chunked=chunked)
+    states = (config.max_num_seqs + NUM_SNAPSHOTS) * slot
     if states > free:
         raise ConfigError(
             f"engine.max_num_seqs={config.max_num_seqs}: the states of so many sequences take {_gib(states)}, "
@@ -118,7 +117,7 @@ def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings)
     feed_forward = max(2 * inner, inner + sizes.outputs // ranks if spec.mixture is not None else 0)
     tokens, chunk = _most_tokens(config, settings), 0
     chunks = -(-tokens // 64) + min(tokens, config.max_num_seqs)
-    if _in_chunks(settings):
+    if in_chunks(settings.numerics, settings.device):
         chunk = max((kind.of_rank(ranks).chunk_bytes for kind in spec.recurrent_kinds), default=0)
     rows = tokens * _activation_dtype(settings).itemsize * (2 * sizes.hidden + feed_forward)
     return rows + chunks * chunk
@@ -126,11 +125,6 @@ def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings)
 
 def _activation_dtype(settings: Settings) -> torch.dtype:
     return torch.float32 if settings.numerics == "exact" else settings.dtype
-
-
-def _in_chunks(settings: Settings) -> bool:
-    """Whether recurrences are (`Ops.chunked`)."""
-    return settings.numerics != "exact" and not kernel_problems(settings.device)
 
 
 def _logits_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:

@@ -11,12 +11,13 @@ states, recurrent states, the last step's tokens) must not depend on executions 
 | capture | executes no kernel |
 | a step that failed (out of memory) | with states, all sequences restart from zeros and snapshots are dropped |
 | a step repeated to find its first non-finite op | writes the same KV again; rejected where layers have states |
-| a rejected guess | its KV is overwritten before it is read; with states nothing is guessed |
+| a rejected guess | its KV and its rows of open chunks and rings are overwritten before they are read |
 | a token past an end that is seen late | its sequence has finished, and its slot's next owner starts from zeros |
 
 A KV write may be repeated, since a token's key and value have one slot. A state is advanced in place, so an execution
-that may not count must not be given its slot. Code that cannot promise this is rejected where it is constructed:
-`Scheduler` takes no drafter, and `culprits` no batch, where layers have states.
+that may not count must not be given its slot. Guesses are given it where they only add rows, within the limits of
+`recurrent_variant.most_guesses`. Code that cannot promise this is rejected where it is constructed: there is no drafter
+where a state is updated token by token, and `culprits` takes no batch where layers have states.
 """
 
 from __future__ import annotations

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Set
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.sequence import Sequence, Status
+from evalengine.kernels.recurrent_variant import Recurrence, most_guesses
 
 
 class Chunk(NamedTuple):
@@ -51,11 +53,12 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         drafter: Drafter | None = None,
+        recurrences: SequenceOf[Recurrence] = (),
     ) -> None:
-        """drafter: guesses tokens that are computed together with the known ones; None: nothing is guessed. A model
-        with recurrent states has none: a wrong guess would stay in its states."""
-        assert drafter is None or block_manager.snapshots is None, "recurrent states cannot drop a wrong guess"
-        self.block_manager, self.drafter = block_manager, drafter
+        """drafter: guesses tokens that are computed together with the known ones; None: nothing is guessed.
+        recurrences: those of the model, whose states limit the guesses of a step."""
+        assert bool(recurrences) == (block_manager.snapshots is not None), "recurrent layers have states"
+        self.block_manager, self.drafter, self.recurrences = block_manager, drafter, recurrences
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -218,13 +221,15 @@ class Scheduler:
 
     def _add_guesses(self, schedule: SchedulerOutput) -> None:
         """Has a step of decodes compute guesses of the tokens that follow, as far as pages and the token budget last.
-        Wrong ones leave KV behind that the right tokens overwrite before anything reads it."""
+        Wrong ones leave KV and rows of states behind that the right tokens overwrite before anything reads them: for
+        that a recurrence limits their number."""
         chunks = schedule.chunks
         if self.drafter is None or any(c.end - c.start > 1 or c.end < c.seq.num_tokens for c in chunks):
             return
         found = self.drafter.propose([c.seq for c in chunks])
         for place, chunk in enumerate(chunks):
             room = self.max_num_batched_tokens - schedule.num_tokens
+            room = min([room, *(most_guesses(kind, chunk.start) for kind in self.recurrences)])
             guesses = found.get(chunk.seq.seq_id, [])[:room]
             if guesses and self.block_manager.extend(chunk.seq, 1 + len(guesses)):
                 chunks[place] = chunk._replace(end=chunk.end + len(guesses), guesses=tuple(guesses))
