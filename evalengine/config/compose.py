@@ -17,7 +17,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from evalengine.config.check import complete_model, completed, config_problems, read_settings
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF, available
-from evalengine.config.sources import Source, namesakes, register, searched
+from evalengine.config.sources import MERGED, Source, namesakes, register, searched
 from evalengine.config.words import REMOVED, SEARCHED, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
@@ -174,7 +174,8 @@ def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]
     folders = [place for override in parsed if override.key_or_group == SEARCHED for place in _listed(override)]
     texts = [_forced(override) for override in parsed if override.key_or_group != SEARCHED]
     try:
-        with warnings.catch_warnings(), initialize(config_path=None, version_base="1.3", job_name="evalengine"):
+        # Not `initialize`, which reads the source of every calling frame to find its caller.
+        with warnings.catch_warnings(), initialize_config_dir(MERGED, job_name="evalengine", version_base="1.3"):
             warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
             texts.append(f"{SEARCHED}=[{','.join(map(quoted, searched(folders)))}]")
             node = compose("config", overrides=texts, return_hydra_config=True)

@@ -113,10 +113,12 @@ class Source(ConfigSource):
 
 
 class Places(SearchPathPlugin):
-    """The shipped folder, which is searched first."""
+    """Has `Source` read the shipped folder."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append("main", f"evalengine://{files(CONF)}")
+        for element in search_path.get_path():
+            if element.path == MERGED:
+                element.path = f"evalengine://{MERGED}"
 
 
 @lru_cache(None)  # Hydra looks for plugins at the first call

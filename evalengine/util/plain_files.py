@@ -61,12 +61,13 @@ def read_yaml(path: Path, *, tags: bool = False) -> Any:
 
     text = read_bytes(path).decode("utf-8")
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = (_tag_loader() if tags else yaml.SafeLoader)(text)
+        node = loader.get_single_node()
         if node is None:
             return None
         if (size := _expanded_size(node)) > MAX_YAML_NODES:
             raise ValueError(f"its aliases expand it to {size:,} values, more than {MAX_YAML_NODES:,}")
-        return yaml.load(text, Loader=_tag_loader() if tags else yaml.SafeLoader)
+        return loader.construct_document(node)
     except ValueError as error:
         raise _for_author(error) from error
     except yaml.YAMLError as error:
