@@ -44,6 +44,13 @@ def test_defaults() -> None:
     assert config.engine == EngineConfig()  # conf/engine/default.yaml repeats the schema's values
 
 
+def test_shipped_files_are_composed_once_and_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (plain,) = compose_jobs(["task=gsm8k"])
+    monkeypatch.delattr("evalengine.config.compose.compose")
+    (changed,) = compose_jobs(["task=gsm8k", "task.num_fewshot=1"])
+    assert changed.config != plain.config and compose_jobs(["task=gsm8k"]) == [plain]
+
+
 def test_everything_is_frozen() -> None:
     def check(value: Any) -> None:
         with pytest.raises(FrozenInstanceError):
