@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from evalengine import LLM
 from evalengine.config.schema import ModelConfig
@@ -17,6 +25,72 @@ from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 
 if TYPE_CHECKING:
     from tests.parity.random_models import ModelFolders
+
+# Forks the process of a rank for each message: its arguments and environment, with its socket and its log.
+FORKING = """
+import json, os, signal, socket, sys
+from evalengine.engine.execute.parallel.worker import main
+asked = socket.socket(fileno=int(sys.argv[1]))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that have ended are no zombies
+while True:
+    message, descriptors, *_ = socket.recv_fds(asked, 1 << 20, 2)
+    if not message:
+        sys.exit()
+    descriptor, log = descriptors
+    if (pid := os.fork()) == 0:
+        break
+    os.close(descriptor), os.close(log), asked.send(str(pid).encode())
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+asked.close(), os.setsid(), os.dup2(log, 1), os.dup2(log, 2)
+(rank, size, folder), environment = json.loads(message)
+os.environ.clear(), os.environ.update(environment)
+sys.argv[1:] = [str(descriptor), rank, size, folder]
+main()
+"""
+
+
+class ForkedRank:
+    """A rank's process as `Ranks` uses a `subprocess.Popen`. Its exit code is not known."""
+
+    def __init__(self, forking: socket.socket, words: list[str], env: dict[str, str], fd: int, log: IO[bytes]) -> None:
+        message = json.dumps([words[-3:], env]).encode()
+        socket.send_fds(forking, [message], [fd, log.fileno()])
+        self.pid = int(forking.recv(100))
+        self._end = Connection(os.pidfd_open(self.pid))
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._end.poll(timeout):
+            raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+        return 0
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._end.fileno(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def _forking() -> Iterator[socket.socket]:
+    """A process that has imported what a rank needs."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here:
+        command = [sys.executable, "-c", FORKING, str(there.fileno())]
+        process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
+        there.close()
+        yield here
+    process.wait(20)
+
+
+@pytest.fixture
+def forked_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks ranks from a process that has imported torch, which saves two seconds of CPU for each. Not on GPUs."""
+    if torch.cuda.is_available() or not hasattr(os, "pidfd_open"):
+        return
+    forking: socket.socket = request.getfixturevalue("_forking")
+
+    def start(words: list[str], *, env: dict[str, str], pass_fds: list[int], stdout: IO[bytes], **_: Any) -> ForkedRank:
+        return ForkedRank(forking, words, env, *pass_fds, stdout)
+
+    names = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("evalengine.engine.execute.parallel.ranks.subprocess", names)
 
 
 @pytest.fixture(scope="session")

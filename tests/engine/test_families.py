@@ -131,6 +131,7 @@ def overwrite_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorParallel, "gather_features", gather_features)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(("name", "level", "axis"), table())
 def test_no_schedule_changes_a_bit(
     name: str, level: str, axis: str, folders: ModelFolders, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,7 @@ def test_no_schedule_changes_a_bit(family: str, tmp_path: Path, monkeypatch: pyt
         assert not differing(outputs, expected), schedule
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_quantise_the_whole_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token's scale is that of all its features, of which a rank has a part."""
     checkpoint = without_tokenizer(folder_of(tmp_path, monkeypatch, by_tokens()))

@@ -203,6 +203,7 @@ def test_an_expert_that_is_not_finite_fails_those_that_choose_it_alone(tmp_path:
     assert not differing({key: outputs[key] for key in others}, {key: whole[key] for key in others})
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("name", ["qwen2-moe", "gpt-oss"])
 def test_sums_over_ranks_hold_each_bias_and_the_shared_expert_once(name: str, tmp_path: Path) -> None:
     """In `fast`, where each rank has some of the inputs of every expert."""
