@@ -227,15 +227,21 @@ def _take_wide_keys(z: Tensor, limbs: Tensor, absmax: Tensor, kv: _KeyValues, cu
     z[head, :, position] = better[head, :, slot]
 
 
+def _largest(parts: list[Tensor]) -> Tensor:
+    """The largest number of each row over all parts [..., n] -> [..., 1]."""
+    first, *others = [part.amax(-1, keepdim=True) for part in parts]
+    return torch.cat([first, *others], -1).amax(-1, keepdim=True) if others else first
+
+
 def _weights(scores: list[Tensor], kv: _KeyValues, seen: _Seen, chunks: list[slice], sinks: Tensor | None) -> Tensor:
     """Turns the scores into weights w, in place, chunk by chunk; returns their row sums l, float64 [n * Hkv, R, 1].
 
     sinks: float64 [n * Hkv, R, 1], logits without a weight that join the sums.
     """
     more = [] if sinks is None else [sinks]
-    top = torch.cat([z.amax(-1, keepdim=True) for z in (*scores, *more)], -1).amax(-1, keepdim=True)
+    top = _largest([*scores, *more])
     top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
-    total = em.UnitSum(seen.end.shape[:2], seen.end.device)
+    total = em.UnitSum()
     for at, cut in enumerate(chunks):
         w = em.exp(scores[at].sub_(top))
         seen.hide(w, cut.start, 0.0)  # exp clamps its argument, so hidden positions are not zero yet.
@@ -253,7 +259,7 @@ def _attend(q: Tensor, kv: _KeyValues, seen: _Seen, variant: AttentionVariant, s
     chunks = seen.chunks()
     weights = _scores(q, kv, seen, chunks, variant)
     total = _weights(weights, kv, seen, chunks, sinks)
-    largest = torch.cat([w.amax(-1, keepdim=True) for w in weights], -1).amax(-1, keepdim=True)
+    largest = _largest(weights)
     out = exact_sum(largest, 2.0**-RIGHT_BITS)
     lower_out: em.ExactSum | None = None
     for cut, w in zip(chunks, weights, strict=True):

@@ -11,7 +11,7 @@ is spaced by u, so it rounds to a multiple of u, ties to even, as rint(x / u) * 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ _INTEGER_OF = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
+_WITHOUT_SIGN = {integer: torch.iinfo(integer).max for integer in _INTEGER_OF.values()}
 
 
 def tiles(rows: int, columns: int) -> Iterator[slice]:
@@ -94,7 +95,7 @@ def pow2(exponent: Tensor) -> Tensor:
 def magnitude(x: Tensor) -> Tensor:
     """|x| as a new tensor, from bits: NaN stays NaN."""
     integer = _INTEGER_OF[x.dtype]
-    return x.view(integer).bitwise_and(torch.iinfo(integer).max).view(x.dtype)
+    return x.view(integer).bitwise_and(_WITHOUT_SIGN[integer]).view(x.dtype)
 
 
 def largest(size: Tensor, dim: int = -1) -> Tensor:
@@ -107,7 +108,9 @@ def largest(size: Tensor, dim: int = -1) -> Tensor:
 
 def row_absmax(x: Tensor, dim: int = -1) -> Tensor:
     """max |x| along `dim` (kept, size 1), float64; NaN if the row holds a NaN."""
-    return largest(magnitude(x), dim)
+    integer = _INTEGER_OF[x.dtype]
+    size = x.view(integer).bitwise_and(_WITHOUT_SIGN[integer])
+    return size.amax(dim, keepdim=True).view(x.dtype).to(torch.float64)
 
 
 def exponent(absmax: Tensor) -> Tensor:
@@ -147,9 +150,10 @@ class ExactSum:
     the grid of 2^26 u: the upper and the lower halves add exactly for up to 2^26 parts.
     """
 
-    def __init__(self, c: Tensor) -> None:
-        """`c` rounds to multiples of u (`grid`); it broadcasts to the parts."""
-        self._c = c
+    def __init__(self, grid_of_unit: Callable[[], Tensor]) -> None:
+        """grid_of_unit: returns the c that rounds to multiples of u (`grid`), and broadcasts to the parts; called only
+        if there is a second part."""
+        self._grid_of_unit = grid_of_unit
         self._high: Tensor | None = None
         self._low: Tensor | None = None
 
@@ -159,7 +163,7 @@ class ExactSum:
             self._high = part
             return
         if self._low is None:
-            self._c = self._c * 2.0**26
+            self._c = self._grid_of_unit() * 2.0**26
             self._high, self._low = self._halves(self._high)
         high, low = self._halves(part)
         self._high.add_(high)
@@ -223,17 +227,23 @@ class UnitSum:
     Upper and lower bits are added apart, in int64: it takes 2^39 numbers to wrap.
     """
 
-    def __init__(self, shape: Sequence[int], device: torch.device) -> None:
-        self._high, self._low = (torch.zeros(*shape, dtype=torch.int64, device=device) for _ in range(2))
+    def __init__(self) -> None:
+        self._high: Tensor | None = None
+        self._low: Tensor | None = None
 
     def add(self, p: Tensor) -> None:
         """Adds the numbers in [0, 1] of p [*shape, n], n below 2^19."""
-        part = unit_sum(p)
-        self._high.add_(part.bitwise_right_shift(_LOW_BITS))
-        self._low.add_(part.bitwise_and_((1 << _LOW_BITS) - 1))
+        low = unit_sum(p)
+        high = low.bitwise_right_shift(_LOW_BITS)
+        low.bitwise_and_((1 << _LOW_BITS) - 1)
+        if self._high is not None and self._low is not None:
+            high.add_(self._high)
+            low.add_(self._low)
+        self._high, self._low = high, low
 
     def total(self) -> Tensor:
         """The sum, float64 [*shape]."""
+        assert self._high is not None and self._low is not None, "a sum needs at least one part"
         high = self._high.to(torch.float64).mul_(float(1 << _LOW_BITS))
         return high.add_(self._low.to(torch.float64)).mul_(_SUM_UNIT)
 

@@ -43,8 +43,12 @@ def left_limbs(x: Tensor, absmax: Tensor, count: int = 2) -> Tensor:
 def exact_sum(absmax: Tensor, unit: Tensor | float = 1.0, count: int = 2) -> em.ExactSum:
     """An empty sum, for products of `count` limbs on the grids of `absmax` [..., M, 1] and multiples of `unit`
     ([..., 1, N] or one number)."""
-    c = em.grid(absmax, LEFT_BITS) * unit
-    return em.ExactSum(torch.stack([c * _STEP**limb for limb in range(count)], -3))
+
+    def grids() -> Tensor:
+        c = em.grid(absmax, LEFT_BITS) * unit
+        return torch.stack([c * _STEP**limb for limb in range(count)], -3)
+
+    return em.ExactSum(grids)
 
 
 def product_part(limbs: Tensor, right: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def test_a_sum_of_unit_sums_is_pythons_integer_sum_rounded_once(parts: int) -> N
     """It does not wrap where int64 would (2^19 numbers), and has `unit_total`'s bits where it would not."""
     p = torch.rand(2, 2**17, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     p[0] = 1.0
-    total, wrapping = em.UnitSum([2], p.device), torch.zeros(2, dtype=torch.int64)
+    total, wrapping = em.UnitSum(), torch.zeros(2, dtype=torch.int64)
     for _ in range(parts):
         total.add(p)
         wrapping += em.unit_sum(p)
@@ -155,7 +155,7 @@ def test_an_exact_sum_is_pythons_integer_sum_rounded_once(parts: int) -> None:
     rows[0][0] = rows[-1][0] = 2**53
     rows[0][1], rows[-1][1] = -(2**53), 2**53  # one part cancels another
     unit = torch.exp2(torch.randint(-60, 60, (200,), generator=torch.Generator().manual_seed(1))).double()
-    total = em.ExactSum(em.grid(unit, 1))  # frexp's 2^(e-1) of a power of two is that power
+    total = em.ExactSum(lambda: em.grid(unit, 1))  # frexp's 2^(e-1) of a power of two is that power
     for row in rows:
         total.add(torch.tensor(row, dtype=torch.float64) * unit)
     expected = torch.tensor([float(sum(column)) for column in zip(*rows, strict=True)], dtype=torch.float64)
