@@ -23,8 +23,8 @@ def ring_rows(taps: int) -> int:
 
 
 def most_dropped(taps: int) -> int:
-    """How many of a step's last tokens may be dropped: with one that stays, they leave the K - 1 inputs before the step
-    in the ring."""
+    """How many tokens a step may have after its first one so that all of them can be dropped: P - K. Such a step does
+    not overwrite the K - 1 inputs before it."""
     return ring_rows(taps) - taps
 
 
@@ -248,7 +248,7 @@ Recurrence = GatedDelta | Mamba2 | ShortConv
 
 
 def drops_guesses(kinds: Sequence[Recurrence], *, chunked: bool) -> bool:
-    """Whether wrong guesses leave no trace in the states: not in a recurrence's that is updated token by token."""
+    """Whether the states can drop wrong guesses: a recurrence's cannot where it is updated token by token."""
     return chunked or all(isinstance(kind, ShortConv) for kind in kinds)
 
 

@@ -28,7 +28,7 @@ class ReferenceWorkload:
     has_graphs: bool = False  # the engine replays decode steps as CUDA graphs unless told not to
     has_cascade: bool = False  # its attention can read the KV blocks that decodes share once for all of them
     has_states: bool = False  # some of the model's layers are recurrent
-    can_guess: bool = True  # no states, or such as can drop a wrong guess
+    can_guess: bool = True  # its states, if it has any, can drop wrong guesses
     ranks: Sequence[int] = ()  # other degrees of tensor parallelism that this machine can have
 
     def some(self, settings: Mapping[str, Any], cases: list[Case] | None = None) -> list[Case]:

@@ -176,7 +176,7 @@ def test_a_state_that_is_not_reset_is_seen(checkpoint: Checkpoint, monkeypatch: 
         return function(*arguments[:place], totals, *arguments[place + 1 :], **more)
 
     wrong = preempted(checkpoint, OFFSETS["some"], lambda: monkeypatch.setattr(exact_recurrent, name, kept))
-    # What a state keeps of far tokens may be nothing; a ring has an input in its first row once it has gone round.
+    # What a state keeps of far tokens may be nothing. The first row of a ring is written after it has wrapped around.
     assert wrong[:5] == ([16, 17, 63, 64, 65] if name == "causal_conv" else [1, 2, 3, 4, 5])
 
 
@@ -233,8 +233,8 @@ class InChunks(ExactOps):
 
 
 def guessed(checkpoint: Checkpoint, answers: list[list[int]], length: float = 2.0) -> tuple[RequestOutput, EngineStats]:
-    """The answer to 60 tokens, which ends in the next chunk, guessed from other answers; none: nothing is guessed.
-    length: what guesses have given, which decides how many are made at once."""
+    """The output for 60 tokens, which ends in the next chunk, with these answers as guesses, or without any.
+    length: tokens that guesses have given per step, which decides how many are made at once."""
     tokens = 20 if isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv) else 10
     request = GenerateRequest(0, prompt(3, 60), SamplingParams(max_tokens=tokens, ignore_eos=True))
     with pytest.MonkeyPatch.context() as patch:
@@ -259,12 +259,12 @@ def unguessed(checkpoint: Checkpoint) -> RequestOutput:
 
 
 def wrong_after(output: RequestOutput, count: int) -> list[int]:
-    """An answer whose first tokens, so many, are the output's."""
+    """An answer that agrees with the output in its first `count` tokens only."""
     return [token if i < count else (token + 1) % VOCAB for i, token in enumerate([*output.token_ids, *range(16)])]
 
 
-def test_guesses_beside_a_chunks_border_change_nothing(checkpoint: Checkpoint, unguessed: RequestOutput) -> None:
-    """Wrong ones before the border and behind it, and right ones up to it."""
+def test_guesses_near_a_chunk_boundary_change_nothing(checkpoint: Checkpoint, unguessed: RequestOutput) -> None:
+    """Right and wrong ones, on both sides of it."""
     output, stats = guessed(checkpoint, [wrong_after(unguessed, n) for n in (2, 7, 10)])
     assert 2 < stats.num_right_guesses < stats.num_guesses
     assert not differing({0: output}, {0: unguessed})
@@ -273,7 +273,7 @@ def test_guesses_beside_a_chunks_border_change_nothing(checkpoint: Checkpoint, u
 def test_too_many_guesses_are_found(
     checkpoint: Checkpoint, unguessed: RequestOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inverse: wrong ones that close a chunk, or that a ring cannot drop."""
+    """The inverse: wrong guesses close a chunk, or overwrite inputs that are still needed."""
     monkeypatch.setattr(f"{ENGINE}.schedule.scheduler.most_guesses", lambda *_: 15)
     assert differing({0: guessed(checkpoint, [wrong_after(unguessed, 2)], length=7.0)[0]}, {0: unguessed})
 
@@ -309,7 +309,7 @@ def random_engine(case: Case, longest: int) -> dict[str, Any]:
         "num_kv_blocks": -(-(longest + 40) // block_size) + spare,
         "max_num_seqs": case.choice([1, 3, 8, 8, 8]),
         "max_num_batched_tokens": case.choice([1, 5, 13, 32, 64, 512]),
-        "speculation": case.choice(["off", "always"]),  # of recurrences that can drop wrong guesses
+        "speculation": case.choice(["off", "always"]),  # which resolves to off where states cannot drop guesses
     }
 
 

@@ -221,8 +221,8 @@ class Scheduler:
 
     def _add_guesses(self, schedule: SchedulerOutput) -> None:
         """Has a step of decodes compute guesses of the tokens that follow, as far as pages and the token budget last.
-        Wrong ones leave KV and rows of states behind that the right tokens overwrite before anything reads them: for
-        that a recurrence limits their number."""
+        Wrong ones leave KV and rows of states behind, which the right tokens overwrite before anything reads them. That
+        holds for as many guesses as the recurrences allow."""
         chunks = schedule.chunks
         if self.drafter is None or any(c.end - c.start > 1 or c.end < c.seq.num_tokens for c in chunks):
             return
