@@ -240,10 +240,11 @@ def test_our_error_is_near_that_of_plain_ops(kind: str, dtype: str, checkpoint: 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("kind", [kind for kind in RECURRENT if kind != "short convolution"])
 def test_a_warm_up_over_real_inputs_is_found(
     kind: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It brings a state behind a chunk twice. Other steps may run twice, and so may all of a convolution alone."""
     monkeypatch.setattr(DecodeInputs, "padding", lambda _: nullcontext())
     with pytest.raises(EvalEngineError, match=r"self-test failed .*\(graphs\)"):
         LLM(checkpoint, **MODE)
