@@ -23,8 +23,8 @@ from evalengine.models.widths import widths
 DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Resolved values of `engine.speculation`. On a CPU only an earlier run's answers are worth guessing. A recurrent state
-# that is updated token by token cannot drop a wrong guess (`execute.rank_runner`).
+# Resolved values of `engine.speculation`. Only an earlier run's answers are worth guessing on a CPU, and with recurrent
+# layers, whose steps with guesses are prefill steps and have not been timed yet. A recurrent state that is updated token by token cannot drop a wrong guess (`execute.rank_runner`).
 KNOWN_ANSWERS, RECURRENT = "known answers", "off (recurrent state)"
 
 
@@ -152,7 +152,7 @@ def resolve_speculation(config: EngineConfig, level: Numerics, device: torch.dev
         return config.speculation
     if level == "fast":  # a guess could change a bit
         return "off"
-    return "auto" if device.type == "cuda" else KNOWN_ANSWERS
+    return "auto" if device.type == "cuda" and not spec.recurrences else KNOWN_ANSWERS
 
 
 def _level_problems(
