@@ -11,6 +11,8 @@ from evalengine.engine.kv_layout import kv_layout
 from evalengine.engine.load.loader import Checkpoint
 from tests.engine.test_tensor_parallel import POOL, SECONDS_TO_NOTICE, children, is_alive, until
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), KeyboardInterrupt()], ids=repr)
 def test_an_error_within_a_command_that_all_ranks_answer(error: BaseException, small_checkpoint: Checkpoint) -> None:

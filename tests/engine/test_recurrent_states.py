@@ -181,6 +181,7 @@ def test_they_are_refused_by_name(checkpoint: Checkpoint) -> None:
         LLM(checkpoint, batch_invariant=True, max_model_len=96, tensor_parallel_size=5)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_that_add_up_are_near(checkpoint: Checkpoint) -> None:
     """`fast` sums over ranks behind a norm whose groups reach over them, and behind one whose do not."""
     results = []

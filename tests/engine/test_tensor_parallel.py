@@ -167,6 +167,7 @@ def test_under_other_schedules_too(shared: LLM, expected: dict[int, RequestOutpu
     shared.reconfigure(**POOL)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_fast_gives_other_bytes_for_another_degree(odd: Checkpoint) -> None:
     """The comparison can fail: in fast, sums over ranks have other bits, though their values are close."""
     with LLM(odd, batch_invariant=False, dtype="float32", **POOL) as one_rank:
@@ -178,6 +179,7 @@ def test_fast_gives_other_bytes_for_another_degree(odd: Checkpoint) -> None:
         assert abs(together[key].logprobs - alone[key].logprobs).max() < 1e-3
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_processors_choose_on_rank_0_alone(small_checkpoint: Checkpoint) -> None:
     """Two ranks give one rank's bytes; and end with rank 0 that is interrupted."""
     processors = LogitsProcessors(repetition_penalty=1.7, no_repeat_ngram_size=2)

@@ -23,7 +23,7 @@ from tests.unit.shipped_tasks import each_task
 
 @functools.cache
 def compose(*overrides: str) -> Config:
-    """The frozen configuration of these overrides, composed once: Hydra takes a quarter of a second each time."""
+    """The frozen configuration of these overrides, composed once."""
     (job,) = compose_jobs(overrides)
     return job.config
 
