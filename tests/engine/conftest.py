@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.resources import files
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,22 +27,22 @@ from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 if TYPE_CHECKING:
     from tests.parity.random_models import ModelFolders
 
-# Forks the process of a rank for each message: its arguments and environment, with its socket and its log.
+# A process that forks a rank for each message, which has the rank's arguments, environment, socket and log.
 FORKING = """
 import json, os, signal, socket, sys
 from evalengine.engine.execute.parallel.worker import main
-asked = socket.socket(fileno=int(sys.argv[1]))
+requests = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that have ended are no zombies
 while True:
-    message, descriptors, *_ = socket.recv_fds(asked, 1 << 20, 2)
+    message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 2)
     if not message:
         sys.exit()
     descriptor, log = descriptors
     if (pid := os.fork()) == 0:
         break
-    os.close(descriptor), os.close(log), asked.send(str(pid).encode())
+    os.close(descriptor), os.close(log), requests.send(str(pid).encode())
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-asked.close(), os.setsid(), os.dup2(log, 1), os.dup2(log, 2)
+requests.close(), os.setsid(), os.dup2(log, 1), os.dup2(log, 2)
 (rank, size, folder), environment = json.loads(message)
 os.environ.clear(), os.environ.update(environment)
 sys.argv[1:] = [str(descriptor), rank, size, folder]
@@ -50,7 +51,7 @@ main()
 
 
 class ForkedRank:
-    """A rank's process as `Ranks` uses a `subprocess.Popen`. Its exit code is not known."""
+    """What `Ranks` uses of a `subprocess.Popen`, for a forked rank. The exit code is not known."""
 
     def __init__(self, forking: socket.socket, words: list[str], env: dict[str, str], fd: int, log: IO[bytes]) -> None:
         message = json.dumps([words[-3:], env]).encode()
@@ -64,12 +65,13 @@ class ForkedRank:
         return 0
 
     def kill(self) -> None:
-        signal.pidfd_send_signal(self._end.fileno(), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._end.fileno(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")
 def _forking() -> Iterator[socket.socket]:
-    """A process that has imported what a rank needs."""
+    """The socket of a process that has imported what a rank needs, and forks ranks."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here:
         command = [sys.executable, "-c", FORKING, str(there.fileno())]
@@ -81,7 +83,7 @@ def _forking() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def forked_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks ranks from a process that has imported torch, which saves two seconds of CPU for each. Not on GPUs."""
+    """Forks ranks from a process that has imported torch, which saves two seconds of CPU for each; not on GPUs."""
     if torch.cuda.is_available() or not hasattr(os, "pidfd_open"):
         return
     forking: socket.socket = request.getfixturevalue("_forking")
