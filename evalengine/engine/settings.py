@@ -24,7 +24,8 @@ DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Resolved values of `engine.speculation`. Only an earlier run's answers are worth guessing on a CPU, and with recurrent
-# layers, whose steps with guesses are prefill steps and have not been timed yet. A recurrent state that is updated token by token cannot drop a wrong guess (`execute.rank_runner`).
+# layers, whose steps with guesses are prefill steps and have not been timed yet. A recurrent state that is updated
+# token by token cannot drop a wrong guess (`execute.rank_runner`).
 KNOWN_ANSWERS, RECURRENT = "known answers", "off (recurrent state)"
 
 

@@ -181,8 +181,10 @@ def test_signals_of_forked_children_are_theirs_alone(tmp_path: Path, number: sig
 
 @pytest.mark.parametrize("number", CODES)
 def test_a_second_signal_ends_a_process_that_waits_in_native_code(number: signal.Signals) -> None:
-    """The first one is answered by what helps: the main thread hears nothing before the native call returns."""
-    work = "    import hashlib\n    print('waits', flush=True)\n    hashlib.pbkdf2_hmac('sha1', b'', b'', 1 << 30)"
+    """The first one is answered by what helps: the main thread hears nothing before the native call returns. That is a
+    wait for a mutex that the thread itself holds: no signal ends it, and it takes no processor time."""
+    work = "    import ctypes\n    lock = ctypes.CDLL(None).pthread_mutex_lock\n"
+    work += "    mutex = ctypes.create_string_buffer(64)\n    print('waits', flush=True)\n    lock(mutex), lock(mutex)"
     program = PROGRAM.format(before="default_int_handler", name=number.name, work=work, way="m.program()")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=-1, stderr=-1, text=True) as process:
