@@ -131,7 +131,7 @@ def _close_kernel(
     S: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Brings the states of the sequences that begin a chunk in this step behind the chunk before. The programs share
-    these sequences, layers, value heads and parts of the state's columns, which have a K' of their own."""
+    these sequences, layers, value heads and parts of the state's columns; each part has its K'."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
     TILES: tl.constexpr = (V + ROWS - 1) // ROWS
