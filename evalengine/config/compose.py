@@ -179,6 +179,8 @@ def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]
     try:
         compose_files = _of_shipped_files if shipped else _of_files
         node, sweep, several = compose_files(tuple(str(one.input_line).lstrip("+") for one in choices), tuple(folders))
+        if Source.problems:  # a file that could not be read counts as empty: the next call reads it again
+            _of_shipped_files.cache_clear()
         node = deepcopy(node)
         ConfigLoaderImpl._apply_overrides_to_config(
             [_forced(one) for one in parsed if one not in choices and one.key_or_group != SEARCHED], node

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evalengine.config.compose import Job, compose_jobs, read_config
+from evalengine.config.compose import Job, _of_shipped_files, compose_jobs, read_config
+from evalengine.config.sources import Source
 from evalengine.errors import ConfigError
 
 TASK = "cls: gsm8k:GSM8K\ndataset: {path: rows.jsonl}\nsplit: test\n"
@@ -29,6 +31,25 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     return file
+
+
+def test_a_shipped_file_that_could_not_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A composition without its settings is reported by each call, and not used once the file can be read."""
+    shipped = ["task=gsm8k", "model=qwen3-1.7b"]
+    read = Source.settings
+    _of_shipped_files.cache_clear()
+
+    def settings(source: Source, group: str, name: str) -> Any:
+        if group == "model":
+            raise OSError("too many open files")
+        return read(source, group, name)
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Source, "settings", settings)
+            with pytest.raises(ConfigError, match=r"model=qwen3-1\.7b: too many open files"):
+                compose_jobs(shipped)
+    assert compose_jobs(shipped)[0].config.model.path == "Qwen/Qwen3-1.7B"
 
 
 @pytest.mark.parametrize("header", ["# @package tasks.mine\n", "#@package tasks.mine\n", "# @package tasks.other\n#\n"])
