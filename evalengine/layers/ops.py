@@ -345,7 +345,7 @@ def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, step: AttentionMetadata, *, silu: bool
 ) -> Tensor:
     outputs, start = [x[:0]], 0
-    own = weight[:, None].to(x.dtype, memory_format=torch.contiguous_format)
+    own = weight[:, None].to(x.dtype).contiguous()
     for n, total, slot in zip(step.query_lens, step.kv_lens, step.slots, strict=True):
         whole = push_inputs(ring[slot], x[start : start + n], total, weight.shape[1])
         out = F.conv1d(whole.t()[None], own, bias, groups=len(weight))[0].t()
