@@ -197,7 +197,8 @@ def recurrences() -> Iterator[dict[str, Any]]:
         state = pools("native", variant, torch.bfloat16, 2)
         yield from _launched(what, partial(recurrence("native", variant, heads), operands, state, *step))
     for dtype in (torch.bfloat16, torch.float32):
-        x, weight, inputs = (torch.empty(shape, dtype=dtype) for shape in ((201, 96), (96, 4), (2, 16, 96)))
+        x, weight, inputs = (torch.empty(shape, dtype=dtype) for shape in ((201, 96), (4, 96), (2, 16, 96)))
+        weight = weight.t()  # as loaded models have it (`CausalConv.finalize`)
         yield from _launched("conv", partial(conv("native", weight, weight[:, 0], True), [x], (inputs,), *step))
         decodes = [x[:2]], (inputs,), [1, 1], [9, 9], [0, 1]
         yield from _launched("conv", partial(conv("native", weight, None, False), *decodes))

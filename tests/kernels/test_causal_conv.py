@@ -57,8 +57,8 @@ def ring(inputs: Tensor, end: int, rows: int = 16) -> Tensor:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("begin", [0, 1, 2, 3, 13])
 def test_a_convolution_is_near_the_reference(begin: int, level: str) -> None:
-    """Inputs before position 0 are zeros, whatever the ring holds."""
-    x, weight, bias = randn(67, 40), randn(40, 4, seed=1), randn(40, seed=2)
+    """Inputs before position 0 are zeros, whatever the ring holds. The weights are in the layout of loaded models."""
+    x, weight, bias = randn(67, 40), randn(4, 40, seed=1).t(), randn(40, seed=2)
     before = randn(3, 40, seed=3)
     before[: max(0, 3 - begin)] = 0
     state = ring(before[max(0, 3 - begin) :], begin)[None]
