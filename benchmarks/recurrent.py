@@ -5,15 +5,14 @@
 A decode reads its state and the rows of its open chunk. Decodes of 64 sequences or more are at all rows of a chunk, so
 of 64 of them one closes one; fewer are spread over the rows and close none. Times of decodes are a layer's average over
 LAYERS layers, because one launch closes the chunks of all layers. A copy of the states (read and written once) is the
-least that a rule without chunks moves.
+least that a rule without chunks moves. Rates are of the bytes that a decode reads: the state and half of the rows.
 
 The gated delta rule and the convolution are also compared with flash-linear-attention's kernels if the package fla-core
 (and einops, which it imports) is installed. Both sides compute the same bfloat16 tokens, and read and write the states
 (float32 for the gated delta rule). The timed calls include the norms of q and k, the gates and beta. They exclude the
 split of q, k and v, which fla-core takes as contiguous tensors. Here a decode is one layer alone, which closes its own
-chunks. Mamba-2 is not compared: the matching kernel,
-`simple_gla`, has no groups. B and C would have to be copied for each of the 48 heads, and the time step and D would be
-separate operations.
+chunks. Mamba-2 is not compared: the matching kernel, `simple_gla`, has no groups. B and C would have to be copied for
+each of the 48 heads, and the time step and D would be separate operations.
 """
 
 from __future__ import annotations
@@ -82,15 +81,15 @@ def _case(shape: tuple[int, int]) -> str:
 
 
 def _line(
-    what: str, shape: tuple[int, int], seconds: dict[str, float], target: float | None, num_bytes: int
+    what: str, shape: tuple[int, int], seconds: dict[str, float], target: float | None, moved: float, copied: int = 0
 ) -> list[Line]:
-    """Compared with the target, or with a copy of so many bytes, read and written together."""
+    """Compared with the target, or with a copy of so many bytes, read and written together. moved: our bytes."""
     rate = LARGE_COPY_BYTES / quickest_copy(seconds)
-    theirs, compared_with = num_bytes / rate, "copy of the states"
+    theirs, compared_with = copied / rate, "copy of the states"
     if target is not None:
         theirs, compared_with = target * COPY_OF_H200 / rate, "target"
-    least = None if target is None else 1.0
-    return [Timing(what, _case(shape), seconds["ours"], compared_with, theirs, "speed", least, num_bytes, "TB/s")]
+    least, unit = None if target is None else 1.0, "TB/s" if moved else ""
+    return [Timing(what, _case(shape), seconds["ours"], compared_with, theirs, "speed", least, moved, unit)]
 
 
 def _step(lengths: list[int], before: list[int], device: torch.device) -> tuple[Any, ...]:
@@ -148,7 +147,9 @@ def _recurrence(
 
     seconds = timer({"ours": of_layers, **copies_of(LARGE_COPY_BYTES, device)})
     seconds["ours"] /= layers
-    lines = _line(what, shape, seconds, target, 2 * state[0].numel() * state[0].itemsize)
+    sizes = [pool.numel() * pool.itemsize for pool in state]
+    moved = (sum(sizes) + sizes[0]) / 2 if tokens == 1 else 0  # the state and half of the rows
+    lines = _line(what, shape, seconds, target, moved, copied=2 * sizes[0])
     if isinstance(variant, GatedDelta):
         theirs = partial(_fla_delta, variant, history, new, of_heads, before, tokens)
         ours = partial(run, new, state, step)

@@ -151,7 +151,7 @@ class LoadedModel:
         drafter = Drafter(always=settings.speculation == "always") if guesses else None
         kinds = self.spec.recurrent_kinds
         assert settings.speculation in ("off", RECURRENT) or drops_guesses(kinds, chunked=ops.chunked)
-        self.scheduler = Scheduler(self.block_manager, *limits, drafter, kinds)
+        self.scheduler = Scheduler(self.block_manager, *limits, drafter=drafter, recurrences=kinds)
         longest = None if self.config.enforce_eager else settings.max_model_len
         least = least_saved(self.config, settings, self.spec)
         pool = self.kv_layout, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest, least

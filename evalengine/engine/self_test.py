@@ -100,7 +100,8 @@ def requests(spec: ModelSpec, settings: Settings) -> list[Request]:
     room = settings.max_model_len - new
     windows = [block.window for block in spec.blocks if block.window is not None and block.window <= LONGEST_WINDOW]
     lengths = [page - 3, 2 * page - 3, 5, page + 1, max([MANY, *windows]) + 9]
-    if spec.recurrences:  # one whose second decode, which captures a graph, brings its state behind the first chunk
+    # One whose second decode, which captures a graph if all requests run at once, brings its state behind a chunk.
+    if spec.recurrences:
         lengths.append(63)
     prompts = [[rng.randrange(spec.vocab_size) for _ in range(max(1, min(n, room)))] for n in lengths]
     prompts[3][:-1] = prompts[1][: len(prompts[3]) - 1]  # a page in common

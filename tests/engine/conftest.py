@@ -78,7 +78,10 @@ def _forking() -> Iterator[socket.socket]:
         process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
         there.close()
         yield here
-    process.wait(20)
+    try:
+        process.wait(20)
+    finally:
+        process.kill()
 
 
 @pytest.fixture
