@@ -19,7 +19,7 @@ MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `benchmarks matmul`
 DRAWS, SEED = 1000, 0
 Rounds = Annotated[int, Option(metavar="N", min=1, help="how often each is run")]
 REFERENCE = Path("results/reference")
-Benchmark = partial(Command, program="python -m")  # beside the package, and so not `python -m evalengine`
+Benchmark = partial(Command, program="python -m")  # next to the package, and so not `python -m evalengine`
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def _kernels_and_steps(
     models: Annotated[str, Option(metavar="NAME,...", help="of forward and transformers: which models' "
                      "shapes")] = ",".join(MODELS),
 ) -> Namespace:  # fmt: skip
-    """Measures the kernels and whole forward steps on this machine's GPU, each beside its comparison in the same run.
+    """Measures the kernels and whole forward steps on this machine's GPU, each next to its comparison in the same run.
     Writes the lines to a folder as JSON and as a Markdown table."""
     chosen = words or ["all"]
     if unknown := [name for name in chosen if name not in (*BENCHES, "all")]:
@@ -62,7 +62,7 @@ def _matmul(
     budget_s: Annotated[float, Option(metavar="S", help="start no shape after so many seconds of tuning")] = 600,
     workers: Annotated[int, Option(metavar="N", help="processes that compile beforehand")] = 8,
 ) -> Namespace:  # fmt: skip
-    """Times linear layers' shapes beside cuBLAS and a fixed tile, or makes the table of matmul schedules."""
+    """Times linear layers' shapes against cuBLAS and a fixed tile, or makes the table of matmul schedules."""
     return Namespace(**locals())
 
 
@@ -89,7 +89,7 @@ def _cache(settings: Settings = None, rounds: Rounds = 3, output: Output = REFER
 
 
 def _harness(settings: Settings = None, rounds: Rounds = 3, output: Output = REFERENCE) -> Namespace:
-    """Times a whole run, from the command to its end, beside a process that has its engine alone answer the same
+    """Times a whole run, from the command to its end, against a process that has its engine alone answer the same
     requests: how much prompts, records, digest and page add."""
     return Namespace(settings=settings or [], rounds=rounds, output=output)
 
@@ -105,7 +105,7 @@ def _served(
     name: Annotated[str | None, Option(metavar="NAME", help="of the files: served-NAME-<cpu>")] = None,
     rounds: Rounds = 3, output: Output = REFERENCE,
 ) -> Namespace:  # fmt: skip
-    """Has the server answer many clients over the loopback's sockets, beside the engine that answers the same requests
+    """Has the server answer many clients over the loopback's sockets, against the engine that answers the same requests
     at once, and compares every answer. Linux."""
     return Namespace(**{**locals(), "settings": settings or []})
 
@@ -130,7 +130,7 @@ def _push_gather(
 ) -> Namespace:  # fmt: skip
     """Times what the ranks of a tensor-parallel layer exchange: the batch-invariant mode's gathers by pushes into the
     other GPUs' memory and by NCCL, and the sums of the ordinary mode, for 1 to 8,192 tokens; also with the norms and
-    the activation beside them, with which the mode gathers in one where the tokens are few."""
+    the activation next to them, with which the mode gathers in one where the tokens are few."""
     if model not in MODELS:
         raise ConfigError(f"benchmarks push_gather --model {model}: there are {', '.join(MODELS)}")
     if ranks < 2:
@@ -139,22 +139,22 @@ def _push_gather(
 
 
 KERNELS_AND_STEPS = Benchmark("benchmarks", _kernels_and_steps, "benchmarks.kernels_and_steps:main", f"""\
-  matmul      linear layers' shapes, beside cuBLAS and beside one fixed tile
-  experts     tokens' products with their experts, beside torch's grouped_mm and a copy of the bytes that they read
-  packed      products that read packed weights, beside the unpacked weight's and a copy of the bytes that they read
-  attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
-  cascade     decode of sequences on one prefix, read once, beside reading it for each of them
-  recurrent   gated delta rule and Mamba-2 beside a copy of their states, by batches and by tokens; convolutions;
+  matmul      linear layers' shapes, compared with cuBLAS and with one fixed tile
+  experts     tokens' products with their experts, against torch's grouped_mm and a copy of the bytes that they read
+  packed      products that read packed weights, against the unpacked weight's and a copy of the bytes that they read
+  attention   decode against copy bandwidth; prefill against SDPA and flash-attn
+  cascade     decode of sequences on one prefix, read once, against reading it for each of them
+  recurrent   gated delta rule and Mamba-2 against a copy of their states, by batches and by tokens; convolutions;
               fla-core's kernels, if installed
-  rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
-  forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
-  transformers  the same models' bodies in transformers, in the batch-invariant mode, beside themselves out of it
+  rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling against a copy of the same bytes
+  forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native against fast
+  transformers  the same models' bodies in transformers, in the batch-invariant mode, against themselves out of it
 
 Commands of their own, which `all` does not include (each has its --help):
   host        the host's share of whole runs of the engine (python -m evalengine bench throughput), on a CPU
   cache       a run of which every answer is in the cache
-  harness     a whole run beside its engine alone
-  served      the server's throughput and answers beside its engine's
+  harness     a whole run against its engine alone
+  served      the server's throughput and answers against its engine's
   statistics  how often the statistics of gate and compare are wrong
   push_gather what the ranks of a tensor-parallel layer exchange, over several GPUs
   matmul --tune|--shapes   makes the table of matmul schedules, or times some

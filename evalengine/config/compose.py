@@ -225,8 +225,8 @@ def _is_choice(override: Override) -> bool:
 
 
 def _forced(override: Override) -> Override:
-    """The override as Hydra takes it for a setting that no file has. `conf/` has few of the settings, and whether there
-    is such a setting is said by the schema."""
+    """Return the override in Hydra's form for a setting that no file has. `conf/` has few of the settings; the schema
+    knows whether there is such a setting."""
     return override if override.is_delete() else replace(override, type=OverrideType.FORCE_ADD)
 
 

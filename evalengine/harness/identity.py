@@ -27,7 +27,7 @@ from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.requests import SERVED, in_order, read_requests, requests_sha256
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.records.differences import differences
-from evalengine.records.evidence import ASKED, CONFIG
+from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
 from evalengine.records.manifest import run_identity
 from evalengine.records.sealed import canonical
 
@@ -106,7 +106,9 @@ def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) 
     given = {word.lstrip("+").partition("=")[0] for word in words}
     settings = {f"engine.{name}": "null" if value is None else value for name, value in pinned.items()}
     pins = [f"{name}={value}" for name, value in settings.items() if name not in given]
-    config = read_config(folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not (folder / ASKED).exists())
+    config = read_config(
+        folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not (folder / CLIENT_REQUESTS).exists()
+    )
     return replace(config, cluster=ClusterConfig())
 
 

@@ -21,7 +21,7 @@ from evalengine.engine.request import GenerateRequest, Request, SamplingParams, 
 from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id, stop_strings
 from evalengine.engine.text.rolling import rolling_windows
 from evalengine.errors import ConfigError, first_of
-from evalengine.records.evidence import ASKED
+from evalengine.records.evidence import CLIENT_REQUESTS
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.records.shapes import Count, Text, fits, with_fields, wrong
 from evalengine.tasks.instance import Instance
@@ -201,7 +201,7 @@ def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Req
     unfinished: whether a last line that was cut off by a kill may be there; it is left out.
     Raises ConfigError for a file that is missing or damaged.
     """
-    file = folder / ASKED
+    file = folder / CLIENT_REQUESTS
     try:
         content = read_bytes(file)
         whole = content[: content.rfind(b"\n") + 1] if unfinished else content

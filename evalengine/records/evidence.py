@@ -29,9 +29,10 @@ from evalengine.records.sealed import content_sha256, sha256_of
 from evalengine.records.tokens import TOKENS
 
 CONFIG, PAGE = "config.yaml", "report.html"
-ASKED = "asked.jsonl"  # of a run whose requests came from clients
+CLIENT_REQUESTS = "asked.jsonl"  # of a run whose requests came from clients
 FILES, SHA256 = "files", "sha256"  # keys of the manifest
-OURS = (DIGEST, RECORDS, TOKENS, CONFIG, ASKED, "results_*.json", "samples_*.jsonl")  # files of a finished run
+# Files of a finished run.
+OURS = (DIGEST, RECORDS, TOKENS, CONFIG, CLIENT_REQUESTS, "results_*.json", "samples_*.jsonl")
 NEEDED = (DIGEST, RECORDS)  # every run has them; results files are checked where they are read
 AGAIN = "run its command again, or take the folder from where it was copied"
 SINCE_BOUND = "model_spec"  # a key of the identity: every evalengine that writes the key binds the files, too

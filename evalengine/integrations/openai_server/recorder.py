@@ -36,7 +36,7 @@ from evalengine.harness.requests import SERVED, in_order, read_requests, request
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
-from evalengine.records.evidence import ASKED, CONFIG
+from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
 from evalengine.records.folder import RunFolder, write_failed
 from evalengine.records.journal import Entry, Journal
 from evalengine.records.line_file import LineFile
@@ -89,7 +89,7 @@ class ServedRun:
             journal = Journal.open(
                 folder.journal, folder.identity_sha256, lambda key: expected(asked[key]) if key in asked else None
             )
-            file = _opened(folder.path / ASKED)
+            file = _opened(folder.path / CLIENT_REQUESTS)
         except BaseException:
             folder.close()
             raise
@@ -137,7 +137,7 @@ class ServedRun:
 
     def _write(self, plan: Plan) -> str:
         folder, llm, answers = self.folder, self.llm, self.journal.finished
-        folder.write_text(ASKED, b"".join(request_line(i.key, i.request) for i in plan.requests).decode())
+        folder.write_text(CLIENT_REQUESTS, b"".join(request_line(i.key, i.request) for i in plan.requests).decode())
         ended = EndedRun(
             config=self.config,
             llm=llm,
@@ -180,7 +180,7 @@ def served_key(task: str, plain: Request, request: Request) -> RecordKey:
 
 
 def _read_back(folder: RunFolder) -> dict[RecordKey, Request]:
-    return read_requests(folder.path, unfinished=True) if (folder.path / ASKED).exists() else {}
+    return read_requests(folder.path, unfinished=True) if (folder.path / CLIENT_REQUESTS).exists() else {}
 
 
 def _opened(path: Path) -> LineFile:
