@@ -251,6 +251,10 @@ def saved_random(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
                 # Gemma's norms add 1 to their weights themselves.
                 one = "norm" in parameter_name and not config.model_type.startswith("gemma")
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + one)
+            if parameter_name.endswith("A_log"):
+                # As in trained models: from heads that forget within a few tokens to heads that remember for hundreds.
+                # With the slow ones missing, no output depends on what a state was 64 tokens ago.
+                parameter.copy_(torch.linspace(0, -7, parameter.numel()).view_as(parameter))
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor_name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(torch.randn_like(tensor) * 0.3)
