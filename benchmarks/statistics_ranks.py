@@ -15,9 +15,10 @@ from benchmarks.figures import Draw, Figure, shares
 from benchmarks.statistics_cases import ALPHA, Floats, rare_losses
 from evalengine.report.leaderboard.board import Contest, contest
 from evalengine.report.leaderboard.compose import Board, adjusted
-from evalengine.report.leaderboard.means import Part, group
+from evalengine.report.leaderboard.means import group
 from evalengine.report.stats import paired
 from evalengine.report.stats.detectable import Detectable
+from evalengine.report.stats.scores import Scores
 
 GROUP = "Several models: ranks on every task and on their average, from one family of tests"
 LEVELS = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])  # of 12 models, two and two equal
@@ -82,12 +83,12 @@ def _losses(rng: np.random.Generator, levels: Floats, size: int) -> Floats:
 
 def _compared(scores: Sequence[Floats], better: bool, clusters: int | None = None) -> list[Contest]:
     """The contests of each task and of the averages. scores: [models, documents] of each task."""
-    count, parts = len(scores[0]), []
+    count, parts = len(scores[0]), {}
     for task, own in enumerate(scores):
         names = [f"{n * clusters // own.shape[1]}" for n in range(own.shape[1])] if clusters else None
         columns = {model: row.tolist() for model, row in enumerate(own)}
-        parts.append(Part(f"t{task}", (f"t{task}", "acc", "none"), better, columns, names))
-    single = [contest(part.key, better, part.columns, count, clusters=part.clusters) for part in parts]
+        parts[f"t{task}"] = Scores((f"t{task}", "acc", "none"), columns, better, names)
+    single = [contest(part, count) for part in parts.values()]
     models = [f"m{n}" for n in range(count)]
     return adjusted(Board([], models, None, single, [group("average", parts, count)], [], {})).tested
 

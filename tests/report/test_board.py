@@ -13,13 +13,14 @@ from scipy import stats
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.leaderboard.compose import Board, board
-from evalengine.report.leaderboard.means import Part, group
+from evalengine.report.leaderboard.means import group
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.sheets import signed, verdict
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import wilson
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.pass_at_k import with_pass_at_k
+from evalengine.report.stats.scores import Scores
 from evalengine.report.stats.significance import holm
 from evalengine.tasks.metric import pass_at_k
 from tests.report.compared_runs import BASE, run
@@ -255,7 +256,7 @@ def test_the_macro_means_interval_covers() -> None:
     for _ in range(400):
         tasks = {f"t{n}": (draw.random(size) < rate).astype(float).tolist()
                  for n, (rate, size) in enumerate(zip(rates, sizes, strict=True))}  # fmt: skip
-        parts = [Part(task, (task, "acc", "none"), True, {0: values}) for task, values in tasks.items()]
+        parts = {task: Scores((task, "acc", "none"), {0: values}, True) for task, values in tasks.items()}
         score = group("all", parts, 1).means[0].scores[0]
         assert score is not None and score.interval is not None
         hits += score.interval[0] <= sum(rates) / 5 <= score.interval[1]

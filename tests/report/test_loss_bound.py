@@ -11,7 +11,7 @@ from scipy import stats
 
 from benchmarks.statistics_cases import bonett_price_bound, passing
 from evalengine.report.compare.metric_deltas import metric_deltas
-from evalengine.report.gate.evidence import TESTS, Mean, of_documents, of_mean
+from evalengine.report.gate.evidence import TESTS, Mean, of_mean
 from evalengine.report.gate.policies import Limits
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.run import Run
@@ -181,7 +181,8 @@ def agree(a: dict[str, list[float]], b: dict[str, list[float]], clusters: int = 
     if len(a) == 1:
         result = metric_deltas(old, new)[0].paired
         assert result is not None
-        return -result.ci_low, of_documents(("x", *METRIC), old, new, Limits(), True, 1).bound
+        key = ("x", *METRIC)
+        return -result.ci_low, of_mean(Mean("x", "m", ((key, 1.0),), Limits()), old, new, {key: True}, 1).bound
     keys = {task: (task, *METRIC) for task in a}
     weights = [1 / len(a)] * len(a)
     columns = (scaled([list(run[task]) for task in a], weights) for run in (a, b))

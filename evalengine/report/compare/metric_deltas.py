@@ -8,24 +8,21 @@ anew from those that both hold; a metric that cannot be has no difference, and `
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
-
-import numpy as np
+from typing import Literal
 
 from evalengine.report.compare.comparability import document_change
 from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.groups import members, members_of_both
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey, direction
-from evalengine.report.stats.clusters import across_tasks, cluster_names
-from evalengine.report.stats.metric_interval import scaled
-from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.paired import PairedResult
 from evalengine.report.stats.perplexity import has_log_likelihoods, sums_of, value_of
+from evalengine.report.stats.scores import Scores, paired_scores, scores_of_pair
 from evalengine.report.stats.significance import family_p, one_test
 
-K = TypeVar("K", bound=Hashable)
 Values = tuple[float | None, float | None]
 
 
@@ -83,13 +80,11 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
     of_documents = True if likelihoods else better  # more likely is better, though a perplexity is better where less
     result = None
     if len(docs) > 1:
-        clusters = cluster_names(a, b, key[0], docs)
-        x, y = _columns(left, right, docs)
-        result = paired(x, y, clusters=clusters, higher_is_better=of_documents is not False, unbounded=not is_mean)
+        result = paired_scores([scores_of_pair(a, b, key, docs, of_documents is not False)], unbounded=not is_mean)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
     delta = MetricDelta(key, value_a, value_b, None, 0, better)
     if not shared and (whole := group_pairs(a, b, key, better is not False)) is not None:
-        yield replace(delta, paired=whole[0], common_a=whole[1][0], common_b=whole[1][1])
+        yield replace(delta, paired=whole, common_a=whole.mean_a, common_b=whole.mean_b)
     elif not shared:
         yield _of_a_whole(delta, a, b)
     elif is_mean:
@@ -151,14 +146,14 @@ def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
         left, right = (_sums(run, task) for run in (a, b))
         common = left.keys() & right.keys()
         keys = [key for key in sorted(common) if _finite(left[key], right[key]) and _same_tokens(a, b, key)]
-        result = None
+        name = (task, f"loglikelihood per {unit}", "none")
+        columns = [[values[key] for key in keys] for values in (left, right)]
+        result, means = None, [_mean(column) for column in columns]
         if len(keys) > 1:
             documents = [key[1] for key in keys]
             clusters = cluster_names(a, b, task, documents) or documents
-            result = paired(*_columns(left, right, keys), clusters=clusters, unbounded=True)
-        means = [_mean([values[key] for key in keys]) for values in (left, right)]
-        key = (task, f"loglikelihood per {unit}", "none")
-        delta = MetricDelta(key, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)
+            result = paired_scores([Scores(name, dict(enumerate(columns)), True, clusters)], unbounded=True)
+        delta = MetricDelta(name, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)
         apart = "" if keys else f"the runs share no {unit} of the same text"
         yield replace(delta, left_out=len(common) - len(keys), common_a=means[0], common_b=means[1], apart=apart)
 
@@ -190,40 +185,21 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values)
 
 
-def _columns(left: Mapping[K, float], right: Mapping[K, float], keys: Sequence[K]) -> tuple[np.ndarray, np.ndarray]:
-    x, y = (np.array([values[key] for key in keys], dtype=np.float64) for values in (left, right))
-    return x, y
+def group_pairs(a: Run, b: Run, key: ScoreKey, higher_is_better: bool) -> PairedResult | None:
+    """The statistics of a group's mean over the documents that both runs score, with the tasks' weights.
 
-
-Means = tuple[float, float]
-
-
-def group_pairs(a: Run, b: Run, key: ScoreKey, higher_is_better: bool) -> tuple[PairedResult, Means] | None:
-    """The statistics of a group's mean over the documents that both runs score, and that mean in A and in B.
-
-    The tasks are fixed and keep their weights: only documents, or clusters of them, are a random sample. None where a
-    run's mean is not one of its tasks' documents (`members`), a task is not in both, or a score is not finite.
+    None where a run's mean is not one of its tasks' documents (`members`), a task is not in both, or a score is not
+    finite.
     """
-    left = members_of_both(a, b, key)
-    if not left:
-        return None
-    columns: tuple[list[list[float]], list[list[float]]] = ([], [])
-    clusters: list[str] = []
-    for part, _ in left:
-        documents = sorted(a.scores[part].keys() & b.scores[part].keys())
+    parts = []
+    for part, weight in members_of_both(a, b, key):
+        documents = a.scores[part].keys() & b.scores[part].keys()
         if not documents:
             return None
-        for column, run in zip(columns, (a, b), strict=True):
-            column.append([run.scores[part][doc] for doc in documents])
-        names = cluster_names(a, b, part[0], documents) or [str(doc) for doc in documents]
-        clusters += across_tasks(part[0], names)
-    weights = [weight for _, weight in left]
-    x, y = (np.array(scaled(column, weights), dtype=np.float64) for column in columns)
-    if len(x) < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
+        parts.append(scores_of_pair(a, b, part, documents, higher_is_better, weight))
+    if sum(map(len, parts)) < 2 or not all(part.finite for part in parts):
         return None
-    tasks = [(len(column), weight) for column, weight in zip(columns[0], weights, strict=True)]
-    result = paired(x, y, clusters=clusters, higher_is_better=higher_is_better, tasks=tasks)
-    return result, (exact_sum(x) / len(x), exact_sum(y) / len(y))
+    return paired_scores(parts)
 
 
 def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, float | None], int] | None:

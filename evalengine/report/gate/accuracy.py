@@ -10,16 +10,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.flips import answer_of
-from evalengine.report.gate.evidence import (
-    Evidence,
-    Mean,
-    design_of_documents,
-    design_of_mean,
-    design_of_ratio,
-    of_documents,
-    of_mean,
-    of_ratio,
-)
+from evalengine.report.gate.evidence import Evidence, Mean, design_of_ratio, of_mean, of_ratio
 from evalengine.report.gate.judging import judged, limits_in, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
@@ -86,6 +77,13 @@ class Judged:
         if metric in self.means:
             return self.means[metric].task, self.means[metric].name
         return _names(metric) if isinstance(metric, tuple) else (metric, "")
+
+    def mean(self, metric: Metric) -> Mean:
+        """The mean over tasks, or the one task's metric as a mean of one."""
+        if metric in self.means:
+            return self.means[metric]
+        assert isinstance(metric, tuple)
+        return Mean(*_names(metric), ((metric, 1.0),), self.tested[metric])
 
     def parts(self, metric: Metric) -> list[ScoreKey]:
         """The metrics whose documents make a tested metric or a mean."""
@@ -207,22 +205,18 @@ def _moved(key: ScoreKey, a: Run, b: Run) -> str:
 
 def evidence_of(metric: Metric, a: Run, b: Run, of: Judged, count: int, steps: Steps | None = None) -> Evidence:
     """The evidence on a tested metric or mean. count: the metrics that share Holm's correction."""
-    if metric in of.means:
-        return of_mean(of.means[metric], a, b, _directions(of.means[metric], a, of), count)
-    assert not isinstance(metric, str)
-    own, higher = of.tested[metric], _higher(metric, a, of.tested[metric])
-    if metric in of.ratios:
-        return of_ratio(metric, a, b, own, higher, count)
-    return of_documents(metric, a, b, own, higher, count, steps)
+    if isinstance(metric, tuple) and metric in of.ratios:
+        return of_ratio(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]), count)
+    mean = of.mean(metric)
+    return of_mean(mean, a, b, _directions(mean, a, of), count, steps)
 
 
 def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
     """The documents and losses behind `evidence_of`, without a test of them."""
-    if metric in of.means:
-        return design_of_mean(of.means[metric], a, b, _directions(of.means[metric], a, of))
-    assert not isinstance(metric, str)
-    design = design_of_ratio if metric in of.ratios else design_of_documents
-    return design(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]))
+    if isinstance(metric, tuple) and metric in of.ratios:
+        return design_of_ratio(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]))
+    mean = of.mean(metric)
+    return mean.design(a, b, _directions(mean, a, of))
 
 
 def _directions(mean: Mean, a: Run, of: Judged) -> dict[ScoreKey, bool]:

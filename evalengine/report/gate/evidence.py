@@ -15,14 +15,14 @@ from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.steps import Steps
 from evalengine.report.numbers import counted
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import across_tasks, cluster_names
+from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.detectable import Detectable, binary_loss, blind, mean_effect
 from evalengine.report.stats.intervals import Floats
-from evalengine.report.stats.loss_bound import LossBound, Losses, bound_cautions, joined, stratum
-from evalengine.report.stats.metric_interval import scaled
-from evalengine.report.stats.paired import PairedResult, Test, are_shares, cluster_codes, paired, score_range, tested
+from evalengine.report.stats.loss_bound import LossBound, bound_cautions
+from evalengine.report.stats.paired import PairedResult, Test, are_shares, cluster_codes, tested
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
+from evalengine.report.stats.scores import Scores, loss_design, paired_scores, scores_of_pair
 
 TESTS: Mapping[Test, str] = {
     "mcnemar-exact": "exact McNemar", "permutation": "permutation test", "bound": "the bound from below",
@@ -71,55 +71,6 @@ class Evidence:
     def cautions(self) -> tuple[str, ...]:
         """Why the bound may be too narrow."""
         return bound_cautions(self.design.strata, self.design.scale, self.design.alpha, either=False)
-
-
-def design_of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
-    """The losses of a metric with a score per document."""
-    documents = sorted(a.scores[key])
-    x, y = (_column(run.scores[key], documents) for run in (a, b))
-    codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
-    scale, most = score_range(x, y)
-    return Design((stratum(x - y if higher else y - x, codes),), scale, _alpha(limits), most)
-
-
-def of_documents(
-    key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int, steps: Steps | None = None
-) -> Evidence:
-    """The evidence on a metric with a score per document. metrics: how many share Holm's correction. steps: of a run in
-    steps, what it asked."""
-    documents = sorted(a.scores[key])
-    x, y = (_column(run.scores[key], documents) for run in (a, b))
-    names = cluster_names(a, b, key[0], documents)
-    alpha = 0.05 if limits.alpha is None else limits.alpha
-    level = alpha / max(metrics, 1)
-    result = paired(x, y, clusters=names, higher_is_better=higher, alpha=alpha, power=limits.power, metrics=metrics)
-    least = Detectable(result.minimum_detectable_loss, result.undetectable)
-    design = design_of_documents(key, a, b, limits, higher)
-    bound = design.bound
-    if steps is not None:
-        losses = dict(zip(documents, (x - y if higher else y - x).tolist(), strict=True))
-        bound = steps.bound(key[0], losses, bound, are_shares(x, y))
-        design = replace(design, alpha=design.alpha / 2)  # which the bound of the whole set has
-    what = _counted(result.n, result.clusters)
-    if steps is not None:
-        what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
-    changed = changed_answers(a, b, key, zip(documents, documents, strict=True))
-    churn = "" if changed is None else f", {changed} answers changed"
-    unit = unit_of(design.most)
-    change = (
-        f"{_moved(result.mean_a, result.mean_b, unit)}, {result.wins} better, {result.losses} worse of {what}{churn}"
-    )
-    test, p, assuming = (
-        TESTS[result.test_one_sided],
-        result.p_one_sided,
-        _assuming(x, result, higher, level, limits.power),
-    )
-    if steps is not None:
-        p, test = bound.p_above(0.0), "betting, at every look"
-    return Evidence(
-        key[0], f"{key[1]},{key[2]}", unit, change, p, test, bound, design, least, result.n, what,
-        b.asks_all and (steps is None or steps.whole), assuming,
-    )  # fmt: skip
 
 
 def design_of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
@@ -175,58 +126,64 @@ def _expm1(value: float) -> float:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over tasks with a score for each document: a group's own, or an average that a policy defines."""
+    """A metric with a score for each document, or a mean over tasks that have one: a group's, or an average that a
+    policy defines."""
 
-    task: str  # the group's name, or "average NAME"
+    task: str  # the task's or group's name, or "average NAME"
     name: str
     parts: tuple[tuple[ScoreKey, float], ...]  # the tasks' metrics and their weights in the mean
     limits: Limits
 
+    def scores(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> list[Scores]:
+        """The scores behind it. directions: whether more is better in each part."""
+        return [scores_of_pair(a, b, key, a.scores[key], directions[key], weight) for key, weight in self.parts]
 
-def design_of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
-    """The losses of a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample. An
-    item that several tasks ask (`TaskConfig.items`) is one cluster."""
-    tasks, scale, most = [], 0.0, 1.0
-    for key, weight in mean.parts:
-        documents = sorted(a.scores[key])
-        x, y = (_column(run.scores[key], documents) for run in (a, b))
-        names = cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents]
-        tasks.append(Losses(x - y if directions[key] else y - x, across_tasks(key[0], names), weight))
-        own_scale, own_most = score_range(x, y)
-        scale, most = max(scale, own_scale), max(most, own_most)
-    return Design(tuple(joined(tasks)), scale, _alpha(mean.limits), most)
+    def design(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
+        """The documents and their losses."""
+        return loss_design(self.scores(a, b, directions), _alpha(self.limits))
 
 
-def of_mean(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
-    """The evidence on a mean over tasks, from the same pairs and test as `compare`'s (`paired`)."""
-    columns: tuple[list[list[float]], list[list[float]]] = ([], [])
-    clusters: list[str] = []
-    old = new = 0.0
-    for key, weight in mean.parts:
-        documents = sorted(a.scores[key])
-        x, y = (_column(run.scores[key], documents) for run in (a, b))
-        old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
-        if not directions[key]:  # so that more is better in all tasks, in the same range
-            ends = 1.0 if are_shares(x, y) else float(max(x.max(), y.max()) + min(x.min(), y.min()))
-            x, y = ends - x, ends - y
-        for column, values in zip(columns, (x, y), strict=True):
-            column.append(values.tolist())
-        clusters += across_tasks(key[0], cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents])
-    weights = [weight for _, weight in mean.parts]
-    limits, alpha = mean.limits, 0.05 if mean.limits.alpha is None else mean.limits.alpha
-    x, y = (np.array(scaled(column, weights)) for column in columns)
-    tasks = [(len(column), weight) for column, weight in zip(columns[0], weights, strict=True)]
-    result = paired(x, y, clusters=clusters, alpha=alpha, power=limits.power, metrics=metrics, tasks=tasks)
-    design = design_of_mean(mean, a, b, directions)
+def of_mean(
+    mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int, steps: Steps | None = None
+) -> Evidence:
+    """The evidence from scores by document, by the same pairs and test as `compare`'s (`paired_scores`). metrics: how
+    many share Holm's correction. steps: of a run in steps, what it asked; not for means over tasks."""
+    scores = mean.scores(a, b, directions)
+    (key, _), single = mean.parts[0], len(scores) == 1
+    old, new = (math.fsum(column) for column in zip(*(part.mean_of_two for part in scores), strict=True))
+    design = loss_design(scores, _alpha(mean.limits))
     bound, unit = design.bound, unit_of(design.most)
-    what = f"{_counted(result.n, result.clusters)} of {counted(len(tasks), 'task')}"
+    limits, alpha = mean.limits, 0.05 if mean.limits.alpha is None else mean.limits.alpha
+    alike = scores if len({part.higher_is_better for part in scores}) == 1 else [_rising(part) for part in scores]
+    result = paired_scores(alike, alpha=alpha, power=limits.power, metrics=metrics)
+    what, churn, assuming = _counted(result.n, result.clusters), "", ""
+    p, test, all_asked = result.p_one_sided, TESTS[result.test_one_sided], b.asks_all
+    if not single:
+        what = f"{what} of {counted(len(scores), 'task')}"
+    elif (changed := changed_answers(a, b, key, ((doc, doc) for doc in sorted(a.scores[key])))) is not None:
+        churn = f", {changed} answers changed"
+    if steps is not None:
+        sign = 1 if scores[0].higher_is_better else -1
+        losses = {doc: sign * (old - b.scores[key][doc]) for doc, old in a.scores[key].items()}
+        bound = steps.bound(key[0], losses, bound, design.most == 1.0)
+        design = replace(design, alpha=design.alpha / 2)  # which the bound of the whole set has
+        what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
+        p, test, all_asked = bound.p_above(0.0), "betting, at every look", all_asked and steps.whole
+    change = f"{_moved(old, new, unit)}, {result.wins} better, {result.losses} worse of {what}{churn}"
+    least = Detectable(result.minimum_detectable_loss, result.undetectable)
+    assuming = _assuming(alike, result, alpha / max(metrics, 1), limits.power)
     return Evidence(
-        mean.task, mean.name, unit,
-        f"{_moved(old, new, unit)}, {result.wins} better, {result.losses} worse of {what}", result.p_one_sided,
-        TESTS[result.test_one_sided], bound, design,
-        Detectable(result.minimum_detectable_loss, result.undetectable), result.n, what, b.asks_all,
-        _assuming(x, result, True, alpha / max(metrics, 1), limits.power),
-    )  # fmt: skip
+        mean.task, mean.name, unit, change, p, test, bound, design, least, result.n, what, all_asked, assuming
+    )
+
+
+def _rising(part: Scores) -> Scores:
+    """The scores turned around, in the same range, if less is better."""
+    if part.higher_is_better:
+        return part
+    x, y = (np.asarray(part.columns[run]) for run in (0, 1))
+    ends = 1.0 if are_shares(x, y) else float(max(x.max(), y.max()) + min(x.min(), y.min()))
+    return replace(part, columns={0: ends - x, 1: ends - y}, higher_is_better=True)
 
 
 def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Detectable:
@@ -235,16 +192,17 @@ def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Det
     return Detectable(loss, "" if math.isfinite(loss) else blind(len(parts)))
 
 
-def _assuming(old: Floats, result: PairedResult, higher: bool, level: float, power: float) -> str:
+def _assuming(scores: Sequence[Scores], result: PairedResult, level: float, power: float) -> str:
     """The rate of flips at which the least detectable loss holds; more flips hide a larger loss."""
     if result.test != "mcnemar-exact":
         return "at the spread of differences seen here"
     flips = (result.wins + result.losses) / result.n
     words = f"at the {flips * 100:.1f} % of answers that flip here"
-    can_get_worse = int(np.count_nonzero(old if higher else 1 - old))
+    worst = 0 if scores[0].higher_is_better else 1
+    can_get_worse = sum(int(np.count_nonzero(np.asarray(part.columns[0]) != worst)) for part in scores)
     if flips >= MANY_FLIPS or 0.5**can_get_worse > level:
         return words
-    loss = binary_loss(len(old), can_get_worse, MANY_FLIPS, level, power)
+    loss = binary_loss(result.n, can_get_worse, MANY_FLIPS, level, power)
     return f"{words}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
 
 
@@ -260,7 +218,3 @@ def _counted(documents: int, clusters: int) -> str:
 
 def _moved(old: float, new: float, unit: Unit) -> str:
     return f"{old:.4f} -> {new:.4f} ({unit.shown(new - old) + 0.0:+.2f} {unit.name})"
-
-
-def _column(scores: Mapping[int, float], documents: Sequence[int]) -> Floats:
-    return np.array([scores[doc] for doc in documents], dtype=np.float64)

@@ -15,8 +15,9 @@ from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cautions
 from evalengine.report.stats.metric_interval import interval_cautions, mean_interval, metric_interval
-from evalengine.report.stats.paired import PairedResult, paired
+from evalengine.report.stats.paired import PairedResult
 from evalengine.report.stats.perplexity import has_log_likelihoods, likelihoods
+from evalengine.report.stats.scores import Scores, paired_scores
 from evalengine.report.stats.significance import one_test
 
 ALPHA = 0.05  # what a test calls significant, after Holm's correction
@@ -85,36 +86,36 @@ class Contest:
         return (test.result.difference > 0) == (test.nats or self.higher_is_better is True)
 
 
-def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey] = ()) -> Iterator[Contest]:
-    """A contest for each of a task's metrics, in the first run's order, except those in `leave_out` and those with the
-    same numbers as one before (`one_test`)."""
-    metrics = measured(runs, shared)
+def contests(
+    runs: Sequence[Run], shared: Shared, metrics: Mapping[ScoreKey, Scores], leave_out: Collection[ScoreKey] = ()
+) -> Iterator[Contest]:
+    """A contest for each of a task's metrics (`measured`), in the first run's order, except those in `leave_out` and
+    those with the same numbers as one before (`one_test`)."""
     distinct = one_test(metrics, [runs[place] for place in shared.runs])
     rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
-    tested, clusters = False, related(runs, shared)
-    for key, (columns, better) in metrics.items():
+    tested = False
+    for key, scores in metrics.items():
         if key in leave_out or key != distinct[key]:
             continue
-        if columns:
-            entry = contest(key, better, columns, len(runs), bool(shared.rows), clusters)
+        if scores.columns:
+            entry = contest(scores, len(runs), bool(shared.rows))
             yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
             continue
-        scores = [_score_of_whole(run, key) if key in run.results else None for run in runs]
+        values = [_score_of_whole(run, key) if key in run.results else None for run in runs]
         own = {place: runs[place].scores[key] for place in shared.runs if has_log_likelihoods(runs[place], key)}
-        tests = [] if tested or not (own or rolling) else _likelihood_tests(runs, shared, clusters, own)
+        tests = [] if tested or not (own or rolling) else _likelihood_tests(runs, shared, scores, own)
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
-        yield Contest(key, better, False, max(shared.totals), scores, tests)
+        yield Contest(key, scores.higher_is_better, False, max(shared.totals), values, tests)
 
 
-def measured(runs: Sequence[Run], shared: Shared) -> dict[ScoreKey, tuple[dict[int, list[float]], bool | None]]:
-    """(`values_of` by the place of each run that has them, direction) of each of a task's metrics."""
-    holding = [runs[place] for place in shared.runs]
-    keys = dict.fromkeys(key for run in holding for key in run.results if key[0] == shared.task)
-    columns = {key: {place: values_of(runs[place], key, shared, place) for place in shared.runs} for key in keys}
-    return {
-        key: ({place: values for place, values in own.items() if values}, direction(holding, key))
-        for key, own in columns.items()
-    }
+def measured(runs: Sequence[Run], shared: Shared) -> dict[ScoreKey, Scores]:
+    """Each of a task's metrics with the scores (`values_of`) of every run that has them."""
+    holding, clusters = [runs[place] for place in shared.runs], related(runs, shared)
+    found = {}
+    for key in dict.fromkeys(key for run in holding for key in run.results if key[0] == shared.task):
+        columns = {place: own for place in shared.runs if (own := values_of(runs[place], key, shared, place))}
+        found[key] = Scores(key, columns, direction(holding, key), clusters)
+    return found
 
 
 def _with_churn(test: PairTest, runs: Sequence[Run], shared: Shared, key: ScoreKey) -> PairTest:
@@ -124,24 +125,17 @@ def _with_churn(test: PairTest, runs: Sequence[Run], shared: Shared, key: ScoreK
     return replace(test, changed=changed_answers(runs[a], runs[b], key, documents))
 
 
-def contest(
-    key: ScoreKey,
-    better: bool | None,
-    columns: Mapping[int, Sequence[float]],
-    count: int,
-    tested: bool = True,
-    clusters: Sequence[str] | None = None,
-) -> Contest:
-    """The contest of `count` models on a metric that is a mean over documents.
+def contest(scores: Scores, count: int, tested: bool = True, key: ScoreKey | None = None) -> Contest:
+    """The contest of `count` models, the runs of `scores`, on a metric that is a mean over documents.
 
-    columns: values by the model's place. tested: whether pairs are tested, whose values must be of the same documents.
-    clusters: of each document, where some are related.
+    tested: whether pairs are tested, whose values must be of the same documents. key: instead of the scores'.
     """
+    columns, better = scores.columns, scores.higher_is_better
     share = all(0 <= value <= 1 for values in columns.values() for value in values)
-    scores = [score_of(columns[place], share, clusters) if place in columns else None for place in range(count)]
-    tests = [] if better is None or not tested else pair_tests(columns, better, clusters)
+    values = [score_of(columns[place], share, scores.clusters) if place in columns else None for place in range(count)]
+    tests = [] if better is None or not tested else pair_tests([scores])
     documents = max(map(len, columns.values()), default=0)
-    return Contest(key, better, share, documents, scores, tests)
+    return Contest(key or scores.key, better, share, documents, values, tests)
 
 
 def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float]:
@@ -171,20 +165,15 @@ def _score_of_whole(run: Run, key: ScoreKey) -> Score:
     return Score(run.results[key][0], bounds, cautions=tuple(interval_cautions(run, key) if bounds is not None else ()))
 
 
-def pair_tests(
-    columns: Mapping[int, Sequence[float]],
-    better: bool,
-    clusters: Sequence[str] | None = None,
-    tasks: Sequence[tuple[int, float]] | None = None,
-    nats: bool = False,
-) -> list[PairTest]:
-    """Every pair of models whose values are of the same documents and finite. clusters: of each document, if some are
-    related. tasks: of a mean over tasks, as in `paired`. nats: whether values are log-likelihoods."""
+def pair_tests(parts: Sequence[Scores], nats: bool = False) -> list[PairTest]:
+    """Every pair of models that both have finite scores of the same documents in all parts. nats: whether scores are
+    log-likelihoods."""
     tests = []
-    for (i, x), (j, y) in combinations(sorted(columns.items()), 2):
-        if len(x) == len(y) > 1 and all(map(math.isfinite, [*x, *y])):
-            result = paired(x, y, clusters=clusters, higher_is_better=better, unbounded=nats, tasks=tasks)
-            tests.append(PairTest(i + 1, j + 1, result, nats=nats))
+    for i, j in combinations(sorted(parts[0].columns), 2):
+        columns = [(part.columns[i], part.columns[j]) for part in parts]
+        alike = all(len(x) == len(y) for x, y in columns) and sum(len(x) for x, _ in columns) > 1
+        if alike and all(math.isfinite(value) for x, y in columns for value in (*x, *y)):
+            tests.append(PairTest(i + 1, j + 1, paired_scores(parts, i, j, unbounded=nats), nats=nats))
     return tests
 
 
@@ -249,11 +238,11 @@ def tie_groups(order: Sequence[int], ahead: Mapping[int, Collection[int]]) -> di
 
 
 def _likelihood_tests(
-    runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None, by_place: Mapping[int, Mapping[int, float]]
+    runs: Sequence[Run], shared: Shared, scores: Scores, by_place: Mapping[int, Mapping[int, float]]
 ) -> list[PairTest]:
     """Perplexities' tests, of the documents' log-likelihoods, which differ as perplexities do, whatever the tokens.
     by_place: the documents' scores, where these are the log-likelihoods; else those of rolling windows count."""
     sums = {place: by_place.get(place) or likelihoods(runs[place], shared.task) for place in shared.runs if shared.rows}
     missing = math.nan if by_place else 0.0  # an empty text has no window
     columns = {place: [own.get(doc, missing) for doc in shared.documents(place)] for place, own in sums.items() if own}
-    return pair_tests(columns, True, clusters, nats=True)
+    return pair_tests([replace(scores, columns=columns, higher_is_better=True)], nats=True)

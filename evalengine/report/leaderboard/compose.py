@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from evalengine.errors import ConfigError
 from evalengine.report.compare.comparability import findings
 from evalengine.report.leaderboard.board import Contest, contests, measured, with_family
-from evalengine.report.leaderboard.means import Group, Part, average_parts, group, group_tasks, subjects
+from evalengine.report.leaderboard.means import Group, average_parts, group, group_tasks, subjects
 from evalengine.report.leaderboard.models import labels, steps
-from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
+from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, shared_documents
 from evalengine.report.read.identities import CONTENT
-from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.pass_at_k import with_pass_at_k
+from evalengine.report.stats.scores import Scores
 from evalengine.report.stats.significance import holm
 
 FEW = 10  # so many tasks are each tested beside their average; of more, only averages are, with the tasks as parts
@@ -61,14 +62,15 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
         ran = "; ".join(f"{name} ran {', '.join(own) or 'nothing'}" for name, own in zip(labels_, held, strict=True))
         raise ConfigError(f"the models have no task in common: {ran}; compare runs of the same tasks")
     shared = {task: shared_documents(runs, held, task) for task in tasks}
-    parts = {task: list(_parts(runs, shared[task])) for task in tasks}
+    metrics = {task: measured(runs, shared[task]) for task in tasks}
+    parts = {task: _parts(metrics[task], shared[task]) for task in tasks}
     members = group_tasks(runs, tasks)
     grouped = {task for names_ in members.values() for task in names_}
     groups = [*_groups(members, parts, len(runs)), *_subjects(runs, shared, parts, by)]
     alone = {task: parts[task] for task in tasks if task not in grouped}
     groups += _averages(alone, len(runs))
     listed = {key for entry in groups for key in entry.untested} if len(alone) > FEW else set()
-    single = [entry for task in alone for entry in contests(runs, shared[task], listed)]
+    single = [entry for task in alone for entry in contests(runs, shared[task], metrics[task], listed)]
     notes = [note for task in tasks for note in pairing_notes(shared[task], labels_)]
     notes += [*_unmeasured(single), *_asked(runs, labels_, shared)]
     notes += [f"{name}: {UNBOUND}" for run, name in zip(runs, labels_, strict=True) if run.unbound]
@@ -77,7 +79,7 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     return adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes, shared))
 
 
-def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
+def _averages(parts: Mapping[str, Sequence[Scores]], count: int) -> Iterator[Group]:
     """Means over tasks: of a few tasks, of each one's first metric; of many, of each metric that several have."""
     chosen = [list(average_parts(parts))]
     if len(parts) > FEW:
@@ -85,7 +87,7 @@ def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group
         chosen = [[part for own in parts.values() for part in own if part.key[1:] == name] for name in names]
     for averaged in chosen:
         if len(averaged) > 1:
-            yield group(f"average of {len(averaged)} tasks", averaged, count)
+            yield group(f"average of {len(averaged)} tasks", {part.key[0]: part for part in averaged}, count)
 
 
 def adjusted(raw: Board) -> Board:
@@ -97,39 +99,36 @@ def adjusted(raw: Board) -> Board:
     return replace(raw, contests=single, groups=groups)
 
 
-def _parts(runs: Sequence[Run], shared: Shared) -> Iterator[Part]:
+def _parts(metrics: Mapping[ScoreKey, Scores], shared: Shared) -> list[Scores]:
     """A task's metrics as parts of a mean: those with a number for each document in every run that ran the task."""
-    for key, (columns, better) in measured(runs, shared).items():
-        if shared.rows and better is not None and len(columns) == len(shared.runs):
-            yield Part(shared.task, key, better, columns, related(runs, shared))
+    return [own for own in metrics.values()
+            if shared.rows and own.higher_is_better is not None and len(own.columns) == len(shared.runs)]  # fmt: skip
 
 
-def _groups(members: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
+def _groups(members: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[Scores]], count: int) -> Iterator[Group]:
     """The groups of tasks, one for each metric that all of a group's tasks have."""
     for name, tasks in members.items():
         metrics = [{part.key[1:]: part for part in parts[task]} for task in tasks]
         for metric in metrics[0]:
             if all(metric in own for own in metrics):
-                yield group(name, [own[metric] for own in metrics], count)
+                yield group(name, {task: own[metric] for task, own in zip(tasks, metrics, strict=True)}, count)
 
 
 def _subjects(
-    runs: Sequence[Run], shared: Mapping[str, Shared], parts: Mapping[str, Sequence[Part]], by: str | None
+    runs: Sequence[Run], shared: Mapping[str, Shared], parts: Mapping[str, Sequence[Scores]], by: str | None
 ) -> Iterator[Group]:
     """The groups of subjects: each metric of a task whose documents have the field, split by the field's values."""
     rows_by_task = subjects(runs, shared, by)
     for task, rows in rows_by_task.items():
         for part in parts[task]:
-            split = [
-                Part(
-                    label,
-                    part.key,
-                    part.better,
-                    {p: [v[r] for r in chosen] for p, v in part.columns.items()},
-                    None if part.clusters is None else [part.clusters[r] for r in chosen],
+            split = {
+                label: replace(
+                    part,
+                    columns={p: [v[r] for r in chosen] for p, v in part.columns.items()},
+                    clusters=None if part.clusters is None else [part.clusters[r] for r in chosen],
                 )
                 for label, chosen in rows.items()
-            ]
+            }
             if len(split) > 1:
                 yield group(f"{task} by {by or 'subject'}", split, len(runs), of_one_task=True)
 

@@ -15,8 +15,8 @@ from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.read.groups import leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import across_tasks
-from evalengine.report.stats.metric_interval import group_cautions, scaled, weighted_interval
+from evalengine.report.stats.metric_interval import group_cautions, weighted_interval
+from evalengine.report.stats.scores import Scores
 from evalengine.util.plain_files import parse_json
 
 SUBJECT = "subject"  # the field that is looked for by default (MMLU's)
@@ -81,17 +81,6 @@ def _values(documents: Mapping[int, Mapping[str, Any]], rows: Sequence[int], fie
 
 
 @dataclass(frozen=True)
-class Part:
-    """One task's metric, or a subject's documents of it: every model's values of the same documents."""
-
-    label: str
-    key: ScoreKey
-    better: bool
-    columns: Mapping[int, Sequence[float]]  # values by the model's place
-    clusters: Sequence[str] | None = None  # each document's cluster, where some are related
-
-
-@dataclass(frozen=True)
 class Group:
     """Parts and their means. The parts are listed, not tested: the family of tests is that of the means."""
 
@@ -102,26 +91,21 @@ class Group:
     whole: list[Contest] = field(default_factory=list)  # for a task's subjects, the micro mean: the task's own value
 
 
-def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = False) -> Group:
-    """The parts of `count` models under one name. A model without a value in one of the parts has no mean.
+def group(name: str, parts: Mapping[str, Scores], count: int, of_one_task: bool = False) -> Group:
+    """The parts of `count` models under one name, by label. A model without a value in one of the parts has no mean.
 
     of_one_task: the parts are a task's subjects: their micro mean is the task's own value, which is tested already."""
-    first = parts[0].key
-    metric = first[1] if all(part.key[1] == first[1] for part in parts) else "first metric of each"
-    filter_name = first[2] if all(part.key[2] == first[2] for part in parts) else ""
-    whole = [place for place in range(count) if all(place in part.columns for part in parts)]
-    single = [
-        replace(
-            contest(part.key, part.better, part.columns, count, tested=False, clusters=part.clusters),
-            key=(part.label, *part.key[1:]),
-        )
-        for part in parts
-    ]
-    sizes = [len(part.columns[whole[0]]) for part in parts] if whole else []
-    means = [_mean((name, metric, filter_name), kind, parts, single, whole) for kind in _kinds(sizes)]
+    keys = [part.key for part in parts.values()]
+    metric = keys[0][1] if len({key[1] for key in keys}) == 1 else "first metric of each"
+    filter_name = keys[0][2] if len({key[2] for key in keys}) == 1 else ""
+    single = [contest(part, count, tested=False, key=(label, *part.key[1:])) for label, part in parts.items()]
+    whole = [place for place in range(count) if all(place in part.columns for part in parts.values())]
+    held = [replace(part, columns={place: part.columns[place] for place in whole}) for part in parts.values()]
+    kinds = _kinds([*map(len, held)]) if whole else []
+    means = [_mean((name, metric, filter_name), kind, held, single) for kind in kinds]
     if of_one_task and len(means) > 1:
         return Group(name, single, means[:1], whole=[replace(means[1], tests=[])])
-    return Group(name, single, means, () if of_one_task else tuple(part.key for part in parts))
+    return Group(name, single, means, () if of_one_task else tuple(keys))
 
 
 def _kinds(sizes: Sequence[int]) -> list[str]:
@@ -129,17 +113,15 @@ def _kinds(sizes: Sequence[int]) -> list[str]:
     return [] if len(sizes) < 2 else ["macro"] if len(set(sizes)) == 1 else ["macro", "micro"]
 
 
-def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Contest], whole: Sequence[int]) -> Contest:
-    sizes = [len(part.columns[whole[0]]) for part in parts]
-    total = sum(sizes)
-    weights = [1 / len(parts) if kind == "macro" else size / total for size in sizes]
+def _mean(key: ScoreKey, kind: str, parts: Sequence[Scores], single: Sequence[Contest]) -> Contest:
+    total = sum(map(len, parts))
+    weights = [1 / len(parts) if kind == "macro" else len(part) / total for part in parts]
     scores: list[Score | None] = [None] * len(single[0].scores)
-    for place in whole:
+    for place in parts[0].columns:
         scores[place] = _weighted({entry.key[0]: score for entry in single if (score := entry.scores[place])}, weights)
+    tests = pair_tests([replace(part, weight=weight) for part, weight in zip(parts, weights, strict=True)])
     share = all(entry.share for entry in single)
-    columns = {place: scaled([part.columns[place] for part in parts], weights) for place in whole}
-    tests = pair_tests(columns, parts[0].better, _clusters(parts), list(zip(sizes, weights, strict=True)))
-    return Contest(key, parts[0].better, share, total, scores, tests, kind)
+    return Contest(key, parts[0].higher_is_better, share, total, scores, tests, kind)
 
 
 def _weighted(scores: Mapping[str, Score], weights: Sequence[float]) -> Score:
@@ -151,23 +133,10 @@ def _weighted(scores: Mapping[str, Score], weights: Sequence[float]) -> Score:
     return Score(value, bounds, cautions=tuple(found if bounds is not None else ()))
 
 
-def _clusters(parts: Sequence[Part]) -> list[str] | None:
-    """The clusters of all parts' documents, one part after the other; None where none are related. A cluster stays
-    within its task (`across_tasks`), but not within its subject."""
-    if all(part.clusters is None for part in parts):
-        return None
-    clusters = []
-    for place, part in enumerate(parts):
-        count = len(next(iter(part.columns.values())))
-        names = part.clusters or [f"{place} {number}" for number in range(count)]
-        clusters += across_tasks(part.key[0], names)
-    return clusters
-
-
-def average_parts(parts_by_task: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
+def average_parts(parts_by_task: Mapping[str, Sequence[Scores]]) -> Iterator[Scores]:
     """Each task's first metric that is a share and better if higher: an average over tasks is the mean of these."""
     for parts in parts_by_task.values():
         for part in parts:
-            if part.better and all(0 <= v <= 1 for values in part.columns.values() for v in values):
+            if part.higher_is_better and all(0 <= v <= 1 for values in part.columns.values() for v in values):
                 yield part
                 break
