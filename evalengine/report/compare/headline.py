@@ -10,12 +10,12 @@ import scipy
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.flips import OF_ANSWER
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import above
 from evalengine.report.stats.detectable import critical_flips, critical_mean, mcnemar_power
 from evalengine.report.stats.loss_bound import LossBound
 from evalengine.report.stats.paired import PairedResult
+from evalengine.report.stats.significance import ALPHA
 
 POWER = 0.8  # of the test with as many documents as are said to be needed
 FEW_CHANGED = 10  # with fewer changed documents (or clusters), no number of documents is said to be needed

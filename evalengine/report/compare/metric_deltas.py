@@ -20,7 +20,7 @@ from evalengine.report.read.run import Key, Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.paired import PairedResult
 from evalengine.report.stats.perplexity import has_log_likelihoods, sums_of, value_of
-from evalengine.report.stats.scores import Scores, paired_scores, scores_of_pair
+from evalengine.report.stats.scores import Scores, is_mean, paired_scores, scores_of_pair
 from evalengine.report.stats.significance import family_p, one_test
 
 Values = tuple[float | None, float | None]
@@ -76,18 +76,18 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
     shared = left.keys() & right.keys()
     docs = [doc for doc in sorted(shared) if _finite(left[doc], right[doc])]
     likelihoods = has_log_likelihoods(a, key) or has_log_likelihoods(b, key)
-    is_mean = bool(shared) and not likelihoods and (_is_mean(a, key) or _is_mean(b, key))
+    averaged = bool(shared) and not likelihoods and (is_mean(a, key) or is_mean(b, key))
     of_documents = True if likelihoods else better  # more likely is better, though a perplexity is better where less
     result = None
     if len(docs) > 1:
-        result = paired_scores([scores_of_pair(a, b, key, docs, of_documents is not False)], unbounded=not is_mean)
+        result = paired_scores([scores_of_pair(a, b, key, docs, of_documents is not False)], unbounded=not averaged)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
     delta = MetricDelta(key, value_a, value_b, None, 0, better)
     if not shared and (whole := group_pairs(a, b, key, better is not False)) is not None:
         yield replace(delta, paired=whole, common_a=whole.mean_a, common_b=whole.mean_b)
     elif not shared:
         yield _of_a_whole(delta, a, b)
-    elif is_mean:
+    elif averaged:
         same = left.keys() == right.keys() and len(docs) == len(shared)
         values = (value_a, value_b) if same else (_mean([left[d] for d in docs]), _mean([right[d] for d in docs]))
         yield replace(delta, paired=result, left_out=len(shared) - len(docs), common_a=values[0], common_b=values[1])
@@ -129,13 +129,6 @@ def _unlike_documents(a: Run, b: Run, task: str) -> str:
         return f"A's is of {len(left)} documents and B's of {len(right)}, of which they share {len(left & right)}"
     changed = sum(document_change(a, b, *key) == "documents" for key in left)
     return f"{changed} of {len(left)} documents differ in content" if changed else ""
-
-
-def _is_mean(run: Run, key: ScoreKey) -> bool:
-    """Whether a run reports the mean of its documents' numbers, or nothing else."""
-    values, reported = [*run.scores[key].values()], run.results.get(key, (None, None))[0]
-    mean = exact_sum(values) / len(values)
-    return reported is None or same_value(mean, reported, 1e-9, 1e-12)
 
 
 def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:

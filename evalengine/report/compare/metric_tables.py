@@ -12,9 +12,9 @@ from evalengine.report.numbers import MINUS, arrow, shown
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.paired import PairedResult
+from evalengine.report.stats.significance import ALPHA
 from evalengine.util.sheet import Sheet
 
-ALPHA = 0.05  # significance level of a change in a metric, after Holm's correction
 LARGE = 1e6  # from this value on, digits after the point say nothing
 MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
 

@@ -10,18 +10,15 @@ from string import ascii_letters
 
 from evalengine.report.compare.flips import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
-from evalengine.report.numbers import exact_sum, same_value
+from evalengine.report.numbers import exact_sum
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cautions
 from evalengine.report.stats.metric_interval import interval_cautions, mean_interval, metric_interval
 from evalengine.report.stats.paired import PairedResult
 from evalengine.report.stats.perplexity import has_log_likelihoods, likelihoods
-from evalengine.report.stats.scores import Scores, paired_scores
-from evalengine.report.stats.significance import one_test
-
-ALPHA = 0.05  # what a test calls significant, after Holm's correction
-CORPUS = 1e-6  # relative tolerance within which a result counts as the mean of its documents' numbers
+from evalengine.report.stats.scores import Scores, is_mean, paired_scores
+from evalengine.report.stats.significance import ALPHA, one_test
 
 
 @dataclass(frozen=True)
@@ -142,10 +139,7 @@ def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float
     """The metric's numbers of the shared documents, or of all the run's own where none can be paired; empty where the
     result is no mean of the documents' numbers, or a document has no number."""
     scores = run.scores.get(key)
-    if not scores or key not in run.results:
-        return []
-    value, mean = run.results[key][0], exact_sum(scores.values()) / len(scores)
-    if not same_value(value, mean, CORPUS, CORPUS):
+    if not scores or key not in run.results or not is_mean(run, key):
         return []
     documents = shared.documents(place) if shared.rows else sorted(scores)
     return [scores[doc] for doc in documents] if all(doc in scores for doc in documents) else []

@@ -13,7 +13,7 @@ from evalengine.plain_text import printable
 from evalengine.report.compare.as_json import cut_json, run_json
 from evalengine.report.compare.report import regression_lines
 from evalengine.report.leaderboard import sheets
-from evalengine.report.leaderboard.board import Contest, PairTest
+from evalengine.report.leaderboard.board import Contest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import by_name
@@ -91,6 +91,7 @@ def _ranks(board: Board) -> Sheet:
     return Sheet("Ranks and tie groups", ["Metric", *board.names], rows, (0,), note=sheets.ranks_note(board))
 
 
+NATS = " (nats a document)"
 FORMAT, VERSION = "evalengine.models", 2  # the version rises when a name below changes its meaning or is removed
 COLUMNS = (
     *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high"),
@@ -107,12 +108,28 @@ def comma_separated(board: Board) -> str:
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
     for contest in board.tested:
-        writer.writerows(_scores(board, contest, "score"))
-        writer.writerows(_csv_test(board, contest, test) for test in contest.tests)
+        writer.writerows(_csv_rows(_contest_json(board, contest), "score"))
     for group in board.groups:
         for part in (*group.parts, *group.whole):
-            writer.writerows({**row, "group": _plain(group.name)} for row in _scores(board, part, "part"))
+            writer.writerows(_csv_rows({**_contest_json(board, part), "group": group.name}, "part"))
     return out.getvalue()
+
+
+def _csv_rows(contest: dict[str, Any], row: str) -> Iterator[dict[str, Any]]:
+    """A row for each score and each test of a contest as JSON."""
+    for content in filter(None, (*contest["scores"], *contest["tests"])):
+        own = {**contest, **content}
+        if "difference" in content:
+            own |= {"row": "test", "model": own["b"], "against": own["a"], "value": own["difference"]}
+            own |= {"documents": own["n"], "p": own["p_value"], "metric": own["metric"] + NATS * own["nats"]}
+        else:
+            cut = own["cut"] or {}
+            own |= {"row": row, **dict(zip(("ci_low", "ci_high"), own["interval"] or (), strict=False))}
+            own |= dict(zip(("rank_best", "rank_worst"), own["ranks"] or (), strict=False))
+            own |= {"cut": cut and cut["count"] / cut["total"], "value_cut": cut.get("cut")}
+            own |= {"value_finished": cut.get("finished")}
+        own["cautions"] = "; ".join(own["cautions"])
+        yield {name: _plain(own[name]) for name in COLUMNS if own.get(name) not in (None, {})}
 
 
 def board_json(board: Board) -> dict[str, Any]:
@@ -141,60 +158,12 @@ def board_json(board: Board) -> dict[str, Any]:
     return content
 
 
-def _plain(text: str) -> str:
-    """A name for a spreadsheet, which would take a text that begins like a formula for one, and for a terminal."""
-    text = printable(text)
+def _plain(value: Any) -> Any:
+    """A text for a spreadsheet, which would take one that begins like a formula for one, and for a terminal."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
-
-
-def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]]:
-    for run, name, score in zip(board.runs, board.names, contest.scores, strict=True):
-        if score is None:
-            continue
-        cut = cut_of(run, contest.key)
-        low, high = score.interval or ("", "")
-        best, worst = score.ranks or ("", "")
-        yield {
-            **_key(contest),
-            "row": row,
-            "model": _plain(name),
-            "value": score.value,
-            "ci_low": low,
-            "ci_high": high,
-            "rank_best": best,
-            "rank_worst": worst,
-            "tie_group": score.tie_group,
-            "documents": contest.documents,
-            "cautions": "; ".join(score.cautions),
-            **({} if cut is None else {"cut": cut.count / cut.total, "value_cut": cut.cut,
-                                       "value_finished": "" if cut.finished is None else cut.finished}),
-        }  # fmt: skip
-
-
-def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
-    p = test.result
-    return {
-        **_key(contest),
-        "row": "test",
-        "model": _plain(board.names[test.b - 1]),
-        "against": _plain(board.names[test.a - 1]),
-        "value": p.difference,
-        "ci_low": p.ci_low,
-        "ci_high": p.ci_high,
-        "documents": p.n,
-        "wins": p.wins,
-        "losses": p.losses,
-        "ties": p.ties,
-        "p": p.p_value,
-        "p_holm": test.p_adjusted,
-        "answers_changed": "" if test.changed is None else test.changed,
-        "cautions": "; ".join(p.cautions),
-        **({"metric": f"{contest.key[1]} (nats a document)"} if test.nats else {}),
-    }
-
-
-def _key(contest: Contest) -> dict[str, str]:
-    return {name: _plain(text) for name, text in by_name(contest.key).items()} | {"mean": contest.mean}
 
 
 def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison, compare, with_questions
 from evalengine.report.compare.headline import Scale, test_words
-from evalengine.report.leaderboard.board import ALPHA, Contest, PairTest, Score
+from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
 from evalengine.report.numbers import MINUS, arrow, counted, p_value
 from evalengine.report.read.run import provenance
 from evalengine.report.stats.metric_interval import cut_of
+from evalengine.report.stats.significance import ALPHA
 from evalengine.util.sheet import Sheet
 
 RANKED = ("Rank", "Tie group")  # the columns of `rank_cells`

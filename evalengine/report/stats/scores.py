@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.intervals import Floats
@@ -15,6 +16,7 @@ from evalengine.report.stats.loss_bound import Losses, joined
 from evalengine.report.stats.metric_interval import scaled
 from evalengine.report.stats.paired import PairedResult, paired, score_range
 from evalengine.report.stats.pass_probability import Design
+from evalengine.report.stats.perplexity import CLOSE
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Scores:
         """The weighted means of runs 0 and 1."""
         first, second = (self.weight * math.fsum(self.columns[run]) / len(self) for run in (0, 1))
         return first, second
+
+
+def is_mean(run: Run, key: ScoreKey) -> bool:
+    """Whether a run's result is the mean of its documents' numbers, or is missing."""
+    values = run.scores[key].values()
+    return key not in run.results or same_value(exact_sum(values) / len(values), run.results[key][0], CLOSE, CLOSE)
 
 
 def scores_of_pair(

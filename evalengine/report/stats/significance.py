@@ -13,6 +13,7 @@ import scipy
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.intervals import Floats
 
+ALPHA = 0.05  # of compare's and the models' tests, after Holm's correction
 RESAMPLES = 9999  # most flips that are drawn or counted: a drawn p has a resolution of 1e-4
 EXACT = 12  # differing clusters whose flips are all counted: with the 0 that is added, 2^13 <= RESAMPLES
 FLIPS = 20_000_000  # most signs that a test draws: 100,000 items take seconds, with fewer resamples (at least 999)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import run_json
-from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, sheet_table, table, tiles, verdict
 from evalengine.report.html.plots import interval
@@ -22,7 +21,7 @@ from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.measured import TwoWay, two_way
 from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.paired import cluster_codes
-from evalengine.report.stats.significance import holm
+from evalengine.report.stats.significance import ALPHA, holm
 from evalengine.report.sweep.write import VERSION, write_list
 from evalengine.util.sheet import Line, Sheet
 
@@ -36,6 +35,7 @@ class Sensitivity:
     means: tuple[float, ...]  # a prompt's score each
     intervals: tuple[tuple[float, float] | None, ...]  # over documents
     parts: TwoWay
+    p_holm: float = 1.0  # `parts.p_value`, adjusted for all metrics
 
     @property
     def by_prompt(self) -> float:
@@ -67,7 +67,8 @@ def sensitivities(runs: Sequence[Run]) -> list[Sensitivity]:
             bounds = tuple(mean_interval(column.tolist(), clusters=names) for column in scores.T)
             means = tuple(float(mean) for mean in scores.mean(axis=0))
             found.append(Sensitivity(key, len(of_groups), means, bounds, two_way(of_groups)))
-    return found
+    adjusted = holm([one.parts.p_value for one in found])
+    return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
 
 
 def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterator[Line]:
@@ -82,10 +83,10 @@ def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterato
 def sentence(one: Sensitivity) -> str:
     """What the prompts do to a metric."""
     low, high = min(one.means), max(one.means)
-    verdict = "a real difference" if one.parts.p_value < ALPHA else f"undecided over {one.documents} documents"
+    verdict = "a real difference" if one.p_holm < ALPHA else f"undecided over {one.documents} documents"
     return (
         f"{_name(one)}: {len(one.means)} prompts give {low:.4f} to {high:.4f} ({verdict}: p = "
-        f"{one.parts.p_value:.2g}); the prompt alone moves a score by {one.by_prompt:.4f} (standard deviation), which "
+        f"{one.p_holm:.2g}); the prompt alone moves a score by {one.by_prompt:.4f} (standard deviation), which "
         f"is {100 * one.of_a_score:.0f} % of the variance of one prompt's score over {one.documents} documents"
     )
 
@@ -109,7 +110,7 @@ def prompts_page(runs: Sequence[Run], labels: Sequence[str], found: Sequence[Sen
     page = Page(
         f"{len(runs)} prompts on {', '.join(sorted({one.key[0] for one in found}))}", eyebrow="Prompts compared"
     )
-    shown = min(holm([one.parts.p_value for one in found]), default=1.0) <= 0.05
+    shown = any(one.p_holm < ALPHA for one in found)
     page.lead(
         verdict(
             "The prompts differ" if shown else "No difference between the prompts is shown",
@@ -136,7 +137,7 @@ NOTE = (
     "Two-way random effects by the method of moments: some documents are harder under every prompt, some prompts are "
     "better on every document, and what is left is a document that one prompt solves and another does not. Of a score: "
     "the prompt's share of the variance of one prompt's mean over these documents. p: of so large differences between "
-    "prompts if there are none (F test). Few prompts tell little of others."
+    "prompts if there are none (F test), of each metric alone. Few prompts tell little of others."
 )
 
 
