@@ -1,6 +1,6 @@
 PYTHON ?= python
-# Workers of the GPU tests: one per core, at most 16. WORKERS overrides it.
-GPU_WORKERS := $(or $(WORKERS),$(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 16 ? n : 16))))
+# Workers of the GPU tests: one per core, at most 16. WORKERS overrides it. nproc counts OMP_NUM_THREADS, if it is set.
+GPU_WORKERS := $(or $(WORKERS),$(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 8); echo $$((n < 16 ? n : 16))))
 WORKERS ?= 2
 # A test worker per core: more threads in each only fight for them (the thread-count tests set their own).
 export OMP_NUM_THREADS ?= 1

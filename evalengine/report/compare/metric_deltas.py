@@ -144,7 +144,7 @@ def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
         result, means = None, [_mean(column) for column in columns]
         if len(keys) > 1:
             documents = [key[1] for key in keys]
-            clusters = cluster_names(a, b, task, documents) or documents
+            clusters = cluster_names(a, b, task, documents) or [str(doc) for doc in documents]
             result = paired_scores([Scores(name, dict(enumerate(columns)), True, clusters)], unbounded=True)
         delta = MetricDelta(name, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)
         apart = "" if keys else f"the runs share no {unit} of the same text"

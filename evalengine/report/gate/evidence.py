@@ -183,7 +183,7 @@ def _rising(part: Scores) -> Scores:
         return part
     x, y = (np.asarray(part.columns[run]) for run in (0, 1))
     ends = 1.0 if are_shares(x, y) else float(max(x.max(), y.max()) + min(x.min(), y.min()))
-    return replace(part, columns={0: ends - x, 1: ends - y}, higher_is_better=True)
+    return replace(part, columns={0: (ends - x).tolist(), 1: (ends - y).tolist()}, higher_is_better=True)
 
 
 def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Detectable:

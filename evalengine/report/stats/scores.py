@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from evalengine.report.numbers import exact_sum, same_value
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
-from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.loss_bound import Losses, joined
 from evalengine.report.stats.metric_interval import scaled
 from evalengine.report.stats.paired import PairedResult, paired, score_range
@@ -28,7 +27,7 @@ class Scores:
     """
 
     key: ScoreKey
-    columns: Mapping[int, Sequence[float] | Floats]  # run -> [n]
+    columns: Mapping[int, Sequence[float]]  # run -> [n]
     higher_is_better: bool | None  # None: not known
     clusters: Sequence[str] | None = None  # [n], where documents are related
     weight: float = 1.0  # in the mean
@@ -61,7 +60,7 @@ def scores_of_pair(
     Raises `ConfigError` if a run names the clusters of some of the documents only.
     """
     documents = sorted(documents)
-    columns = {n: np.array([run.scores[key][doc] for doc in documents], np.float64) for n, run in enumerate((a, b))}
+    columns = {n: [run.scores[key][doc] for doc in documents] for n, run in enumerate((a, b))}
     return Scores(key, columns, higher_is_better, cluster_names(a, b, key[0], documents), weight)
 
 
@@ -99,17 +98,17 @@ def loss_design(parts: Sequence[Scores], alpha: float) -> Design:
     return Design(tuple(joined(tasks)), scale, alpha, most)
 
 
-def _clusters(parts: Sequence[Scores]) -> list[str | int] | None:
+def _clusters(parts: Sequence[Scores]) -> list[str] | None:
     """The clusters of all parts' documents, one part after the other; None where no documents are related."""
     if all(part.clusters is None for part in parts):
         return None
-    return [name for names in _names(parts) for name in names]
+    return [str(name) for names in _names(parts) for name in names]
 
 
-def _names(parts: Sequence[Scores]) -> list[Sequence[str | int]]:
+def _names(parts: Sequence[Scores]) -> list[Sequence[Hashable]]:
     """A name for each document's cluster, part by part. Parts of different tasks share a cluster only for items that
     the tasks share (`across_tasks`); parts of one task, its subjects, share the task's clusters."""
     if len(parts) == 1:
         return [range(len(parts[0])) if parts[0].clusters is None else parts[0].clusters]
     named = [part.clusters or [f"{place} {n}" for n in range(len(part))] for place, part in enumerate(parts)]
-    return [across_tasks(part.key[0], [str(n) for n in names]) for part, names in zip(parts, named, strict=True)]
+    return [across_tasks(part.key[0], names) for part, names in zip(parts, named, strict=True)]
