@@ -61,35 +61,14 @@ class Judged:
     """What a rule judges of a baseline and a run."""
 
     decided: list[Check]  # without a test of documents
-    tested: Mapping[ScoreKey, Limits]  # metrics with a spread
-    means: Mapping[Metric, Mean]  # groups and averages
+    tests: Mapping[Metric, Mean]  # metrics with a spread, groups and averages
     limits: Mapping[ScoreKey, Limits]  # of every metric
     unskipped: list[ScoreKey]
-    ratios: frozenset[ScoreKey]  # the tested metrics that are perplexities, or bits per byte
-
-    @property
-    def tests(self) -> dict[Metric, Limits]:
-        """All that is tested, with its limits."""
-        return dict([*self.tested.items(), *((name, mean.limits) for name, mean in self.means.items())])
-
-    def names(self, metric: Metric) -> tuple[str, str]:
-        """(the task or average, the metric and filter) of a check."""
-        if metric in self.means:
-            return self.means[metric].task, self.means[metric].name
-        return _names(metric) if isinstance(metric, tuple) else (metric, "")
-
-    def mean(self, metric: Metric) -> Mean:
-        """The mean over tasks, or the one task's metric as a mean of one."""
-        if metric in self.means:
-            return self.means[metric]
-        assert isinstance(metric, tuple)
-        return Mean(*_names(metric), ((metric, 1.0),), self.tested[metric])
+    ratios: frozenset[Metric]  # the tests of perplexities, or bits per byte
 
     def parts(self, metric: Metric) -> list[ScoreKey]:
         """The metrics whose documents make a tested metric or a mean."""
-        if isinstance(metric, tuple) and metric not in self.means:
-            return [metric]
-        return [key for key, _ in self.means[metric].parts]
+        return [key for key, _ in self.tests[metric].parts]
 
 
 def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
@@ -117,41 +96,42 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     unskipped = [key for key in all_keys if not limits[key].skip]
     if all_keys and not unskipped and not rule.averages:
         raise ConfigError(_all_skipped(all_keys))
-    checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip]
+    checks = [
+        Check("accuracy", *names_of(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip
+    ]
     problems = {key: broken(key, a, b) for key in a.scores}
     by_document = {key for key in a.scores if not has_log_likelihoods(a, key)}
-    checks += [Check("accuracy", *_names(key), "fail", problems[key]) for key in unskipped if problems.get(key)]
+    checks += [Check("accuracy", *names_of(key), "fail", problems[key]) for key in unskipped if problems.get(key)]
     waiting = [key for key in unskipped if steps and not steps.whole and key not in by_document]
     groups = {key: _paired_parts(key, a, b, problems) for key in unskipped if key not in waiting}
     groups = {key: parts for key, parts in groups.items() if parts}
     inside = parts_of_groups(rule, groups, a) & {*unskipped}
     reported = sorted(key for key in inside if not problems.get(key))
-    checks += [Check("accuracy", *_names(key), "skip", _reported(key, a, b)) for key in reported]
+    checks += [Check("accuracy", *names_of(key), "skip", _reported(key, a, b)) for key in reported]
     unskipped = [key for key in unskipped if key not in reported]
     for_later = "is judged once all documents are asked"
-    checks += [Check("accuracy", *_names(key), "undecided", for_later) for key in waiting]
+    checks += [Check("accuracy", *names_of(key), "undecided", for_later) for key in waiting]
     unskipped = [key for key in unskipped if key not in waiting]
     sums = {key for key in unskipped if key not in by_document and ratios((a, b), key) is not None}
     paired = by_document | groups.keys() | sums
     whole = [key for key in unskipped if key not in paired and not problems.get(key)]
     by_tasks = [key for key in whole if _judged_by_tasks(key, a, b, limits, sums)]
     moved = {key: f"its tasks are judged: {_moved(key, a, b)}" for key in by_tasks}
-    checks += [Check("accuracy", *_names(key), "skip", why) for key, why in moved.items()]
+    checks += [Check("accuracy", *names_of(key), "skip", why) for key, why in moved.items()]
     whole, unskipped = ([key for key in keys if key not in by_tasks] for keys in (whole, unskipped))
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
-    means: dict[Metric, Mean] = {}
-    for key in [key for key in unskipped if key in groups]:
-        means[key] = Mean(*_names(key), tuple(groups[key]), limits[key])
-    means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
-    for name, mean in [*means.items()]:
-        if why := [f"{key[0]}: {problems[key]}" for key, _ in mean.parts if problems[key]]:
-            checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
-            del means[name]
-        else:
-            means[name] = replace(mean, limits=_in_points(mean.limits, a, mean.parts))
     single = [key for key in unskipped if key not in (*whole, *groups) and not problems.get(key)]
-    tested = {key: limits[key] if key in sums else _in_points(limits[key], a, [(key, 1.0)]) for key in single}
-    return Judged(checks, tested, means, limits, unskipped, frozenset(sums & tested.keys()))
+    tests: dict[Metric, Mean] = {key: Mean(*names_of(key), ((key, 1.0),), limits[key]) for key in single}
+    for key in [key for key in unskipped if key in groups]:
+        tests[key] = Mean(*names_of(key), tuple(groups[key]), limits[key])
+    tests |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
+    for name, mean in [*tests.items()]:
+        if why := [f"{key[0]}: {problems[key]}" for key, _ in mean.parts if problems.get(key)]:
+            checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
+            del tests[name]
+        elif name not in sums:
+            tests[name] = replace(mean, limits=_in_points(mean.limits, a, mean.parts))
+    return Judged(checks, tests, limits, unskipped, frozenset(sums.intersection(single)))
 
 
 def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str]) -> Members:
@@ -205,18 +185,17 @@ def _moved(key: ScoreKey, a: Run, b: Run) -> str:
 
 def evidence_of(metric: Metric, a: Run, b: Run, of: Judged, count: int, steps: Steps | None = None) -> Evidence:
     """The evidence on a tested metric or mean. count: the metrics that share Holm's correction."""
-    if isinstance(metric, tuple) and metric in of.ratios:
-        return of_ratio(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]), count)
-    mean = of.mean(metric)
+    mean = of.tests[metric]
+    if metric in of.ratios:
+        return of_ratio(mean, a, b, _directions(mean, a, of), count)
     return of_mean(mean, a, b, _directions(mean, a, of), count, steps)
 
 
 def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
     """The documents and losses behind `evidence_of`, without a test of them."""
-    if isinstance(metric, tuple) and metric in of.ratios:
-        return design_of_ratio(metric, a, b, of.tested[metric], _higher(metric, a, of.tested[metric]))
-    mean = of.mean(metric)
-    return mean.design(a, b, _directions(mean, a, of))
+    mean = of.tests[metric]
+    directions = _directions(mean, a, of)
+    return design_of_ratio(mean, a, b, directions) if metric in of.ratios else mean.design(a, b, directions)
 
 
 def _directions(mean: Mean, a: Run, of: Judged) -> dict[ScoreKey, bool]:
@@ -228,14 +207,14 @@ def _directions(mean: Mean, a: Run, of: Judged) -> dict[ScoreKey, bool]:
 
 def _tested(a: Run, b: Run, of: Judged, steps: Steps | None) -> Iterator[Check]:
     """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
+    single = {key: of.tests[key].limits for key in of.limits if key in of.tests and of.parts(key) == [key]}
     same: dict[Metric, ScoreKey] = {
-        key: first if of.tested[first] == of.tested[key] else key for key, first in one_test(of.tested, (a, b)).items()
+        key: first if single[first] == single[key] else key for key, first in one_test(single, (a, b)).items()
     }
-    tests = of.tests
-    tested = [metric for metric, own in tests.items() if own.alpha is not None]
+    tested = [metric for metric, mean in of.tests.items() if mean.limits.alpha is not None]
     count = len({same.get(metric, metric) for metric in tested})
-    gathered = {metric: evidence_of(metric, a, b, of, count, steps) for metric in tests}
-    p_values = family_p({metric: tested_p(gathered[metric], tests[metric]) for metric in tested}, same)
+    gathered = {metric: evidence_of(metric, a, b, of, count, steps) for metric in of.tests}
+    p_values = family_p({metric: tested_p(gathered[metric], of.tests[metric].limits) for metric in tested}, same)
     for metric, evidence in gathered.items():
         words = "" if isinstance(metric, str) else cut_words(metric, {"baseline": a, "run": b})
         cut = (words,) if words else ()
@@ -245,11 +224,12 @@ def _tested(a: Run, b: Run, of: Judged, steps: Steps | None) -> Iterator[Check]:
             names = (evidence.task, evidence.name)
             yield Check("accuracy", *names, "pass", why, cut, "Can detect: any changed token or logprob bit")
             continue
-        check = judged(evidence, tests[metric], p_values.get(metric), count)
-        undone = check.status in ("fail", "undecided") and metric not in of.means
+        limits = of.tests[metric].limits
+        check = judged(evidence, limits, p_values.get(metric), count)
+        undone = check.status in ("fail", "undecided") and metric in single
         details = (*cut, *(_lost(keys[0], a, b, of) if undone else ()))
         brief = "; ".join((check.brief, *cut))
-        yield replace(check, details=details, brief=brief, **_estimate(evidence, tests[metric]))
+        yield replace(check, details=details, brief=brief, **_estimate(evidence, limits))
 
 
 def _estimate(evidence: Evidence, limits: Limits) -> dict[str, Any]:
@@ -293,7 +273,7 @@ def _have(count: int) -> str:
 
 def _lost(key: ScoreKey, a: Run, b: Run, of: Judged) -> list[str]:
     """The first documents that got worse, with both answers where they are known."""
-    scores, sign = a.scores.get(key, {}), 1 if _higher(key, a, of.tested[key]) != (key in of.ratios) else -1
+    scores, sign = a.scores.get(key, {}), 1 if _higher(key, a, of.limits[key]) != (key in of.ratios) else -1
     worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
     return first_of([f"document {doc} got worse{_answers(key, a, b, doc)}" for doc in worse], SHOWN)
 
@@ -329,5 +309,5 @@ def _higher(key: ScoreKey, a: Run, limits: Limits) -> bool:
     return better
 
 
-def _names(key: ScoreKey) -> tuple[str, str]:
+def names_of(key: ScoreKey) -> tuple[str, str]:
     return key[0], f"{key[1]},{key[2]}"

@@ -73,35 +73,56 @@ class Evidence:
         return bound_cautions(self.design.strata, self.design.scale, self.design.alpha, either=False)
 
 
-def design_of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Design:
+@dataclass(frozen=True)
+class Mean:
+    """A metric with a score for each document, or a mean over tasks that have one: a group's, or an average that a
+    policy defines."""
+
+    task: str  # the task's or group's name, or "average NAME"
+    name: str
+    parts: tuple[tuple[ScoreKey, float], ...]  # the tasks' metrics and their weights in the mean
+    limits: Limits
+
+    def scores(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> list[Scores]:
+        """The scores behind it. directions: whether more is better in each part."""
+        return [scores_of_pair(a, b, key, a.scores[key], directions[key], weight) for key, weight in self.parts]
+
+    def design(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
+        """The documents and their losses."""
+        return loss_design(self.scores(a, b, directions), _alpha(self.limits))
+
+
+def design_of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
     """The rises of a perplexity, or bits per byte, in nats per word, byte or document."""
+    ((key, _),) = mean.parts
     sums = ratios((a, b), key)
     assert sums is not None
     documents, (old, new) = sums
     codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
+    rise = loss_stratum(new, old, codes) if directions[key] else loss_stratum(old, new, codes)
     # A scale of 0: log-likelihoods that are all equal show no change, and an unseen change has no typical size here.
-    return Design((loss_stratum(new, old, codes) if higher else loss_stratum(old, new, codes),), 0.0, _alpha(limits))
+    return Design((rise,), 0.0, _alpha(mean.limits))
 
 
-def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
+def of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
     """The evidence on a perplexity, or bits per byte, of runs that hold the sums behind it.
 
     The test is that of the clusters' log-likelihood differences (`paired.tested`).
     """
-    sums = ratios((a, b), key)
+    sums = ratios((a, b), mean.parts[0][0])
     assert sums is not None
     documents, (old, new) = sums
-    design, alpha = design_of_ratio(key, a, b, limits, higher), 0.05 if limits.alpha is None else limits.alpha
+    design = design_of_ratio(mean, a, b, directions)
+    alpha = 0.05 if mean.limits.alpha is None else mean.limits.alpha
     (worse,), bound = design.strata, design.bound
     found = tested(design.strata, design.scale, design.most, answers=False)
-    unit = percent_of(old)
     change = 100 * (new.value - old.value) / abs(old.value)
     what = _counted(len(documents), len(worse.parts))
+    moved = f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}"
+    least = of_parts(worse.parts, bound, alpha / max(metrics, 1), mean.limits.power)
     return Evidence(
-        key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
-        found.p_one_sided, TESTS[found.test_one_sided], bound, design,
-        of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, b.asks_all,
-        "at the spread of differences seen here",
+        mean.task, mean.name, percent_of(old), moved, found.p_one_sided, TESTS[found.test_one_sided], bound, design,
+        least, len(documents), what, b.asks_all, "at the spread of differences seen here",
     )  # fmt: skip
 
 
@@ -122,25 +143,6 @@ def _expm1(value: float) -> float:
         return math.expm1(value)
     except OverflowError:
         return math.inf
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A metric with a score for each document, or a mean over tasks that have one: a group's, or an average that a
-    policy defines."""
-
-    task: str  # the task's or group's name, or "average NAME"
-    name: str
-    parts: tuple[tuple[ScoreKey, float], ...]  # the tasks' metrics and their weights in the mean
-    limits: Limits
-
-    def scores(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> list[Scores]:
-        """The scores behind it. directions: whether more is better in each part."""
-        return [scores_of_pair(a, b, key, a.scores[key], directions[key], weight) for key, weight in self.parts]
-
-    def design(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
-        """The documents and their losses."""
-        return loss_design(self.scores(a, b, directions), _alpha(self.limits))
 
 
 def of_mean(

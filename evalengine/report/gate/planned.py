@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
+from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics, names_of
 from evalengine.report.gate.evidence import amount, percent_of, unit_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
 from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Limits, Policy, Rule
@@ -153,7 +153,7 @@ def _part(rule: Rule, others: int, judged: Mapping[int, Judged], plan_one: Calla
     count = others + _count(rule, judged)
     if isinstance(rule, AccuracyRule):
         of = judged[id(rule)]
-        limits = {_label(*of.names(key)): own for key, own in of.limits.items()}
+        limits = {_label(*names_of(key)): own for key, own in of.limits.items()}
         untested = [PlannedCheck(label, limits.get(label, rule.limits), "", None, None,
                                  why=check.message if check.status == "fail" else WHOLE)
                     for check in _untested(of) for label in [_label(check.task, check.name)]]  # fmt: skip
@@ -185,13 +185,13 @@ def _planned(
     unknown: Mapping[str, str], unscored: Collection[str],
 ) -> PlannedCheck:  # fmt: skip
     """Plan one of `count` checks that must pass together."""
-    design, (task, name) = design_of(metric, a, a, of), of.names(metric)
+    design, mean = design_of(metric, a, a, of), of.tests[metric]
     sums = ratios((a, a), metric) if isinstance(metric, tuple) and metric in of.ratios else None
     unit = unit_of(design.most) if sums is None else percent_of(sums[1][0])
-    limits = of.tests[metric]
-    margin, allowed = limits_in(unit, limits, task, design.most)
+    limits = mean.limits
+    margin, allowed = limits_in(unit, limits, mean.task, design.most)
     each = limits.power ** (1 / count)
-    label = _label(task, name)
+    label = _label(mean.task, mean.name)
     lacking = {key[0]: unknown[key[0]] for key in of.parts(metric) if key[0] in unknown}
     if margin is None:
         return PlannedCheck(label, limits, "", design.documents, design.clusters, why=WITHOUT)
