@@ -165,6 +165,18 @@ def test_every_wing_of_the_report_imports_those_below_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_pairs_of_runs_are_tested_in_one_place() -> None:
+    """Two runs, several models and gates then have the same clusters, weights and directions."""
+    callers = {
+        module_of(file)
+        for file in sources()
+        for node in import_statements(file)
+        if isinstance(node, ast.ImportFrom) and node.module == "evalengine.report.stats.paired"
+        if any(name.name == "paired" for name in node.names)
+    }
+    assert {name for name in callers if not name.startswith("benchmarks")} == {"evalengine.report.stats.scores"}
+
+
 def module_graph() -> dict[str, set[str]]:
     """Module -> the modules of ours that it imports, anywhere: in functions, for type checkers and in texts, too.
 
