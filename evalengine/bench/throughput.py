@@ -20,6 +20,7 @@ preset: how the modes shared the GPU), `failures` (what could not be measured) a
     time_to_first_result_s  until the first request is finished (not its first token)
     peak_memory_bytes     of torch's allocator in the run, less what the other mode's engine holds; null without CUDA
     gpu_busy_share        kernels' time over the clock's in steady decode, measured apart; null elsewhere
+    kernels_us            where it is not null: microseconds of each step of steady decode by kernel, the longest first
     steps, graph_steps    of the run; those replayed as CUDA graphs
     startup_s             from the call that makes the engine to its first token; imports and CUDA's context apart
     floor_s               the least time possible (`floor`), of the run's requests, shared evenly by the ranks; `work`
@@ -35,6 +36,7 @@ wall_s (`throughput_compare`).
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -57,6 +59,7 @@ from evalengine.models.decoder import num_parameters
 
 STEADY_STEPS = 10  # consecutive steps of decodes alone before the profile begins
 PROFILED_STEPS = 60
+LONGEST = 20  # kernels of `kernels_us`
 HEAD = 0.1  # first part of the profile's time, left out because the profiler's own start holds the host up
 
 BY_TURNS, ONE_BY_ONE = "by turns, both engines in memory", "one mode after the other"
@@ -207,7 +210,8 @@ def _write_down(error: Exception, measured: Measured, preset: str, workload: str
 
 
 def _profile(plan: ThroughputPlan, measured: Measured) -> None:
-    """Fills `gpu_busy_share` of the first preset's `random`, or else its first workload that generates in a batch."""
+    """Add `gpu_busy_share` and `kernels_us` to the rows of the first preset's `random`, or of its first workload that
+    generates in a batch."""
     preset = plan.presets[0]
     candidates = [w for w in preset.workloads if w.generates and len(w.requests) > 1]
     workload = min(candidates, key=lambda w: w.name != "random", default=None)
@@ -217,10 +221,10 @@ def _profile(plan: ThroughputPlan, measured: Measured) -> None:
             engine = stack.enter_context(_started(preset, mode, plan, None))
             engine.warm_up(workload)
             engine.llm.reset_prefix_cache()
-            share = gpu_busy_share(engine.llm, workload.requests)
+            found = profile_decodes(engine.llm, workload.requests)
             for row in measured.rows:
                 if (row["preset"], row["workload"], row["mode"]) == (preset.name, workload.name, mode):
-                    row["gpu_busy_share"] = share
+                    row |= found
 
 
 def check_plan(preset: Preset, plan: ThroughputPlan) -> None:
@@ -269,21 +273,31 @@ class _Window:
             raise _Enough
 
 
-def gpu_busy_share(llm: LLM, requests: Sequence[Request]) -> float | None:
-    """The busy share of `PROFILED_STEPS` decode steps amid a run of the requests; None without CUDA or enough steps."""
+def profile_decodes(llm: LLM, requests: Sequence[Request]) -> dict[str, Any]:
+    """`gpu_busy_share` and `kernels_us` of `PROFILED_STEPS` decode steps amid a run of the requests; nothing without
+    CUDA or enough steps."""
     if llm.settings.device.type != "cuda":
-        return None
+        return {}
     window = _Window(llm)
     with suppress(_Enough):
         for _ in llm.run(requests, window):
             pass
     if window.profiled is None:
-        return None
+        return {}
     torch.cuda.synchronize()
     window.profiler.stop()
     events = [event for event in window.profiler.events() or [] if event.device_type == DeviceType.CUDA]
     kernels = [e for e in events if not e.name.startswith(("Memcpy", "Memset"))]
-    return busy_share((e.time_range.start, e.time_range.end) for e in kernels)
+    share = busy_share((e.time_range.start, e.time_range.end) for e in kernels)
+    return {"gpu_busy_share": share, "kernels_us": kernel_times(kernels, window.profiled)}
+
+
+def kernel_times(events: Iterable[Any], steps: int) -> dict[str, float]:
+    """Microseconds of each of so many steps by kernel, the `LONGEST` that take most of it, longest first."""
+    total: Counter[str] = Counter()
+    for event in events:
+        total[event.name] += event.time_range.end - event.time_range.start
+    return {name: round(us / steps, 1) for name, us in total.most_common(LONGEST)}
 
 
 def busy_share(intervals: Iterable[tuple[float, float]]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from evalengine.bench.floor import (
     measure_ceilings,
     work_of,
 )
-from evalengine.bench.throughput import HEAD, Measured, busy_share
+from evalengine.bench.throughput import HEAD, Measured, busy_share, kernel_times
 from evalengine.bench.throughput_compare import read_others
 from evalengine.bench.throughput_report import differing_digests, notes, sheet
 from evalengine.bench.workload_files import generation
@@ -106,6 +107,12 @@ def test_what_lasts_is_no_quicker_than_a_burst(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("evalengine.bench.floor.LASTING_SECONDS", 0.2)
     ceilings = measure_ceilings(torch.device("cuda"), torch.bfloat16)
     assert 0.3 < ceilings.lasting_flops_per_s / ceilings.matmul_flops_per_s < 1.1
+
+
+def test_kernel_times_are_sums_per_step() -> None:
+    spans = [("a", 0, 10), ("b", 5, 25), ("a", 30, 33), ("c", 40, 40.5)]
+    events = [SimpleNamespace(name=name, time_range=SimpleNamespace(start=x, end=y)) for name, x, y in spans]
+    assert list(kernel_times(events, 2).items()) == [("b", 10.0), ("a", 6.5), ("c", 0.2)]
 
 
 def test_busy_share_is_a_union_over_the_time_after_the_head() -> None:
