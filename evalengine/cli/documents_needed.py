@@ -24,8 +24,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_rules, plan_of
-from evalengine.report.gate.policies import Policy
-from evalengine.report.gate.policy_reader import load_policy
+from evalengine.report.gate.policies import Policy, load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
 from evalengine.report.read.index import Entry, entries

@@ -151,7 +151,7 @@ def test_editable_install_of_a_checkout_without_links(built: Path, tmp_path: Pat
     program = (
         f"import site; site.addsitedir({str(tmp_path / 'site')!r}); "
         "import evalengine.kernels.limits, evalengine.tasks; from evalengine.__main__ import main; "
-        "from evalengine.report.gate.policy_reader import available; print(evalengine.kernels.limits.__file__); "
+        "from evalengine.report.gate.policies import available; print(evalengine.kernels.limits.__file__); "
         "print(*available()); main(['--help'])"
     )
     for folder in (tmp_path, checkout):

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.policies import AccuracyRule, Policy
-from evalengine.report.gate.policy_reader import POLICIES, available, load_policy, parse_policy
+from evalengine.report.gate.policies import POLICIES, AccuracyRule, Policy, available, load_policy, parse_policy
 from evalengine.report.gate.report import Check, markdown, report_lines
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.run import Run
@@ -42,7 +41,7 @@ def test_the_shipped_policies_have_descriptions() -> None:
         ("digest: same", "must be: equal"),
         ("digest: equal\ntokens: {}", "exactly one of"),
         ("description: nothing", "has none"),
-        ("digest: equal\nalow: [dtype]", "alow: unknown key; did you mean allow?"),
+        ("digest: equal\nalow: [dtype]", "alow: unknown setting; did you mean allow?"),
         ("digest: equal\nallow: [dtypes]", "did you mean dtype?"),
         ("digest: equal\nallow: [seed]", "'seed': cannot be allowed to differ"),
         ("tokens: {epsilon: -1}", "must be at least 0"),
@@ -51,9 +50,11 @@ def test_the_shipped_policies_have_descriptions() -> None:
         ("accuracy: {alfa: 0.1}", "did you mean alpha?"),
         ("accuracy: {alpha: 1.0}", "alpha=1.0: must be less than 1"),
         ("accuracy: {alpha: true}", "alpha=True: must be a number"),
-        ("accuracy: {alpha: 0.9}", "power 0.8 must be above alpha 0.9"),
+        ("accuracy: {alpha: 0.9}", "power: 0.8 must be above alpha 0.9"),
         ("accuracy: {alpha: null}", "could never fail"),
-        ("accuracy: {require_power: true}", "needs alpha and margin or max_regression"),
+        ("accuracy: {require_power: true}", "accuracy.require_power: needs alpha, and margin, max_regression or"),
+        ("accuracy: {margin_percent: 1, require_power: true}", "accuracy.require_power: needs alpha, and margin, "),
+        ("accuracy: {alpha: 0.6, margin: 1, tasks: {a: {power: 0.3}}}", "accuracy.tasks.a.power: 0.3 must be above"),
         ("accuracy: {skip: true}", "no metric is tested"),
         ("accuracy: {skip: true, tasks: {gsm8k: {metrics: {acc: {alpha: 0.1}}}}}", "no metric is tested"),
         ("accuracy: {skip: 3}", "must be true or false"),
@@ -62,7 +63,7 @@ def test_the_shipped_policies_have_descriptions() -> None:
         ("accuracy: {tasks: [gsm8k]}", "accuracy.tasks=['gsm8k']: must be a mapping"),
         ("all_of: []", "all_of=[]: must be a list that is not empty"),
         ("any_of: {digest: equal}", "must be a list"),
-        ("any_of: [{digest: equal}, {digets: equal}]", "any_of[1].digets: unknown key; did you mean digest?"),
+        ("any_of: [{digest: equal}, {digets: equal}]", "any_of[1].digets: unknown setting; did you mean digest?"),
         ("- digest", "must be a mapping"),
         ("digest: [", "not YAML"),
     ],

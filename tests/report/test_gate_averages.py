@@ -14,8 +14,7 @@ from benchmarks.statistics_cases import flips
 from evalengine.errors import ConfigError
 from evalengine.report.gate import gate as gate_module
 from evalengine.report.gate.planned import plan_of
-from evalengine.report.gate.policies import Policy
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policies import Policy, parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of

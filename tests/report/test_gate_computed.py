@@ -11,7 +11,7 @@ import pytest
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.comparability import unchecked
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policies import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.sources import made_run

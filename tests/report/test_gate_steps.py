@@ -16,7 +16,7 @@ from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError
 from evalengine.report.gate import gate as decider_module
 from evalengine.report.gate.gate import decider
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policies import parse_policy
 from evalengine.report.gate.report import Report
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of

@@ -15,7 +15,7 @@ from evalengine.__main__ import main
 from evalengine.errors import ConfigError
 from evalengine.report.cli import gate as gate_cli
 from evalengine.report.gate.gate import could_not_judge
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policies import parse_policy
 from evalengine.report.gate.report import (
     STYLES,
     Check,
@@ -151,6 +151,7 @@ def test_raw_and_corrected_p_are_both_said() -> None:
         ({"max_regression": 9.0}, "pass"),
         ({}, "pass"),
         ({"max_regression": 2.0, "require_power": True}, "fail"),
+        ({"max_regression_percent": 2.0, "require_power": True}, "fail"),  # 1.5 points; the policy was rejected
         ({"margin": 2.0, "require_power": True}, "fail"),
     ],
 )

@@ -11,8 +11,7 @@ import pytest
 from benchmarks.statistics_cases import ALPHA, flips, gate_bound, passing
 from evalengine.errors import ConfigError
 from evalengine.report.gate.planned import AS_SEEN, Plan, hint, plan_of
-from evalengine.report.gate.policies import Policy
-from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.policies import Policy, parse_policy
 from evalengine.report.gate.rules import evaluate, standing
 from evalengine.report.read.run import Run
 from evalengine.report.stats import pass_probability, significance

@@ -15,8 +15,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.compare.metric_deltas import metric_deltas
 from evalengine.report.gate.page import gate_page
 from evalengine.report.gate.planned import AS_SEEN, plan_of
-from evalengine.report.gate.policies import Policy
-from evalengine.report.gate.policy_reader import load_policy, parse_policy
+from evalengine.report.gate.policies import Policy, load_policy, parse_policy
 from evalengine.report.gate.report import Check, Report, junit, markdown, report_lines, to_json
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of

@@ -10,8 +10,7 @@ import pytest
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate import policies
-from evalengine.report.gate.policies import AccuracyRule, AnyOf
-from evalengine.report.gate.policy_reader import load_policy, merged
+from evalengine.report.gate.policies import AccuracyRule, AnyOf, load_policy, merged
 from evalengine.report.gate.rules import evaluate, standing
 from tests.report.gate_runs import METRIC, make_run
 
@@ -120,10 +119,10 @@ def test_policies_extend_each_other_in_a_chain(tmp_path: Path) -> None:
         ("extends: other.yaml", "own.yaml -> "),
         ("extends: acuracy", "did you mean accuracy?"),
         ("extends: [accuracy]", "name a policy (accuracy, bitwise, tokens) or a file"),
-        ("extends: accuracy\nmarjin: 1", "unknown key"),
+        ("extends: accuracy\nmarjin: 1", "marjin: unknown setting; did you mean margin?"),
         ("extends: accuracy\naccuracy: {marjin: 1}", "did you mean margin?"),
         ("extends: accuracy\naccuracy: {margin: 0}", "accuracy.margin=0: must be more than 0"),
-        ("extends: accuracy\naccuracy: {alpha: null}", "margin needs alpha"),
+        ("extends: accuracy\naccuracy: {alpha: null}", "accuracy.margin: needs alpha"),
         (
             "accuracy: {margin: 1e2}",
             "(YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4",
@@ -132,19 +131,19 @@ def test_policies_extend_each_other_in_a_chain(tmp_path: Path) -> None:
         ("accuracy: {margin: two}", "accuracy.margin='two': must be a number"),
         ("extends: accuracy\ninconclusive: maybe", "fail (exit code 1), report (exit code 3) or pass (exit code 0)"),
         ("extend: accuracy", "did you mean extends?"),
-        ("all_of: [{extends: accuracy}]", "unknown key"),
+        ("all_of: [{extends: accuracy}]", "all_of[0].extends: not a setting here, but of a policy"),
         ("accuracy: {averages: {m: {tasks: [], metric: acc}}}", "names or patterns of tasks"),
         ("accuracy: {averages: {m: {tasks: a}}}", "accuracy.averages.m.metric: is missing"),
         ("accuracy: {averages: {m: {tasks: a, metric: acc, mean: median}}}", "macro (tasks count alike)"),
-        ("accuracy: {averages: {m: {tasks: a, metric: acc, skip: true}}}", "skip: not a setting of averages, but"),
+        ("accuracy: {averages: {m: {tasks: a, metric: acc, skip: true}}}", "averages.m.skip: not a setting here"),
         (
             "accuracy: {averages: {tasks: {tasks: a, metric: acc, margin_percent: 1}}}",
-            "averages.tasks.margin_percent: not a setting of averages, but of accuracy, tasks, metrics",
+            "averages.tasks.margin_percent: not a setting here, but of accuracy, tasks, metrics",
         ),
-        ("accuracy: {averages: {m: {tasks: a, metric: acc, skp: true}}}", "skp: unknown key; there is: alpha, higher"),
-        ("margin: 2", "margin: not a setting of a policy, but of accuracy, tasks, metrics, averages"),
-        ("any_of: [{tokens: {alpha: 0.1}}]", "tokens.alpha: not a setting of tokens, but of accuracy"),
-        ("accuracy: {tasks: {tokens: {metrics: {acc: {epsilon: 1}}}}}", "not a setting of metrics, but of tokens"),
+        ("accuracy: {averages: {m: {tasks: a, metric: acc, skp: true}}}", "skp: unknown setting; did you mean skip?"),
+        ("margin: 2", "margin: not a setting here, but of accuracy, tasks, metrics, averages"),
+        ("any_of: [{tokens: {alpha: 0.1}}]", "tokens.alpha: not a setting here, but of accuracy"),
+        ("accuracy: {tasks: {tokens: {metrics: {acc: {epsilon: 1}}}}}", "epsilon: not a setting here, but of tokens"),
     ],
 )
 def test_bad_policies_are_refused_with_their_files(own: str, message: str, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_all_problems_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> No
         (("task=gsm8k", "margin=nan"), "plan: margin=nan: must be a number alone, more than 0 and finite"),
         (("task=gsm8k", "power=100%"), "plan: power='100%': must be more than 0 and less than 1"),
         (("task=gsm8k", "margin=100"), "margin=100: its scores are shares"),
-        (("task=gsm8k", "alpha=0.9"), "plan: alpha=0.9: accuracy: power 0.8 must be above alpha 0.9"),
+        (("task=gsm8k", "alpha=0.9"), "plan: alpha=0.9: accuracy.power: 0.8 must be above alpha 0.9"),
         (("task=gsm8k", "policy=bitwise"), "policy=bitwise: has no accuracy rule"),
     ):
         code, text = said(capsys, *words)

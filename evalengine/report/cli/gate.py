@@ -26,7 +26,7 @@ from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
 from evalengine.report.gate.page import gate_page
-from evalengine.report.gate.policy_reader import available, load_policy, policy_files
+from evalengine.report.gate.policies import available, load_policy, policy_files
 from evalengine.report.gate.report import (
     Report,
     junit,

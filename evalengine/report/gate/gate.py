@@ -15,8 +15,7 @@ from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.planned import accuracy_rules, hint, plan_of
-from evalengine.report.gate.policies import AllOf, Policy
-from evalengine.report.gate.policy_reader import load_policy
+from evalengine.report.gate.policies import AllOf, Policy, load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.sources import NoBaseline, load_from_base
