@@ -205,9 +205,9 @@ def test_a_gated_run_says_before_it_what_its_margins_need(
     monkeypatch.setattr(made_run.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 1))
     assert main(["gate", str(runs[0]), "--policy", "accuracy", "--", "limit=6"]) == 2
     said = capsys.readouterr().err
-    assert "policy accuracy: 2 checks; without a loss it passes with probability 0.00 if bits change but no" in said
-    assert re.search(r"sums \S+: 6 documents; a margin of 2 points needs 149 if bits change but no .*, [45]\d\d ", said)
-    assert main(["gate", str(runs[0]), "--", "limit=6"]) == 2 and "needs" not in capsys.readouterr().err, "bitwise"
+    assert "policy accuracy: 2 checks; without a loss it passes with probability 0.00 if 0 % of answers" in said
+    assert re.search(r"too few documents for sums \S+, sums \S+; `evalengine plan runs=BASELINE` says how many", said)
+    assert main(["gate", str(runs[0]), "--", "limit=6"]) == 2 and "too few" not in capsys.readouterr().err, "bitwise"
 
 
 def test_a_failed_gate_names_the_command_that_shows_why(

@@ -115,7 +115,7 @@ def test_a_changed_request_fails_what_it_should(
     reports = {policy: judge(monkeypatch, a, b, policy) for policy in ("bitwise", "tokens", "accuracy")}
     assert [policy for policy, report in reports.items() if report.verdict == "fail"] == failing
     for policy in failing:
-        assert any("document 7" in detail for detail in reports[policy].failures[0].details), policy
+        assert any("document 7" in detail for detail in reports[policy].of("fail")[0].details), policy
 
 
 def test_a_missing_request_fails_tokens() -> None:

@@ -130,7 +130,7 @@ def test_the_gate_itself_passes_as_often_as_is_said() -> None:
             ways = math.comb(count, lost) * math.comb(count - lost, won)
             chance = ways * (changing / 2) ** (lost + won) * (1 - changing) ** (count - lost - won)
             total += chance * (standing(evaluate(rule.rule, a, b)) == "pass")
-    assert plan.passes(0) == pytest.approx((total, total), abs=1e-3) and 0.4 < total < 0.95
+    assert plan.passes[0] == pytest.approx((total, total), abs=1e-3) and 0.4 < total < 0.95
 
 
 def runs_of(scores: dict[str, list[float]], **fields: object) -> Run:
@@ -141,9 +141,9 @@ def test_all_checks_of_a_gate_pass_together() -> None:
     scores = {f"t{number:02}": [1.0, 0.0] * 300 for number in range(20)}
     plan = plan_of(policy(margin=2.0), make_run(scores), (0.0, 0.02))
     each = passing(gate_bound, 600, 0.02, 0.01, 0.01)
-    assert plan.passes(0) == (1, 1) and plan.passes(1)[0] == pytest.approx(each**20, abs=1e-4)
-    assert each > 0.85 > plan.passes(1)[1]
-    assert {tuple(check.needs) for check in plan.checks} == {(149, 990)} and plan.whole
+    assert plan.passes[0] == (1, 1) and plan.passes[1][0] == pytest.approx(each**20, abs=1e-4)
+    assert each > 0.85 > plan.passes[1][1]
+    assert {tuple(check.needs) for check in plan.checks} == {(149, 990)}
 
 
 def test_what_is_planned_is_what_the_gate_judges() -> None:
@@ -160,7 +160,7 @@ def test_what_is_planned_is_what_the_gate_judges() -> None:
                           averages=average), a, (0.0,))  # fmt: skip
     found = {check.label.split()[0]: (check.limit, check.documents, check.clusters) for check in plan.checks}
     assert found == {"average": ("20 points", 120, 60), "g": ("9 points", 120, 60), "other": ("", 60, 60)}
-    assert not plan.whole and "no margin" in next(check.why for check in plan.checks if check.why)
+    assert "no margin" in next(check.why for check in plan.checks if check.why)
     with pytest.raises(ConfigError, match="margin=100: its scores are shares"):
         plan_of(policy(margin=100.0), a, (0.0,))
     with pytest.raises(ConfigError, match="has no accuracy rule"):
@@ -197,15 +197,15 @@ def test_rules_combine_as_the_gate_combines_them() -> None:
     def plan(policy: dict[str, object]) -> Plan:
         return plan_of(Policy("own", parse_policy(policy, "own").rule), a, (0.02,))
 
-    seldom, often, always = (plan(rule[margin]).passes(0)[0] for margin in rule)
+    seldom, often, always = (plan(rule[margin]).passes[0][0] for margin in rule)
     assert seldom < 0.1 < 0.5 < often < 0.8 and always > 0.999
     either = plan({"any_of": [{"digest": "equal"}, rule[0.5], rule[2.0]]})
-    assert either.passes(0) == pytest.approx((often, often + seldom)) and either.partial and either.either
+    assert either.passes[0] == pytest.approx((often, often + seldom)) and either.partial and either.either
     assert [check.each for check in either.checks] == [0.8, 0.8], "as if each were alone"
     assert plan({"any_of": [rule[2.0], rule[2.0]]}).chance(0) == f"at least {often:.2f}"
     assert plan({"any_of": [rule[2.0], rule[9.0]]}).chance(0) == "1.00"
     both = plan({"all_of": [rule[2.0], {"tokens": {}}, {"any_of": [rule[2.0], rule[0.5]]}]})
-    assert both.passes(0) == pytest.approx((often**2, often * (often + seldom))) and both.partial
+    assert both.passes[0] == pytest.approx((often**2, often * (often + seldom))) and both.partial
     assert {check.each for check in both.checks} == {0.8**0.5}
     (line, *_) = hint("own", both)
     assert line.startswith("policy own: 3 checks; without a loss its accuracy rules pass with probability 0.")

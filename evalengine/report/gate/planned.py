@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, listed
 from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics, names_of
 from evalengine.report.gate.evidence import amount, percent_of, unit_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
@@ -52,50 +51,21 @@ class PlannedCheck:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A rule of a policy with its checks."""
-
-    kind: Literal["accuracy", "all_of", "any_of"]
-    checks: Sequence[PlannedCheck] = ()
-    parts: Sequence[_Part] = ()
-
-    def passes(self, rate: int) -> tuple[float, float]:
-        """The least and the largest probability that the rule passes, at one of the rates, by its index."""
-        if self.kind == "accuracy":
-            known = math.prod(check.passes[rate] for check in self.checks if not check.why)
-            return (0.0 if any(check.why for check in self.checks) else known), known
-        least, most = zip(*(part.passes(rate) for part in self.parts), strict=True)
-        if self.kind == "all_of" or len(self.parts) == 1:
-            return math.prod(least), math.prod(most)
-        return max(least), min(1.0, math.fsum(most))  # how its rules pass together is not known
-
-    @property
-    def either(self) -> bool:
-        """Whether one of several rules in it is enough."""
-        return (self.kind == "any_of" and len(self.parts) > 1) or any(part.either for part in self.parts)
-
-    @property
-    def all_checks(self) -> list[PlannedCheck]:
-        return [*self.checks, *(check for part in self.parts for check in part.all_checks)]
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The plan of a whole gate."""
+    """The plan of a rule, or of a whole gate."""
 
-    checks: tuple[PlannedCheck, ...]
-    rates: tuple[Rate, ...]  # the shares of answers that change
-    rule: _Part
-    partial: bool  # whether the policy has rules on digests or tokens, too
-
-    def passes(self, rate: int) -> tuple[float, float]:
-        """The least and the largest probability that the accuracy rules pass with the documents that there are, at one
-        of the rates, by its index. They differ if a check is not planned (`whole`), and for an `any_of`."""
-        return self.rule.passes(rate)
+    checks: Sequence[PlannedCheck]
+    rates: Sequence[Rate]  # the shares of answers that change
+    # The least and the largest probability that the accuracy rules pass with the documents that there are, at each
+    # rate. They differ if a check is not planned, and for an `any_of`.
+    passes: Sequence[tuple[float, float]]
+    either: bool  # whether one of several accuracy rules is enough
+    partial: bool = False  # whether the policy has rules on digests or tokens, too
 
     def chance(self, rate: int) -> str:
-        """`passes` in words: "0.52", "at least 0.52", "at most 0.52", "0.25 to 0.52", "unknown"."""
-        least, most = (f"{chance:.2f}" for chance in self.passes(rate))
+        """`passes` at one of the rates, by its index: "0.52", "at least 0.52", "at most 0.52", "0.25 to 0.52",
+        "unknown"."""
+        least, most = (f"{chance:.2f}" for chance in self.passes[rate])
         if least == most:
             return least
         if (least, most) == ("0.00", "1.00"):
@@ -103,15 +73,6 @@ class Plan:
         if most == "1.00":
             return f"at least {least}"
         return f"at most {most}" if least == "0.00" else f"{least} to {most}"
-
-    @property
-    def either(self) -> bool:
-        """Whether one of several accuracy rules is enough."""
-        return self.rule.either
-
-    @property
-    def whole(self) -> bool:
-        return not any(check.why for check in self.checks)
 
 
 def accuracy_rules(rule: Rule) -> list[AccuracyRule]:
@@ -141,27 +102,40 @@ def plan_of(
     if not judged:
         raise ConfigError(f"policy {policy.name} has no accuracy rule, so no number of documents matters to it")
     plan_one = partial(_planned, a=a, rates=rates, pairs=pairs, unknown=unknown or {}, unscored=unscored)
-    part = _part(policy.rule, 0, judged, plan_one)
-    checks = tuple(sorted(part.all_checks, key=lambda check: check.label))
-    if not checks:
+    plan = _of_rule(policy.rule, 0, judged, plan_one, rates)
+    if not plan.checks:
         raise ConfigError(f"policy {policy.name}: skips every metric of {a.source}, so nothing is judged")
-    return Plan(checks, tuple(rates), part, len(judged) < len(leaves))
+    checks = sorted(plan.checks, key=lambda check: check.label)
+    return replace(plan, checks=checks, partial=len(judged) < len(leaves))
 
 
-def _part(rule: Rule, others: int, judged: Mapping[int, Judged], plan_one: Callable[..., PlannedCheck]) -> _Part:
+def _of_rule(
+    rule: Rule, others: int, judged: Mapping[int, Judged], plan_one: Callable[..., PlannedCheck], rates: Sequence[Rate]
+) -> Plan:
     """Plan a rule. others: how many checks of other rules must pass, too. judged: by the id of an accuracy rule."""
     count = others + _count(rule, judged)
     if isinstance(rule, AccuracyRule):
         of = judged[id(rule)]
         limits = {_label(*names_of(key)): own for key, own in of.limits.items()}
+        known = [plan_one(metric, of, count) for metric in of.tests]
         untested = [PlannedCheck(label, limits.get(label, rule.limits), "", None, None,
                                  why=check.message if check.status == "fail" else WHOLE)
                     for check in _untested(of) for label in [_label(check.task, check.name)]]  # fmt: skip
-        return _Part("accuracy", [*(plan_one(metric, of, count) for metric in of.tests), *untested])
-    own = [part for part in getattr(rule, "rules", ()) if accuracy_rules(part)]
+        checks = [*known, *untested]
+        most = [math.prod(check.passes[n] for check in checks if not check.why) for n in range(len(rates))]
+        whole = not any(check.why for check in checks)
+        return Plan(checks, rates, [(chance if whole else 0.0, chance) for chance in most], either=False)
     either = isinstance(rule, AnyOf)
-    parts = [_part(part, others if either else count - _count(part, judged), judged, plan_one) for part in own]
-    return _Part("any_of" if either else "all_of", parts=parts)
+    plans = [_of_rule(part, others if either else count - _count(part, judged), judged, plan_one, rates)
+             for part in getattr(rule, "rules", ()) if accuracy_rules(part)]  # fmt: skip
+    either = either and len(plans) > 1
+    passes = []
+    for chances in zip(*(plan.passes for plan in plans), strict=True):
+        lower, upper = zip(*chances, strict=True)
+        # How the rules of an any_of pass together is not known.
+        passes.append((max(lower), min(1.0, math.fsum(upper))) if either else (math.prod(lower), math.prod(upper)))
+    checks = [check for plan in plans for check in plan.checks]
+    return Plan(checks, rates, passes, either or any(plan.either for plan in plans))
 
 
 def _count(rule: Rule, judged: Mapping[int, Judged]) -> int:
@@ -221,27 +195,19 @@ def _planned(
 
 
 def hint(policy: str, plan: Plan) -> Iterator[str]:
-    """Yield the whole gate in one line, then a line for each check that has too few documents at the highest rate."""
+    """Yield the whole gate in one line, then how many checks have too few documents at the highest rate."""
     known = [check for check in plan.checks if not check.why]
     if known:
-        chances = " and ".join(f"{plan.chance(number)} {_if(rate)}" for number, rate in enumerate(plan.rates))
-        checks = counted(len(known), "check")
-        rest = "" if plan.whole else f" of {len(plan.checks)} (`evalengine plan` explains the others)"
+        chances = " and ".join(f"{plan.chance(number)} if {100 * (rate or 0):g} % of answers change"
+                               for number, rate in enumerate(plan.rates))  # fmt: skip
+        others = f" of {len(plan.checks)} (`evalengine plan` explains the others)"
         passes = "its accuracy rules pass" if plan.partial else "it passes"
-        yield (f"policy {policy}: {checks}{rest}; without a loss {passes} with probability {chances}; "
-               "equal bits always pass")  # fmt: skip
-    for check in known:
-        if check.needs[-1] is None or check.needs[-1] > (check.documents or 0):
-            needs = ", ".join(f"{'too many' if need is None else f'{need:,}'} {_if(rate)}"
-                              for need, rate in zip(check.needs, plan.rates, strict=True))  # fmt: skip
-            documents = counted(check.documents or 0, "document")
-            yield f"{check.label}: {documents}; a margin of {check.limit} needs {needs}"
-
-
-def _if(rate: Rate) -> str:
-    if rate is AS_SEEN:
-        return "as the runs differ"
-    return f"if {100 * rate:g} % of answers change" if rate else "if bits change but no answer does"
+        yield (f"policy {policy}: {counted(len(known), 'check')}{others * (len(known) < len(plan.checks))}; without a "
+               f"loss {passes} with probability {chances}; equal bits always pass")  # fmt: skip
+    few = [check for check in known if check.needs[-1] is None or check.needs[-1] > (check.documents or 0)]
+    if few:
+        labels = listed([check.label for check in few], 3)
+        yield f"too few documents for {labels}; `evalengine plan runs=BASELINE` says how many they need"
 
 
 def _paired(a: Run, b: Run, key: ScoreKey, of: Judged) -> bool:

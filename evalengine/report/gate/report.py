@@ -8,8 +8,10 @@ holds no line break, terminal sequence, workflow command or character that XML f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -19,8 +21,7 @@ from rich.text import Text
 from evalengine.errors import first_of
 from evalengine.plain_text import json_lines, printable
 from evalengine.report.gate.policies import INCONCLUSIVE, Inconclusive
-from evalengine.report.read.run import Key
-from evalengine.util.sheet import escaped
+from evalengine.util.sheet import Sheet, escaped, markdown_table
 
 LONGEST = 400  # characters of one text from outside
 SHOWN = 5  # requests or documents named in a check's details
@@ -74,26 +75,21 @@ class Check:
     @property
     def text(self) -> str:
         """The message with its cautions."""
-        return self.cautioned(self.message)
+        return self.message + "".join(f"; caution: {why}" for why in self.cautions)
 
     @property
     def line(self) -> str:
         """The message in one short line, with its cautions."""
-        return self.cautioned(self.brief or self.message)
+        return replace(self, message=self.brief or self.message).text
 
-    def cautioned(self, text: str) -> str:
-        return text + "".join(f"; caution: {why}" for why in self.cautions)
+    @property
+    def annotation(self) -> str:
+        return " ".join((self.text, *self.details))
 
     @property
     def more(self) -> tuple[str, ...]:
         """The parts that it adds to the message and the cautions."""
         return (*self.details, *([self.detects] if self.detects else []))
-
-
-def first(keys: Iterable[Key], what: str = "", more: Mapping[Key, str] | None = None) -> Iterator[str]:
-    """The first requests as details of a check, a line each. what: the line's beginning. more: its end, by key."""
-    lines = [f"document {key[1]}, request {key[2]}, repeat {key[3]}{(more or {}).get(key, '')}" for key in keys]
-    return (f"{what}{line}" for line in first_of(lines, SHOWN))
 
 
 @dataclass(frozen=True)
@@ -140,15 +136,11 @@ class Report:
     @property
     def ordered(self) -> list[Check]:
         """The checks, those first that need a reader."""
-        return sorted(self.checks, key=lambda check: ORDER.index(check.status))
+        return sorted(self.checks, key=lambda check: [*MARKS].index(check.status))
 
-    @property
-    def failures(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "fail"]
-
-    @property
-    def undecided(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "undecided"]
+    def of(self, status: Status) -> list[Check]:
+        """The checks with this status."""
+        return [check for check in self.checks if check.status == status]
 
 
 def together(run: str, reports: Sequence[Report]) -> Report:
@@ -177,16 +169,16 @@ def reason(report: Report) -> str:
         others = "".join(f"; {len(names)} {OUTCOMES[verdict]}" for verdict, names in by.items() if names)
         named = "; ".join(first_of(decide, SHOWN_NAMES))
         return f": {len(decide)} of {len(report.reports)} runs {OUTCOMES[report.verdict]} ({named}){others}"
-    judged = sum(check.status in DECIDED for check in report.checks)
-    undecided = report.undecided
+    failed, undecided = report.of("fail"), report.of("undecided")
+    judged = len(failed) + len(undecided) + len(report.of("pass"))
     if report.verdict == "error":
         return f" ({plain(report.trouble or '')})"
     if report.verdict == "pass":
         return f" ({judged} of {judged} checks)"
     if report.verdict == "fail":
-        failed = first_of([plain(check.label) for check in report.failures], SHOWN_NAMES)
+        named = "; ".join(first_of([plain(check.label) for check in failed], SHOWN_NAMES))
         left = f"; {len(undecided)} undecided" if undecided else ""
-        return f": {len(report.failures)} of {judged} checks failed ({'; '.join(failed)}){left}"
+        return f": {len(failed)} of {judged} checks failed ({named}){left}"
     needs = [check.need for check in undecided if check.need is not None]
     why = "are undecided"
     if len(needs) == len(undecided):
@@ -207,14 +199,15 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "undecided": STYLES["inconclusive"]}
 SUMMARY_LENGTH = 250_000  # characters, 4 bytes each at most: GitHub refuses summaries above 1 MiB
+# Checks that need a reader come first.
 MARKS: dict[Status, str] = {"fail": "❌ fail", "undecided": "🟡 undecided", "excused": "➖ excused", "skip": "➖ skip",
                             "pass": "✅ pass"}  # fmt: skip
-ORDER = tuple(MARKS)  # checks that need a reader come first
 PROPERTIES = ("verdict", "baseline", "run", "baseline_digest", "run_digest")  # of a suite in JUnit
 ANNOTATIONS = 10  # GitHub shows ten errors and ten warnings a step, and drops the rest
-# How an undecided check is reported, by the policy's `inconclusive`. It is no `<error>`: the gate did judge.
-UNDECIDED_TAG = {"fail": "failure", "report": "skipped", "pass": "skipped"}
-UNDECIDED_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
+# Tags in JUnit. An undecided check is no `<error>`: the gate did judge.
+TAGS: dict[Status, str] = {"fail": "failure", "pass": "system-out"}
+JUNIT_WORDS: dict[Status, str] = {"undecided": "undecided: ", "excused": "another rule of any_of decides: "}
+UNDECIDED_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}  # by the policy's `inconclusive`
 
 
 def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> Iterator[Text]:
@@ -268,54 +261,26 @@ def markdown(report: Report) -> str:
     lines += [f"**⚠️ {_shown(warning)}**\n" for warning in report.warnings]
     lines += [f"The policy asks for: {_shown(report.description)}\n"] if report.description else []
     lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
-    length = shown = 0
     for name, run in zip(report.names, report.each, strict=True):
-        heading = f"\n#### {SIGNS[run.verdict]} {run.verdict.upper()} {_shown(f'{name}{reason(run)}')}\n"
-        section = [*([heading] if report.reports else []), *_run_markdown(run, SUMMARY_LENGTH // len(report.each))]
-        length += sum(map(len, section))
-        if shown and length > SUMMARY_LENGTH:
-            break
-        lines += section
-        shown += 1
-    if shown < len(report.each):
-        lines += [f"\n{len(report.each) - shown} more runs are not shown."]
+        heading = f"{SIGNS[run.verdict]} {run.verdict.upper()} {_shown(f'{name}{reason(run)}')}"
+        lines += [f"\n#### {heading}\n"] if report.reports else []
+        lines += [f"- note: {_shown(note)}" for note in run.notes]
+        lines += [f"\n**{_shown((run.trouble or '').capitalize())}**\n"] if run.problems else []
+        lines += [f"- {_shown(problem)}" for problem in run.problems]
+        checks = run.ordered
+        rows = [(MARKS[check.status], *map(plain, (check.rule, check.task, check.name, check.text)))
+                for check in checks]  # fmt: skip
+        table = markdown_table(Sheet("", ("", "rule", "task", "metric", "result"), rows, range(5)))
+        lines += ["", *table.split("\n"), ""] if checks else []
+        lines += [f"- {_shown(check.label)}: {_shown(text)}" for check in checks for text in check.more]
+    ends = [*accumulate(len(line) + 1 for line in lines)]
+    shown = bisect_right(ends, SUMMARY_LENGTH)
+    lines[shown:] = [f"\n{len(lines) - shown} more lines are not shown."] if shown < len(lines) else []
     return "\n".join(lines).rstrip() + "\n\n"
-
-
-def _run_markdown(report: Report, room: int) -> Iterator[str]:
-    """The notes, problems and checks of one run. room: characters of the checks."""
-    yield from (f"- note: {_shown(note)}" for note in report.notes)
-    if report.problems:
-        yield from ("", f"**{_shown((report.trouble or '').capitalize())}**", "")
-        yield from (f"- {_shown(problem)}" for problem in report.problems)
-    if report.checks:
-        yield ""
-        yield from _table(report.ordered, room)
 
 
 def _shown(text: str) -> str:
     return escaped(plain(text))
-
-
-def _table(checks: Sequence[Check], room: int) -> Iterator[str]:
-    """The table, then the details of checks that have some, in `room` characters: GitHub has a limit."""
-    yield "| | rule | task | metric | result |"
-    yield "|---|---|---|---|---|"
-    length = shown = 0
-    below: list[str] = []
-    for check in checks:
-        cells = (check.rule, check.task, check.name, check.text)
-        row = f"| {MARKS[check.status]} | {' | '.join(map(_shown, cells))} |"
-        more = [f"- {_shown(check.label)}: {_shown(text)}" for text in check.more]
-        length += len(row) + sum(map(len, more))
-        if length > room:
-            break
-        yield row
-        below += more
-        shown += 1
-    if shown < len(checks):
-        yield f"\n{len(checks) - shown} more checks are not shown."
-    yield from ("", *below)
 
 
 def junit(report: Report) -> str:
@@ -332,17 +297,25 @@ def junit(report: Report) -> str:
 
 def _suite(report: Report, whole: Report) -> ElementTree.Element:
     """One run's suite. A test's class names the run where `whole` has several: GitLab takes two of one name for one."""
-    names = ("gate", report.policy, *([report.run] if whole.reports else []))
-    cases = [_case(report, check, (*names, check.task)) for check in report.checks]
-    trouble = plain(report.trouble or "")
+    names, trouble = ("gate", report.policy, *([report.run] if whole.reports else [])), plain(report.trouble or "")
+    cases: list[tuple[str, str, str, dict[str, str], str]] = []  # (task, name, tag, the tag's attributes, its text)
+    for check in report.checks:
+        failed = check.status == "undecided" and report.inconclusive == "fail"
+        tag = "failure" if failed else TAGS.get(check.status, "skipped")
+        message = plain(f"{JUNIT_WORDS.get(check.status, '')}{check.text}")
+        attributes = (
+            {}
+            if check.status == "pass"
+            else {"message": message, "type": check.rule if check.status == "fail" else check.status}
+        )
+        text = "\n".join(map(plain, (check.text, *check.more)))
+        cases.append((check.task, f"{check.rule} {check.name}".strip(), tag, attributes, text))
     for number, problem in enumerate(report.problems, 1):
-        name = f"{trouble} {number}" if len(report.problems) > 1 else trouble
-        case = ElementTree.Element("testcase", classname=_class(names), name=name, time="0")
-        error = ElementTree.SubElement(case, "error", message=plain(problem), type=trouble)
-        error.text = plain(problem, None)
-        cases.append(case)
+        attributes = {"message": plain(problem), "type": trouble}
+        name = trouble if len(report.problems) == 1 else f"{trouble} {number}"
+        cases.append(("", name, "error", attributes, plain(problem, None)))
     tags = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    counts = {count: str(sum(case.find(tag) is not None for case in cases)) for count, tag in tags.items()}
+    counts = {count: str(sum(case[2] == tag for case in cases)) for count, tag in tags.items()}
     title = " ".join(plain(name) for name in ("evalengine", *names))
     suite = ElementTree.Element("testsuite", {"name": title, "tests": str(len(cases)), **counts, "time": "0"})
     properties = ElementTree.SubElement(suite, "properties")
@@ -350,62 +323,31 @@ def _suite(report: Report, whole: Report) -> ElementTree.Element:
     said += [("warning", warning) for warning in whole.warnings] + [("note", note) for note in report.notes]
     for name, value in said:
         ElementTree.SubElement(properties, "property", name=name, value=plain(value))
-    suite.extend(cases)
+    for task, name, tag, attributes, text in cases:
+        class_name = ".".join(plain(part) for part in (*names, task) if part)
+        case = ElementTree.SubElement(suite, "testcase", classname=class_name, name=plain(name), time="0")
+        ElementTree.SubElement(case, tag, attributes).text = text
     return suite
 
 
 def workflow_commands(report: Report) -> Iterator[str]:
     """GitHub's workflow commands, a line each: `::error title=...::message`, and `::warning` and `::notice`."""
-    for warning in report.warnings:
-        yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
-    errors, undecided = [], []
+    yield from (_command("warning", report, "", warning) for warning in report.warnings)
+    errors: list[tuple[str, str]] = []  # (title, message)
+    undecided: list[tuple[str, str]] = []
     for name, run in zip(report.names, report.each, strict=True):
         of_run = f"{name}: " if report.reports else ""
         errors += [(f"{of_run}{run.trouble}", problem) for problem in run.problems]
-        errors += [(f"{of_run}{check.label}", _message(check)) for check in run.failures]
-        undecided += [(f"{of_run}undecided: {check.label}", _message(check)) for check in run.undecided]
-    yield from _commands("error", report, errors)
-    yield from _commands(UNDECIDED_COMMAND[report.inconclusive], report, undecided)
+        errors += [(f"{of_run}{check.label}", check.annotation) for check in run.of("fail")]
+        undecided += [(f"{of_run}undecided: {check.label}", check.annotation) for check in run.of("undecided")]
+    kinds = (("error", "failed", errors), (UNDECIDED_COMMAND[report.inconclusive], "undecided", undecided))
+    for kind, status, messages in kinds:
+        if (more := len(messages) - ANNOTATIONS + 1) > 1:
+            messages[ANNOTATIONS - 1 :] = [("", f"and {more} more {status} checks")]
+        yield from (_command(kind, report, title, message) for title, message in messages)
 
 
-def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Iterator[str]:
-    for title, message in messages if len(messages) <= ANNOTATIONS else messages[: ANNOTATIONS - 1]:
-        yield f"::{kind} title={_property(f'gate {report.policy}: {title}')}::{_data(message)}"
-    if len(messages) > ANNOTATIONS:
-        more = f"and {len(messages) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'undecided'} checks"
-        yield f"::{kind} title={_property(f'gate {report.policy}')}::{more}"
-
-
-def _message(check: Check) -> str:
-    return " ".join((check.text, *check.details))
-
-
-def _case(report: Report, check: Check, names: Sequence[str]) -> ElementTree.Element:
-    name = " ".join(part for part in (check.rule, check.name) if part)
-    case = ElementTree.Element("testcase", classname=_class(names), name=plain(name), time="0")
-    body = "\n".join(map(plain, (check.text, *check.more)))
-    if check.status == "fail":
-        ElementTree.SubElement(case, "failure", message=plain(check.text), type=check.rule).text = body
-    elif check.status == "undecided":
-        tag = UNDECIDED_TAG[report.inconclusive]
-        ElementTree.SubElement(case, tag, message=f"undecided: {plain(check.text)}", type="undecided").text = body
-    elif check.status in ("skip", "excused"):
-        why = "" if check.status == "skip" else "another rule of any_of decides: "
-        ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.text}"))
-    else:
-        ElementTree.SubElement(case, "system-out").text = body
-    return case
-
-
-def _class(names: Iterable[str]) -> str:
-    return ".".join(plain(name) for name in names if name)
-
-
-def _data(text: str) -> str:
-    """escapeData of https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts."""
-    return plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """escapeProperty of the same source."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _command(kind: str, report: Report, title: str, message: str) -> str:
+    """One command, escaped as https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts does it."""
+    title, message = (plain(text).replace("%", "%25") for text in (f"gate {report.policy}: {title}", message))
+    return f"::{kind} title={title.removesuffix(': ').replace(':', '%3A').replace(',', '%2C')}::{message}"

@@ -7,18 +7,18 @@ skipped) raises `ConfigError`, and what a policy leaves out is a check of its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
 from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
-from evalengine.report.gate.report import DECIDED, SHOWN, Check, first
+from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
 from evalengine.report.numbers import same_number, same_value
-from evalengine.report.read.run import Item, Run
+from evalengine.report.read.run import Item, Key, Run
 
 
 def evaluate(rule: Rule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
@@ -86,12 +86,10 @@ def _digest(a: Run, b: Run) -> list[Check]:
         old, new = a.task_digests.get(task), b.task_digests.get(task)
         keys = [key for key in changed if key[0] == task]
         count = sum(key[0] == task for key in a.items)
+        same = old == new and not keys
+        message = f"{old}" if same else f"{len(keys)} of {count} requests differ: digest was {old}, is {new}"
         detects = f"Can detect: any changed token or logprob bit of {count} requests"
-        if old == new and not keys:
-            checks.append(Check("digest", task, "", "pass", f"{old}", (), detects))
-        else:
-            message = f"{len(keys)} of {count} requests differ: digest was {old}, is {new}"
-            checks.append(Check("digest", task, "", "fail", message, tuple(first(keys)), detects))
+        checks.append(Check("digest", task, "", "pass" if same else "fail", message, _first(keys), detects))
     if a.digest != b.digest and all(check.status == "pass" for check in checks):
         checks.append(Check("digest", "", "", "fail", f"digest of the run was {a.digest}, is {b.digest}"))
     return checks
@@ -118,17 +116,13 @@ def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
         detects = f"Can detect: any changed token of {len(keys)} requests"
         if rule.epsilon is not None:
             detects += f"; a summed logprob that moves by more than {limit:g}"
-        details = (
-            *first(missing, "missing from the run: "),
-            *first(changed, "other tokens: "),
-            *first(far, "logprob moved: ", {key: f" by {deltas[key]:.3g}" for key in far}),
-        )
-        failed = bool(missing or changed or far)
+        details = (*_first(missing, "missing from the run: "), *_first(changed, "other tokens: "),
+                   *_first(far, "logprob moved: ", {key: f" by {deltas[key]:.3g}" for key in far}))  # fmt: skip
         worst = f"; largest |change| of a summed logprob {max(deltas.values()):.3g}" if deltas else ""
         message = f"{len(changed) + len(missing)} of {len(keys)} requests have other tokens{worst}"
         if far:
             message += f", {len(far)} above epsilon {limit:g}"
-        checks.append(Check("tokens", task, "", "fail" if failed else "pass", message, details, detects))
+        checks.append(Check("tokens", task, "", "fail" if details else "pass", message, details, detects))
     if not checks:
         raise ConfigError(f"{a.source}: holds no requests, so there is nothing to gate")
     return checks
@@ -164,3 +158,9 @@ def _delta(x: Item, y: Item) -> float:
         return 0.0
     delta = abs(x.sum_logprob - y.sum_logprob)
     return math.inf if math.isnan(delta) else delta
+
+
+def _first(keys: Sequence[Key], what: str = "", more: Mapping[Key, str] | None = None) -> tuple[str, ...]:
+    """The first requests as details of a check, a line each. what: the line's beginning. more: its end, by key."""
+    lines = [f"document {key[1]}, request {key[2]}, repeat {key[3]}{(more or {}).get(key, '')}" for key in keys]
+    return tuple(f"{what}{line}" for line in first_of(lines, SHOWN))
