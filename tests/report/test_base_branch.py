@@ -13,9 +13,8 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.report.gate import sources as made_run
-from evalengine.report.gate.gate import gate
-from evalengine.report.gate.sources import load_from_base
+from evalengine.report.gate import gate as made_run
+from evalengine.report.gate.gate import gate, load_from_base
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for

@@ -11,10 +11,10 @@ import pytest
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.comparability import unchecked
+from evalengine.report.gate.gate import made_run
 from evalengine.report.gate.policies import parse_policy
 from evalengine.report.gate.report import Check
 from evalengine.report.gate.rules import evaluate
-from evalengine.report.gate.sources import made_run
 from evalengine.report.read.run import Run
 from tests.report.gate_runs import METRIC, RIGHT, judge, make_run
 

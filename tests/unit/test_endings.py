@@ -15,7 +15,7 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.cli import MODULES
 from evalengine.cli.command import Words
-from evalengine.report.gate.sources import made_run
+from evalengine.report.gate.gate import made_run
 from evalengine.util.endings import Terminated
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from evalengine.plain_text import warn
 from evalengine.records.evidence import file_problems, repeated, sealed_page
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
+from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, made_run, needs, problems_of, unready
 from evalengine.report.gate.page import gate_page
 from evalengine.report.gate.policies import available, load_policy, policy_files
 from evalengine.report.gate.report import (
@@ -36,7 +36,6 @@ from evalengine.report.gate.report import (
     to_json,
     workflow_commands,
 )
-from evalengine.report.gate.sources import made_run
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import LATEST, inputs, stands_for

@@ -1,30 +1,39 @@
-"""The gate: judge a run against its baseline by a policy."""
+"""The gate: judge a run against its baseline by a policy.
+
+The baseline may be the base branch's, since a change must not bring its own yardstick unseen, and the run may be one
+that the gate makes itself.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 
 from evalengine.config.schema import SequentialConfig
-from evalengine.errors import ConfigError, EvalEngineError, first_of
+from evalengine.errors import ConfigError, EvalEngineError, first_of, readable
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.planned import accuracy_rules, hint, plan_of
 from evalengine.report.gate.policies import AllOf, Policy, load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
-from evalengine.report.gate.sources import NoBaseline, load_from_base
-from evalengine.report.gate.steps import SEQUENTIAL, Steps, ordered_by, steps_of
+from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.load import load_run
-from evalengine.report.read.names import all_runs, skipped_note, stands_for
+from evalengine.report.read.names import all_runs, runs_below, skipped_note, stands_for
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import mcnemar
+from evalengine.util.endings import hold_back
 
 SHOWN_PROBLEMS = 20
 HINTED = (0.0, 0.02)  # shares of changed answers for which a hint before a run gives the need
@@ -32,16 +41,15 @@ NO_BASELINE = "no baseline yet"
 BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
 Scores = Mapping[ScoreKey, Mapping[int, float]]
+NEW_FOLDER = "the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
+OURS = {  # settings that the gate makes itself -> what to do instead
+    **dict.fromkeys(("output_dir", "resume", "-m", "--multirun"), NEW_FOLDER),
+    "sequential": "the gate sets it; --step N asks in steps, in an order that follows from the baseline",
+}
 
 
-def check_noise(a: Run, noise: Run) -> None:
-    """Raise `ConfigError` unless `noise` has the baseline's configuration, in fast mode."""
-    if a.source == noise.source:
-        raise ConfigError(f"--noise {noise.source}: is the baseline itself; name another run of its configuration, "
-                          "with a different schedule (engine.max_num_seqs=8)")  # fmt: skip
-    if a.identity != noise.identity or noise.identity.get("numerics") != "fast":
-        raise ConfigError(f"--noise {noise.source}: must be a run of the baseline's configuration, both with "
-                          "batch_invariant=false, and with a different schedule (engine.max_num_seqs=8)")  # fmt: skip
+class NoBaseline(ConfigError):
+    """Neither the checkout nor the base has a baseline: a first run."""
 
 
 def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterator[Check]:
@@ -49,7 +57,14 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
     A change that flips no more than a schedule in fast mode may have changed nothing.
 
     Both count the same documents. The one-sided test is therefore McNemar's, exact, on documents that flip in one only.
+    Raises `ConfigError` unless `noise` has the baseline's configuration, in fast mode.
     """
+    if a.source == noise.source:
+        raise ConfigError(f"--noise {noise.source}: is the baseline itself; name another run of its configuration, "
+                          "with a different schedule (engine.max_num_seqs=8)")  # fmt: skip
+    if a.identity != noise.identity or noise.identity.get("numerics") != "fast":
+        raise ConfigError(f"--noise {noise.source}: must be a run of the baseline's configuration, both with "
+                          "batch_invariant=false, and with a different schedule (engine.max_num_seqs=8)")  # fmt: skip
     for check in checks:
         key = (check.task, *check.name.partition(",")[::2])
         parts = [part for part, _ in members_of_both(a, b, key)] or [key]
@@ -64,8 +79,7 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
         p = mcnemar(len(alone - flipped), len(flipped - alone))[1]
         counted = f"{len(flipped)} scores flip, {len(alone)} with another schedule of the baseline"
         counted += f" (one-sided p of no more flips than that: {p:.2g})"
-        brief = check.brief and f"{check.brief}; {counted}"
-        yield replace(check, message=f"{check.message}; {counted}", brief=brief)
+        yield replace(check, message=f"{check.message}; {counted}", brief=check.brief and f"{check.brief}; {counted}")
 
 
 def gate(
@@ -127,16 +141,21 @@ def _attempt(
         if run is None:
             return None
         b, trouble = load_run(run), "not comparable"
+        steps = steps_of(chosen, a, b)
+        part = a if steps is None else steps.part
+        notes, trouble = _comparable(chosen, part, b), "the policy does not fit the baseline"
+        checks = evaluate(chosen.rule, part, b, steps)
+        if not any(check.status in DECIDED for check in checks):
+            raise ConfigError(f"policy {chosen.name}: {a.source} contains nothing that it tests")
+        verdict, trouble = VERDICTS[standing(checks)], "the noise cannot be judged"
         if noise is not None:
-            other, trouble = load_run(noise), "the noise cannot be judged"
-            check_noise(a, other)
-        whole, steps = a, steps_of(chosen, a, b)
-        a = a if steps is None else steps.part
-        notes, trouble = _comparable(chosen, a, b), "the policy does not fit the baseline"
-        report = _judge(chosen, a, b, notes, warnings, steps)
-        if report.verdict == "fail":
-            report = replace(report, compare=_compare_command(baseline, base if warnings else None, whole, b))
-        return report if noise is None else replace(report, checks=tuple(beside_noise(report.checks, a, b, other)))
+            checks = [*beside_noise(checks, a, b, load_run(noise))]
+        changed = base if warnings and a.source != Path(baseline) else None  # a new file is read from here
+        return Report(
+            verdict, chosen.name, chosen.description, str(a.source), str(b.source), a.digest, b.digest, tuple(checks),
+            notes=tuple(notes), warnings=warnings, inconclusive=chosen.inconclusive,
+            compare=_compare_command(baseline, changed, a, b) if verdict == "fail" else "",
+        )  # fmt: skip
     except NoBaseline as error:
         why = NO_BASELINE, error.problems
     except EvalEngineError as error:
@@ -179,21 +198,17 @@ def could_not_judge(policy: Policy, baseline: str | Path, run: str | Path, troub
 def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> tuple[str, list[str]] | None:
     """Return (title, problems) if the baseline or the run does not exist."""
     fix = f"write one from a good run, and commit it: python -m evalengine baseline RUN -o {baseline}"
-    found = {}
-    if base is None:
-        found[NO_BASELINE] = _absent(baseline, f"there is no such baseline; {fix}")
+    named = [] if base is not None else [(NO_BASELINE, baseline, f"there is no such baseline; {fix}")]
     if run is not None:
-        found["no run"] = _absent(run, "there is no such run; its command may have failed: see its output")
-    problems = {title: problem for title, problem in found.items() if problem}
+        named.append(("no run", run, "there is no such run; its command may have failed: see its output"))
+    problems = {}
+    for title, name, problem in named:
+        try:
+            if not os.path.exists(stands_for(name)):
+                problems[title] = f"{name}: {problem}"
+        except ConfigError as error:
+            problems[title] = str(error)
     return (" and ".join(problems), list(problems.values())) if problems else None
-
-
-def _absent(name: str | Path, problem: str) -> str | None:
-    """Return the message for a name of nothing; None if it names something."""
-    try:
-        return None if os.path.exists(stands_for(name)) else f"{name}: {problem}"
-    except ConfigError as error:
-        return str(error)
 
 
 def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
@@ -221,21 +236,10 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
 
 
 def _compare_command(baseline: str | Path, base: str | None, a: Run, b: Run) -> str:
-    """The command that shows what differs between the runs, and why. base: the revision whose baseline differs from
-    the file here; None if they are the same."""
+    """The command that shows what differs between the runs, and why. base: the revision that has the baseline; None if
+    the file here is the same."""
     command = shlex.join(["python", "-m", "evalengine", "compare", str(baseline), str(b.source)])
-    here = base is None or a.source == Path(baseline)  # a new file is read from here
-    return command + " --allow" * bool(incomparable(a, b)) + ("" if here else f" ({baseline} as it is in {base})")
-
-
-def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str, ...], steps: Steps | None) -> Report:
-    checks = tuple(evaluate(policy.rule, a, b, steps))
-    if not any(check.status in DECIDED for check in checks):
-        raise ConfigError(f"policy {policy.name}: {a.source} contains nothing that it tests")
-    return Report(
-        VERDICTS[standing(checks)], policy.name, policy.description, str(a.source), str(b.source), a.digest, b.digest,
-        checks, notes=tuple(notes), warnings=warnings, inconclusive=policy.inconclusive,
-    )  # fmt: skip
+    return command + " --allow" * bool(incomparable(a, b)) + (f" ({baseline} as it is in {base})" if base else "")
 
 
 def decider(settings: SequentialConfig) -> tuple[str, Callable[[Scores], bool]]:
@@ -258,3 +262,82 @@ def decider(settings: SequentialConfig) -> tuple[str, Callable[[Scores], bool]]:
         return standing(evaluate(policy.rule, steps.part, b, steps)) != "undecided"
 
     return order, decided
+
+
+def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
+    """(the baseline, what a reviewer must know of it) for a baseline file in a git checkout.
+
+    The base's file counts, and a change of it here is reported. Where the base has none, the file here counts, and that
+    is reported: the first change that brings one cannot be held to anything else.
+
+    Raises `ConfigError` without a checkout, without the revision in it, and for what cannot be read.
+    """
+    if file.is_dir():
+        raise ConfigError(f"--base {revision}: {file} is a folder; a baseline file in git is needed")
+    folder = file.parent if file.parent.is_dir() else Path()
+    commit = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if commit is None:
+        raise ConfigError(
+            f"--base {revision}: no such revision in this checkout, or no git checkout; fetch it first (git fetch "
+            "origin BRANCH; with actions/checkout: fetch-depth: 0)"
+        )
+    name, short = f"{commit.decode().strip()}:./{file.name}", commit.decode()[:12]
+    base_content = _git(folder, "cat-file", "blob", name)
+    if base_content is None:
+        if not file.exists():
+            raise NoBaseline(f"{file}: neither here nor in {revision} ({short}); write one from a run that is good, "
+                              f"and commit it: python -m evalengine baseline RUN -o {file}")  # fmt: skip
+        return load_run(file), (f"the baseline is new in this pull request: {revision} ({short}) has no {file}",)
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / file.name
+        copy.write_bytes(base_content)
+        run = load_run(copy)
+    run = replace(run, source=Path(f"{file} of {revision} ({short})"))
+    if file.exists() and file.read_bytes() == base_content:
+        return run, ()
+    change = "changed" if file.exists() else "removed"
+    warning = f"baseline {change} in this pull request: {file}; the run is held to that of {revision} ({short})"
+    return run, (warning,)
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    """What git prints; None if git fails or is not installed."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+@contextmanager
+def made_run(settings: Sequence[str], keep: Path | None, more: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """The folder of a run with these settings: a new one below `keep`, or one that is removed afterwards. What earlier
+    runs left is never judged. more: settings of the gate's own, as texts.
+
+    Raises `ConfigError` for settings that the gate makes itself, `EvalEngineError` if the run fails.
+    """
+    for given in settings:
+        name = given.partition("=")[0].lstrip("+~")
+        if (instead := OURS.get(name.partition(".")[0])) is not None:
+            raise ConfigError(f"gate: {given}: {instead}")
+        if name in ("cache", "cache.path"):
+            raise ConfigError(f"gate: {given}: answers of earlier code would be judged; leave the cache out")
+    from evalengine.config.words import word  # it loads Hydra
+
+    command = ["-m", "evalengine", *settings, *(word(name, value) for name, value in (more or {}).items())]
+    place: AbstractContextManager[str]
+    if keep is None:
+        place = tempfile.TemporaryDirectory(prefix="evalengine-gate-")
+    else:
+        with readable(f"gate: --keep {keep}"):
+            keep.mkdir(parents=True, exist_ok=True)
+            place = nullcontext(tempfile.mkdtemp(prefix=f"gate-{datetime.now():%Y%m%dT%H%M%S}-", dir=keep))
+    with place as folder:
+        done = subprocess.run(  # 2 is stderr
+            [sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False, preexec_fn=hold_back
+        )
+        if done.returncode != 0:
+            shown = shlex.join(["python", *command])
+            raise EvalEngineError(f"{shown}: the run failed with exit code {done.returncode}; what it printed says why")
+        runs = runs_below(Path(folder))
+        yield runs[0] if len(runs) == 1 else Path(folder)
