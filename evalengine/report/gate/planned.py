@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from evalengine.errors import ConfigError, listed
-from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics, names_of
+from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
 from evalengine.report.gate.evidence import amount, percent_of, unit_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
 from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Limits, Policy, Rule
@@ -116,12 +116,10 @@ def _of_rule(
     count = others + _count(rule, judged)
     if isinstance(rule, AccuracyRule):
         of = judged[id(rule)]
-        limits = {_label(*names_of(key)): own for key, own in of.limits.items()}
-        known = [plan_one(metric, of, count) for metric in of.tests]
-        untested = [PlannedCheck(label, limits.get(label, rule.limits), "", None, None,
-                                 why=check.message if check.status == "fail" else WHOLE)
-                    for check in _untested(of) for label in [_label(check.task, check.name)]]  # fmt: skip
-        checks = [*known, *untested]
+        checks = [plan_one(metric, of, count) for metric in of.tests]
+        checks += [PlannedCheck(f"{check.task} {check.name}", rule.limits, "", None, None,
+                                why=check.message if check.status == "fail" else WHOLE)
+                   for check in _untested(of)]  # fmt: skip
         most = [math.prod(check.passes[n] for check in checks if not check.why) for n in range(len(rates))]
         whole = not any(check.why for check in checks)
         return Plan(checks, rates, [(chance if whole else 0.0, chance) for chance in most], either=False)
@@ -146,10 +144,6 @@ def _count(rule: Rule, judged: Mapping[int, Judged]) -> int:
     return max(counts, default=0) if isinstance(rule, AnyOf) else sum(counts)
 
 
-def _label(task: str, name: str) -> str:
-    return f"{task} {name}"
-
-
 def _untested(of: Judged) -> list[Check]:
     return [check for check in of.decided if check.status != "skip"]
 
@@ -165,21 +159,17 @@ def _planned(
     limits = mean.limits
     margin, allowed = limits_in(unit, limits, mean.task, design.most)
     each = limits.power ** (1 / count)
-    label = _label(mean.task, mean.name)
-    lacking = {key[0]: unknown[key[0]] for key in of.parts(metric) if key[0] in unknown}
+    check = PlannedCheck(f"{mean.task} {mean.name}", limits, "", design.documents, design.clusters, each=each)
     if margin is None:
-        return PlannedCheck(label, limits, "", design.documents, design.clusters, why=WITHOUT)
-    limit = amount(margin, unit)
-    if lacking:
-        why = "; ".join(dict.fromkeys(lacking.values()))
-        return PlannedCheck(label, limits, limit, None, None, why=why)
-    check = PlannedCheck(label, limits, limit, design.documents, design.clusters, each=each)
+        return replace(check, why=WITHOUT)
+    check = replace(check, limit=amount(margin, unit))
+    if lacking := dict.fromkeys(unknown[key[0]] for key in of.parts(metric) if key[0] in unknown):
+        return replace(check, documents=None, clusters=None, why="; ".join(lacking))
     by_value = sums is None and limits.max_regression_percent is not None
     if by_value and any(key[0] in unscored for key in of.parts(metric)):
         return replace(check, why=UNSCORED)
     seen = _seen(metric, of, a, pairs)
-    flips = [rate if sums is None else None for rate in rates]
-    designs = [seen if rate is AS_SEEN else replace(design, flips=rate) for rate in flips]
+    designs = [seen if sums is not None or rate is AS_SEEN else replace(design, flips=rate) for rate in rates]
     if None in designs:
         likelihoods = "the differences of log-likelihoods are known only from two runs; name both: runs=RUN,RUN"
         unseen = "no two of the runs have it; name two (runs=RUN,RUN), or the share of changed answers (flips=2%)"

@@ -303,11 +303,8 @@ def _suite(report: Report, whole: Report) -> ElementTree.Element:
         failed = check.status == "undecided" and report.inconclusive == "fail"
         tag = "failure" if failed else TAGS.get(check.status, "skipped")
         message = plain(f"{JUNIT_WORDS.get(check.status, '')}{check.text}")
-        attributes = (
-            {}
-            if check.status == "pass"
-            else {"message": message, "type": check.rule if check.status == "fail" else check.status}
-        )
+        kind = check.rule if check.status == "fail" else check.status
+        attributes = {"message": message, "type": kind} if check.status != "pass" else {}
         text = "\n".join(map(plain, (check.text, *check.more)))
         cases.append((check.task, f"{check.rule} {check.name}".strip(), tag, attributes, text))
     for number, problem in enumerate(report.problems, 1):

@@ -33,8 +33,7 @@ def evaluate(rule: Rule, a: Run, b: Run, steps: Steps | None = None) -> list[Che
     if isinstance(rule, AccuracyRule):
         return accuracy(rule, a, b, steps)
     branches = [evaluate(part, a, b) for part in rule.rules]
-    checks = [check for branch in branches for check in branch]
-    return _any_of(branches) if isinstance(rule, AnyOf) else checks
+    return _any_of(branches) if isinstance(rule, AnyOf) else [check for branch in branches for check in branch]
 
 
 def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
@@ -44,11 +43,8 @@ def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
     best = next((status for status in ("pass", "undecided") if status in standings), "fail")
     checks = []
     for branch, own in zip(branches, standings, strict=True):
-        excused = own != best and best != "fail"
-        checks += [
-            replace(check, status="excused") if excused and check.status in ("fail", "undecided") else check
-            for check in branch
-        ]
+        excused = ("fail", "undecided") if own != best != "fail" else ()
+        checks += [replace(check, status="excused") if check.status in excused else check for check in branch]
     return checks
 
 
@@ -98,30 +94,28 @@ def _digest(a: Run, b: Run) -> list[Check]:
 def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
     """A check per task; each names the first requests that are missing, or whose tokens or logprobs changed."""
     checks = []
+    limit = math.inf if rule.epsilon is None else rule.epsilon
     for task in sorted({key[0] for key in a.items}):
         keys = [key for key in a.items if key[0] == task]
-        missing = [key for key in keys if key not in b.items]
-        changed, deltas = [], {}
-        for key in (key for key in keys if key in b.items):
-            x, y = a.items[key], b.items[key]
-            if not x.output_sha256 or not y.output_sha256:
-                lacking = a if not x.output_sha256 else b
-                raise ConfigError(f"{task}: policy rule tokens needs token ids, which {lacking.files} does not hold")
-            if x.output_sha256 != y.output_sha256:
-                changed.append(key)
-            elif rule.epsilon is not None:
-                deltas[key] = _delta(x, y)
-        limit = math.inf if rule.epsilon is None else rule.epsilon
+        shared = {key: (a.items[key], b.items[key]) for key in keys if key in b.items}
+        for run in (a, b):
+            if not all(run.items[key].output_sha256 for key in shared):
+                raise ConfigError(f"{task}: policy rule tokens needs token ids, which {run.files} does not hold")
+        missing = [key for key in keys if key not in shared]
+        changed = [key for key, (x, y) in shared.items() if x.output_sha256 != y.output_sha256]
+        equal = {key: pair for key, pair in shared.items() if pair[0].output_sha256 == pair[1].output_sha256}
+        deltas = {} if rule.epsilon is None else {key: _delta(*pair) for key, pair in equal.items()}
         far = sorted((key for key in deltas if not deltas[key] <= limit), key=lambda key: -deltas[key])
         detects = f"Can detect: any changed token of {len(keys)} requests"
+        message = f"{len(changed) + len(missing)} of {len(keys)} requests have other tokens"
         if rule.epsilon is not None:
             detects += f"; a summed logprob that moves by more than {limit:g}"
-        details = (*_first(missing, "missing from the run: "), *_first(changed, "other tokens: "),
-                   *_first(far, "logprob moved: ", {key: f" by {deltas[key]:.3g}" for key in far}))  # fmt: skip
-        worst = f"; largest |change| of a summed logprob {max(deltas.values()):.3g}" if deltas else ""
-        message = f"{len(changed) + len(missing)} of {len(keys)} requests have other tokens{worst}"
+        if deltas:
+            message += f"; largest |change| of a summed logprob {max(deltas.values()):.3g}"
         if far:
             message += f", {len(far)} above epsilon {limit:g}"
+        details = (*_first(missing, "missing from the run: "), *_first(changed, "other tokens: "),
+                   *_first(far, "logprob moved: ", {key: f" by {deltas[key]:.3g}" for key in far}))  # fmt: skip
         checks.append(Check("tokens", task, "", "fail" if details else "pass", message, details, detects))
     if not checks:
         raise ConfigError(f"{a.source}: holds no requests, so there is nothing to gate")
