@@ -41,10 +41,10 @@ NO_BASELINE = "no baseline yet"
 BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
 Scores = Mapping[ScoreKey, Mapping[int, float]]
-NEW_FOLDER = "the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
+NEW_FOLDER = "the gate makes one new run in a new folder; --keep FOLDER keeps it"
 OURS = {  # settings that the gate makes itself -> what to do instead
     **dict.fromkeys(("output_dir", "resume", "-m", "--multirun"), NEW_FOLDER),
-    "sequential": "the gate sets it; --step N asks in steps, in an order that follows from the baseline",
+    "sequential": "the gate sets it; use --step N, whose order follows from the baseline",
 }
 
 
@@ -228,8 +228,8 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
     notes = [f"may differ: {finding.text}" for finding in findings(a, b) if finding.text not in remaining]
     if any(re.search(r"\b[AB]\b", note) for note in notes):
         notes.append("A is the baseline, B the run")
-    if kept := b.manifest.counts.resumed_requests:
-        notes.append(f"{b.source}: {kept} of its answers are from before an interruption and were not recomputed")
+    if resumed := b.manifest.counts.resumed_requests:
+        notes.append(f"{b.source}: {resumed} of its answers are from before an interruption and were not recomputed")
     notes += [f"{run.source}: it is {run.files}, without logprob bits, so its answers cannot be verified"
               for run in (a, b) if run.by_lm_eval]  # fmt: skip
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
@@ -301,7 +301,7 @@ def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
-    """What git prints; None if git fails or is not installed."""
+    """Return the output of git; None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False)
     except OSError:

@@ -28,7 +28,7 @@ from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import ratios
 
 RATES = (0.0, 0.005, 0.02, 0.05, 0.1)  # shares of changed answers for which the need is given
-AS_SEEN = None  # in the place of a rate: as the runs differ
+AS_SEEN = None  # instead of a rate: as the runs differ
 Rate = float | None
 WITHOUT = "no margin is set, so no number of documents decides it"
 UNSCORED = "max_regression_percent is of the baseline's value, which only a run has; name one: runs=RUN"

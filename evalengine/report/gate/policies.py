@@ -35,7 +35,7 @@ from evalengine.util.plain_files import deep_merged, read_yaml
 
 POLICIES = Path(str(files("evalengine.conf"))) / "gate"
 RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")
-# The identity's parts that a policy may let differ: those that say who answers. Those that say what is asked (rows,
+# The identity's parts that a policy may let differ: those of the model and its engine. Those of the requests (rows,
 # tasks, seed, limit) may never differ.
 ALLOWABLE = (
     *("weights", "model_spec", "tokenizer", "chat_template", "prompts", "dtype", "numerics", "attention_backend"),
@@ -113,7 +113,7 @@ class _Task(Limits):
 
 @dataclass(frozen=True, kw_only=True)
 class Average(_MeanLimits):
-    """A mean over tasks, held to limits of its own: "half a point on the average of all mmlu tasks"."""
+    """A mean over tasks with separate limits: "half a point on the average of all mmlu tasks"."""
 
     tasks: Annotated[  # names or patterns, as in a shell: mmlu_*; a pattern skips groups
         tuple[Text, ...], Field(min_length=1), BeforeValidator(lambda own: [own] if isinstance(own, str) else own),
@@ -210,7 +210,7 @@ Rule = DigestRule | TokensRule | AccuracyRule | AnyOf | AllOf
 
 @dataclass(frozen=True)
 class Policy:
-    """What a gate asks of a run."""
+    """The requirements of a gate on a run."""
 
     name: str
     rule: Rule
@@ -247,7 +247,7 @@ def _wrong(why: str) -> PydanticCustomError:
     return PydanticCustomError("policy", "{why}", {"why": why})
 
 
-def _allowable(part: Any) -> Any:
+def _allowable(part: str) -> str:
     if part not in ALLOWABLE:
         raise ValueError(f"cannot be allowed to differ; {near(part, ALLOWABLE)}")
     return part
@@ -271,7 +271,7 @@ _Rules = Annotated[list[Annotated[_OneRule, AfterValidator(_rule)]], Field(min_l
 class _Policy(_OneRule, total=False):
     description: Text
     inconclusive: Annotated[Inconclusive, must("be fail (exit code 1), report (exit code 3) or pass (exit code 0)")]
-    allow: Annotated[list[Annotated[Any, AfterValidator(_allowable)]], AfterValidator(tuple)]
+    allow: Annotated[list[Annotated[Text, AfterValidator(_allowable)]], AfterValidator(tuple)]
 
 
 _KINDS: dict[str, Any] = {
@@ -303,7 +303,8 @@ def _in_words(problem: Any, sentence: str) -> str:
         return f"{name_of(place)}: {why}"
     if kind == "policy":
         return ": ".join(filter(None, (name_of(place), problem["msg"])))
-    if kind == "float_type" and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", str(value), re.IGNORECASE):
+    exponent = r"[-+]?[\d.]+e[-+]?\d+"  # which YAML 1.1 reads as text
+    if kind == "float_type" and isinstance(value, str) and re.fullmatch(exponent, value, re.IGNORECASE):
         sentence += " (YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4, 1.0e+4)"
     return sentence
 

@@ -214,15 +214,14 @@ def report_lines(report: Report, risk: bool = False, verbose: bool = False) -> I
     """The headline, then a line per check, failed ones first. No line begins with text from outside, which GitHub might
     obey.
 
-    Of several runs a line for each, with the verdict and its reason. risk: whether P(loss > margin) is said of the
-    checks that have one. verbose: whether all that a check saw is said, and of the parts of groups what became of them;
-    of several runs, the checks of each.
+    Several runs have a line each, with the verdict and its reason. risk: show P(loss > margin) of the checks that have
+    one. verbose: show all that a check saw, the skipped checks, and the checks of each of several runs.
     """
     yield Text(headline(report), style=STYLES[report.verdict])
     for name, run in zip(report.names, report.reports, strict=True) if report.reports else ():
         status = Text(f"{run.verdict.upper():<13}", style=STYLES[run.verdict])
-        told = [plain(problem.removeprefix(f"{run.run}: ").replace(f"{run.run}/", "")) for problem in run.problems]
-        problems = first_of(told, len(told) if verbose else 1)
+        problems = [plain(problem.removeprefix(f"{run.run}: ").replace(f"{run.run}/", "")) for problem in run.problems]
+        problems = first_of(problems, len(problems) if verbose else 1)
         why = f": {'; '.join(problems)}" if problems else ""
         yield status + Text(f"{plain(name)}{reason(run)}{why}", style="default")
         yield from _run_lines(run, risk, verbose) if verbose else ()

@@ -1,7 +1,7 @@
 """A policy's rules, applied to a baseline (A) and a run (B): one check per rule, task and metric.
 
 Nothing passes unseen: a rule that cannot be judged (no digest, no logprobs, no metric with values, or all of them
-skipped) raises `ConfigError`, and what a policy leaves out is a check of its own with the status "skip".
+skipped) raises `ConfigError`, and what a policy leaves out is a separate check with the status "skip".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evalengine.report.read.run import Item, Key, Run
 def evaluate(rule: Rule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
     """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "undecided".
 
-    steps: what a run in steps asked, of which `a` is the part (`steps.steps_of`).
+    steps: the documents of a run in steps, whose part of the baseline is `a` (`steps.steps_of`).
     """
     if isinstance(rule, DigestRule):
         return [*_digest(a, b), *_rescored("digest", a, b)]

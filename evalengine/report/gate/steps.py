@@ -1,7 +1,7 @@
-"""A gate over a run in steps: what was asked of the baseline's documents, and when that decides.
+"""A gate over a run in steps: which of the baseline's documents it has, and when they decide.
 
 Half of alpha is spent on looking after every document, half on the whole set (`loss_bound.SteppedBound`). Before all
-documents are asked, only metrics of shares with a margin can be decided; the others wait for the end.
+documents are evaluated, only metrics of shares with a margin can be decided; the others wait for the end.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SEQUENTIAL = "sequential"  # the identity's part that says a run is one in steps
 
 @dataclass(frozen=True)
 class Steps:
-    """What a run in steps asked."""
+    """The documents of a run in steps."""
 
-    part: Run  # the baseline, with the documents that were asked
-    whole: bool  # whether all of them were
+    part: Run  # the baseline, with the documents of the run
+    whole: bool  # whether these are all
     asked: Mapping[str, Sequence[Sequence[int]]]  # task -> its documents by cluster, in the order in which they came
     largest: Mapping[str, int]  # task -> documents of its largest cluster, asked or not
     total: Mapping[str, int]  # task -> its documents, asked or not
@@ -61,7 +61,7 @@ def ordered_by(a: Run) -> str:
 
 
 def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
-    """What `b` asked of the baseline `a`, if it is a run in steps.
+    """Return the documents of the baseline `a` that `b` has, if it is a run in steps.
 
     Raises ConfigError for a policy by which it cannot be judged, and where its documents are not the first ones of the
     order that follows from the baseline: chosen documents, or the best of several orders, prove nothing.
@@ -119,17 +119,17 @@ def _check(rule: AccuracyRule, a: Run) -> None:
 
 
 def _cut(a: Run, documents: Mapping[str, set[int]], settings: Any) -> Run:
-    """The baseline with these documents of each task alone, as if it had asked no more."""
+    """Return the baseline with only these documents of each task."""
 
-    def kept(task: str, doc: int) -> bool:
+    def chosen(task: str, doc: int) -> bool:
         return task not in documents or doc in documents[task]
 
-    scores = {key: {doc: value for doc, value in values.items() if kept(key[0], doc)}
+    scores = {key: {doc: value for doc, value in values.items() if chosen(key[0], doc)}
               for key, values in a.scores.items()}  # fmt: skip
     perplexities = {key: (exp(-exact_sum(values.values()) / len(values)), None)
                     for key, values in scores.items() if values and has_log_likelihoods(a, key)}  # fmt: skip
     return replace(
         a, identity={**a.identity, SEQUENTIAL: settings}, scores=scores, results={**a.results, **perplexities},
-        items={key: item for key, item in a.items.items() if kept(key[0], key[1])},
-        hashes={task: {doc: own for doc, own in docs.items() if kept(task, doc)} for task, docs in a.hashes.items()},
+        items={key: item for key, item in a.items.items() if chosen(key[0], key[1])},
+        hashes={task: {doc: own for doc, own in docs.items() if chosen(task, doc)} for task, docs in a.hashes.items()},
     )  # fmt: skip
