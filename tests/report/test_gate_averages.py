@@ -205,10 +205,15 @@ def test_the_documents_needed_are_those_of_what_is_judged(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         gate_module,
         "load_policy",
-        lambda name: parse_policy({"accuracy": {"margin": 0.5, "tasks": {"*_07": {}}}}, name),
+        lambda name: parse_policy(
+            {"all_of": [{"tokens": {}}, {"accuracy": {"margin": 0.5, "tasks": {"*_07": {}}}}]}, name
+        ),
     )
     whole, few = gate_module.needs("a", "own")
-    assert whole.startswith("policy own: 2 checks; ") and " 0.01 if 2 % of answers change; " in whole
+    assert (
+        whole.startswith("policy own: 2 checks; without a loss its accuracy rules pass with ")
+        and " 0.01 if 2 % of answers change; " in whole
+    )
     assert few == (
         "too few documents for mmlu exact_match,strict-match, mmlu_07 exact_match,strict-match; "
         "`evalengine plan runs=BASELINE` says how many they need"

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.statistics_cases import ALPHA, flips, gate_bound, passing
 from evalengine.errors import ConfigError
-from evalengine.report.gate.planned import AS_SEEN, Plan, hint, plan_of
+from evalengine.report.gate.planned import AS_SEEN, Plan, plan_of
 from evalengine.report.gate.policies import Policy, parse_policy
 from evalengine.report.gate.rules import evaluate, standing
 from evalengine.report.read.run import Run
@@ -207,9 +207,6 @@ def test_rules_combine_as_the_gate_combines_them() -> None:
     both = plan({"all_of": [rule[2.0], {"tokens": {}}, {"any_of": [rule[2.0], rule[0.5]]}]})
     assert both.passes[0] == pytest.approx((often**2, often * (often + seldom))) and both.partial
     assert {check.each for check in both.checks} == {0.8**0.5}
-    (line, *_) = hint("own", both)
-    assert line.startswith("policy own: 3 checks; without a loss its accuracy rules pass with probability 0.")
-    assert line.endswith("if 2 % of answers change; equal bits always pass")
 
 
 def test_each_check_is_planned_for_its_own_power() -> None:

@@ -20,14 +20,15 @@ from functools import cache, partial
 from pathlib import Path
 
 from evalengine.config.schema import SequentialConfig
-from evalengine.errors import ConfigError, EvalEngineError, first_of, readable
+from evalengine.errors import ConfigError, EvalEngineError, first_of, listed, readable
 from evalengine.records.manifest import not_run
 from evalengine.report.compare.comparability import findings, incomparable
-from evalengine.report.gate.planned import accuracy_rules, hint, plan_of
+from evalengine.report.gate.planned import accuracy_rules, plan_of
 from evalengine.report.gate.policies import AllOf, Policy, load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
+from evalengine.report.numbers import counted
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import all_runs, runs_below, skipped_note, stands_for
@@ -42,7 +43,8 @@ BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read",
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
 Scores = Mapping[ScoreKey, Mapping[int, float]]
 NEW_FOLDER = "the gate makes one new run in a new folder; --keep FOLDER keeps it"
-OURS = {  # settings that the gate makes itself -> what to do instead
+OURS = {  # settings that a gate's run cannot have -> what to do instead
+    "cache": "answers of earlier code would be judged; leave the cache out",
     **dict.fromkeys(("output_dir", "resume", "-m", "--multirun"), NEW_FOLDER),
     "sequential": "the gate sets it; use --step N, whose order follows from the baseline",
 }
@@ -77,9 +79,9 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
         shared = old.keys() & new.keys() & other.keys()
         flipped, alone = ({doc for doc in shared if old[doc] != scores[doc]} for scores in (new, other))
         p = mcnemar(len(alone - flipped), len(flipped - alone))[1]
-        counted = f"{len(flipped)} scores flip, {len(alone)} with another schedule of the baseline"
-        counted += f" (one-sided p of no more flips than that: {p:.2g})"
-        yield replace(check, message=f"{check.message}; {counted}", brief=check.brief and f"{check.brief}; {counted}")
+        flips = f"{len(flipped)} scores flip, {len(alone)} with another schedule of the baseline"
+        flips += f" (one-sided p of no more flips than that: {p:.2g})"
+        yield replace(check, message=f"{check.message}; {flips}", brief=check.brief and f"{check.brief}; {flips}")
 
 
 def gate(
@@ -165,16 +167,28 @@ def _attempt(
 
 
 def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:
-    """Return what the policy's checks need, before a run is made (`planned.hint`), and how long the baseline took."""
+    """Return how likely the gate passes without a loss, the checks with too few documents at the highest rate of
+    `HINTED`, and how long the baseline took."""
     run, chosen = baseline_of(baseline, base)[0], load_policy(policy)
     if not accuracy_rules(chosen.rule):
         return []
     try:
-        said = list(hint(chosen.name, plan_of(chosen, run, HINTED)))
+        plan = plan_of(chosen, run, HINTED)
     except ConfigError as error:  # the gate reports it after the run
         return error.problems
+    known = [check for check in plan.checks if not check.why]
+    if not known:
+        return []
+    chances = " and ".join(f"{plan.chance(n)} if {100 * rate:g} % of answers change" for n, rate in enumerate(HINTED))
+    others = f" of {len(plan.checks)} (`evalengine plan` explains the others)" * (len(known) < len(plan.checks))
+    passes = "its accuracy rules pass" if plan.partial else "it passes"
+    said = [f"policy {chosen.name}: {counted(len(known), 'check')}{others}; without a loss {passes} with probability "
+            f"{chances}; equal bits always pass"]  # fmt: skip
+    few = [check.label for check in known if check.needs[-1] is None or check.needs[-1] > (check.documents or 0)]
+    if few:
+        said.append(f"too few documents for {listed(few, 3)}; `evalengine plan runs=BASELINE` says how many they need")
     counts, seconds = run.manifest.counts, run.manifest.timings.run_seconds
-    if said and counts.documents and seconds > 0 and not not_run(counts):
+    if counts.documents and seconds > 0 and not not_run(counts):
         each = f"{seconds / counts.documents:.3g} s a document"
         said.append(f"the baseline's {counts.documents:,} documents took {seconds:,.0f} s, {each}")
     return said
@@ -314,14 +328,12 @@ def made_run(settings: Sequence[str], keep: Path | None, more: Mapping[str, str]
     """The folder of a run with these settings: a new one below `keep`, or one that is removed afterwards. What earlier
     runs left is never judged. more: settings of the gate's own, as texts.
 
-    Raises `ConfigError` for settings that the gate makes itself, `EvalEngineError` if the run fails.
+    Raises `ConfigError` for the settings `OURS`, `EvalEngineError` if the run fails.
     """
     for given in settings:
-        name = given.partition("=")[0].lstrip("+~")
-        if (instead := OURS.get(name.partition(".")[0])) is not None:
+        name = re.split("[=.]", given.lstrip("+~"))[0]
+        if (instead := OURS.get(name)) is not None:
             raise ConfigError(f"gate: {given}: {instead}")
-        if name in ("cache", "cache.path"):
-            raise ConfigError(f"gate: {given}: answers of earlier code would be judged; leave the cache out")
     from evalengine.config.words import word  # it loads Hydra
 
     command = ["-m", "evalengine", *settings, *(word(name, value) for name, value in (more or {}).items())]

@@ -9,19 +9,18 @@ one rule must pass, so each is planned as if it were alone. Only accuracy rules 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from evalengine.errors import ConfigError, listed
+from evalengine.errors import ConfigError
 from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
 from evalengine.report.gate.evidence import amount, percent_of, unit_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
 from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Limits, Policy, Rule
 from evalengine.report.gate.report import Check
-from evalengine.report.numbers import counted
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.loss_bound import Stratum
 from evalengine.report.stats.pass_probability import Design
@@ -182,22 +181,6 @@ def _planned(
         needs=[own.needed(at_most, each, lost) for own in known],
         passes=[own.passes(at_most, design.documents, lost) for own in known],
     )
-
-
-def hint(policy: str, plan: Plan) -> Iterator[str]:
-    """Yield the whole gate in one line, then how many checks have too few documents at the highest rate."""
-    known = [check for check in plan.checks if not check.why]
-    if known:
-        chances = " and ".join(f"{plan.chance(number)} if {100 * (rate or 0):g} % of answers change"
-                               for number, rate in enumerate(plan.rates))  # fmt: skip
-        others = f" of {len(plan.checks)} (`evalengine plan` explains the others)"
-        passes = "its accuracy rules pass" if plan.partial else "it passes"
-        yield (f"policy {policy}: {counted(len(known), 'check')}{others * (len(known) < len(plan.checks))}; without a "
-               f"loss {passes} with probability {chances}; equal bits always pass")  # fmt: skip
-    few = [check for check in known if check.needs[-1] is None or check.needs[-1] > (check.documents or 0)]
-    if few:
-        labels = listed([check.label for check in few], 3)
-        yield f"too few documents for {labels}; `evalengine plan runs=BASELINE` says how many they need"
 
 
 def _paired(a: Run, b: Run, key: ScoreKey, of: Judged) -> bool:
