@@ -23,7 +23,7 @@ from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
-from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_data import MANIFEST
 from evalengine.records.manifest_file import glance_at_manifest
 from evalengine.util.command import exit_code
 from evalengine.util.progress import duration

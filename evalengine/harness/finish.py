@@ -22,7 +22,8 @@ from evalengine.records.digest import digests
 from evalengine.records.evidence import bind, bind_failed
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
-from evalengine.records.manifest import MANIFEST, build_manifest
+from evalengine.records.manifest import build_manifest
+from evalengine.records.manifest_data import MANIFEST
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids

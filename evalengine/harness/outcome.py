@@ -27,7 +27,8 @@ from evalengine.harness.judging import Judgement, Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan, isolated
 from evalengine.harness.requests import HarnessRequest
-from evalengine.records.lm_eval import EMPTY_ANSWER, UNENDED_THINKING, Sample, TaskResult
+from evalengine.records.lm_eval import Sample, TaskResult
+from evalengine.records.lm_eval_file import EMPTY_ANSWER, UNENDED_THINKING
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.code import CodeTask

@@ -22,8 +22,7 @@ from typing import Any
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, LOCK, RECORDS
 from evalengine.records.lm_eval_file import ISO
-from evalengine.records.manifest import MANIFEST
-from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_data import MANIFEST, Manifest
 from evalengine.records.manifest_file import load_manifest
 from evalengine.records.sealed import content_sha256, sha256_of
 from evalengine.records.tokens import TOKENS

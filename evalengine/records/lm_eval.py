@@ -22,14 +22,10 @@ from typing import Any
 
 from evalengine.config.schema import Config
 from evalengine.records.folder import RunFolder
+from evalengine.records.lm_eval_file import LENGTH_LIMITED, THINKING_TRUNCATED
 from evalengine.records.manifest import code_version
 from evalengine.version import __version__
 
-THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
-LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
-UNANSWERED = ("content_filter", "null_content", "empty_answer", "unended_thinking")
-CONTENT_FILTER, NULL_CONTENT, EMPTY_ANSWER, UNENDED_THINKING = UNANSWERED
-REJECTED = "rejected"  # key of a task's results: documents that an endpoint rejected, which are in no score
 Value = float | int | str  # a metric's value; a standard error may be "N/A"
 
 
@@ -166,12 +162,6 @@ def _result(task: TaskResult) -> dict[str, Any]:
     result = {"name": task.name, "alias": task.alias or task.name, "sample_len": task.effective, **task.metrics}
     thinking = {} if task.thinking_truncated is None else {THINKING_TRUNCATED: task.thinking_truncated}
     return {**result, **thinking, **task.unanswered}
-
-
-def unanswered_words(values: Mapping[str, Any]) -> str:
-    """The counts that stand next to a task's scores: `1 rejected, 2 empty_answer`; "" where there are none. values: its
-    entry in the results file."""
-    return ", ".join(f"{values[name]} {name}" for name in (REJECTED, *UNANSWERED) if values.get(name))
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:

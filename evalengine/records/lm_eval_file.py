@@ -17,6 +17,11 @@ from evalengine.util.plain_files import parse_json, read_bytes, read_json
 
 ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 AGAIN = "run the evaluation again, or take the folder from where it was copied"
+THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
+LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
+UNANSWERED = ("content_filter", "null_content", "empty_answer", "unended_thinking")
+CONTENT_FILTER, NULL_CONTENT, EMPTY_ANSWER, UNENDED_THINKING = UNANSWERED
+REJECTED = "rejected"  # key of a task's results: documents that an endpoint rejected, which are in no score
 SAMPLE_KEYS = ("doc_id", "filter", "metrics", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
 _RESULTS = with_fields(
     {
@@ -116,3 +121,9 @@ def _sample(line: str, where: str) -> dict[str, Any]:
     if problem := wrong(row, _SAMPLE) or wrong({name: row.get(name) for name in row["metrics"]}, _METRICS):
         raise ConfigError(f"{where}: {problem}: it was edited; {AGAIN}")
     return row
+
+
+def unanswered_words(values: Mapping[str, Any]) -> str:
+    """The counts that stand next to a task's scores: `1 rejected, 2 empty_answer`; "" where there are none. values: its
+    entry in the results file."""
+    return ", ".join(f"{values[name]} {name}" for name in (REJECTED, *UNANSWERED) if values.get(name))

@@ -30,7 +30,6 @@ from evalengine.records.sealed import canonical, content_sha256
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
 
-MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
 IDENTITY_KEYS = (*("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"),)
 NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothing
@@ -88,26 +87,6 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
 def run_id(config: Config, extra: Mapping[str, Any]) -> str:
     """The first 8 hex digits of the SHA-256 of `run_identity`."""
     return content_sha256(run_identity(config, extra))[:8]
-
-
-def not_run(counts: RunCounts) -> int:
-    """How many of a manifest's requests its run did not compute: from an interrupted run, or read from a cache."""
-    return counts.resumed_requests + counts.cached_requests
-
-
-def resumed_fast(manifest: Manifest) -> int:
-    """Of a run whose numerics are fast: how many requests it took from an interrupted one; 0 for any other run.
-
-    The rest ran in other batches than an unbroken run's, and fast numerics' bits depend on the batch: the same command
-    gives these bits never again.
-    """
-    return manifest.counts.resumed_requests if manifest.numerics == "fast" else 0
-
-
-def credit_words(manifest: Manifest) -> str:
-    """How a run scored texts whose thinking did not end. One from before there was the setting scored them."""
-    scored = manifest.identity.get("score_unfinished_thinking", True)
-    return "scored as if they were answers" if scored else "no credit"
 
 
 def build_manifest(

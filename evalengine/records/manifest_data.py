@@ -22,6 +22,8 @@ from evalengine.records.manifest_parts import (
     read_fields,
 )
 
+MANIFEST = "manifest.json"
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -86,3 +88,23 @@ class Manifest:
     def file_text(self) -> str:
         """`manifest.json`: every run's is written so."""
         return json.dumps(self.content, indent=2, ensure_ascii=False) + "\n"
+
+
+def not_run(counts: RunCounts) -> int:
+    """How many of a manifest's requests its run did not compute: from an interrupted run, or read from a cache."""
+    return counts.resumed_requests + counts.cached_requests
+
+
+def resumed_fast(manifest: Manifest) -> int:
+    """Of a run whose numerics are fast: how many requests it took from an interrupted one; 0 for any other run.
+
+    The rest ran in other batches than an unbroken run's, and fast numerics' bits depend on the batch: the same command
+    gives these bits never again.
+    """
+    return manifest.counts.resumed_requests if manifest.numerics == "fast" else 0
+
+
+def credit_words(manifest: Manifest) -> str:
+    """How a run scored texts whose thinking did not end. One from before there was the setting scored them."""
+    scored = manifest.identity.get("score_unfinished_thinking", True)
+    return "scored as if they were answers" if scored else "no credit"

@@ -24,8 +24,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, NoReturn, TypeVar
 
 from evalengine.errors import EvalEngineError
-from evalengine.util import early_gpu
-from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")
@@ -54,6 +52,8 @@ class ForkedTask(Generic[Result]):
             return
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
         parent = os.getpid()
+        from evalengine.util import early_gpu  # most commands fork nothing
+
         with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -158,6 +158,8 @@ def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: boo
         return
     # The other cores have processes of their own; and a tokenizer that had used threads before the fork would warn.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
+
     if limited:
         apply_limits()
     try:

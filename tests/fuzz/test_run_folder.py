@@ -21,7 +21,7 @@ import pytest
 from evalengine.cli.compare import main as compare
 from evalengine.cli.written import report
 from evalengine.errors import ConfigError
-from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_data import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records
 from evalengine.report.gate.gate import gate
 from evalengine.report.html.run_page import write_run_report

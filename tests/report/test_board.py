@@ -12,9 +12,10 @@ from scipy import stats
 
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
+from evalengine.report.compare.comparability import are_models
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.means import group
-from evalengine.report.leaderboard.models import are_models, labels, steps
+from evalengine.report.leaderboard.models import labels, steps
 from evalengine.report.leaderboard.sheets import signed, verdict
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import wilson

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.compare.as_json import comparison_json, matrix_json
+from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.item_differences import logprob_change, ulps
-from evalengine.report.compare.matrix import matrix, matrix_report, matrix_table, runs_table
+from evalengine.report.compare.matrix import matrix, matrix_json, matrix_report, matrix_table, runs_table
 from evalengine.report.compare.report import report, verdict
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
@@ -25,7 +25,7 @@ def levels(c: Comparison) -> list[bool]:
 
 def test_equal_runs_are_identical() -> None:
     c = compare(run(BASE), run(BASE))
-    assert (c.verdict, c.differences, c.flips, c.causes, c.digests_equal) == ("IDENTICAL", [], [], {}, True)
+    assert (c.verdict, c.differences, c.flips, c.causes, c.a.digest == c.b.digest) == ("IDENTICAL", [], [], {}, True)
     assert levels(c) == [True, True, True]
     assert verdict(c) == "IDENTICAL (every bit of 3 outputs and their logprobs)"
 
@@ -34,7 +34,7 @@ def test_one_bit_of_one_logprob_is_found_and_measured() -> None:
     c = compare(run(BASE), run(BIT))
     assert c.verdict == "SAME TOKENS" and levels(c) == [False, True, True]
     assert [(d.key, d.what, d.cause) for d in c.differences] == [((TASK, 0, 0, 0), "logprobs", "unknown")]
-    assert c.logprobs is not None and c.digests_equal is False
+    assert c.logprobs is not None and c.a.digest != c.b.digest
     assert (c.logprobs.compared, c.logprobs.differing, c.logprobs.max_ulps) == (3, 1, 1)
     assert c.logprobs.max_abs == abs(NEXT + 0.25) == c.logprobs.percentiles["p50"]
     assert verdict(c) == "SAME TOKENS (1 of 6 logprobs differ)"
@@ -70,7 +70,7 @@ def test_each_difference_has_its_cause() -> None:
     assert compare(run(BASE), run(BIT)).causes == {"unknown": 1}
     assert compare(run(BASE), run(BASE, asks={1: [9]})).causes == {"prompts": 1}
     scorer = compare(run(BASE), run(BASE, scores={2: 0.0}))
-    assert scorer.causes == {"scorer": 1} and scorer.digests_equal
+    assert scorer.causes == {"scorer": 1} and scorer.a.digest == scorer.b.digest
     assert scorer.verdict == "DIFFERENT" and levels(scorer) == [False, False, False]
     both = compare(run(BASE), run(TOKEN, scores={0: 0.0, 2: 0.0}))
     assert both.causes == {"unknown": 1, "scorer": 1}

@@ -14,8 +14,7 @@ from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compare
 from evalengine.report.compare.item_differences import NEAR_TIE, TIE_CEILING, logprob_change
 from evalengine.report.compare.matrix import matrix
-from evalengine.report.compare.metric_tables import value_text
-from evalengine.report.compare.report import report, verdict
+from evalengine.report.compare.report import report, value_text, verdict
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.read.lm_eval_samples import ROLLING

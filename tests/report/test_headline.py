@@ -12,6 +12,7 @@ import pytest
 
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.headline import (
+    ALPHA,
     FEW_CHANGED,
     WITHIN_CHANCE,
     asked_for,
@@ -20,7 +21,6 @@ from evalengine.report.compare.headline import (
     documents_to_tell,
     headline,
 )
-from evalengine.report.compare.metric_tables import ALPHA
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.leaderboard.compose import board

@@ -14,8 +14,8 @@ from scipy import stats
 
 from evalengine.errors import ConfigError
 from evalengine.records.tokens import read_tokens, token_texts, tokens_json
-from evalengine.report.compare.beside import is_pair, sibling
 from evalengine.report.compare.compare import compare
+from evalengine.report.compare.sibling_runs import is_pair, sibling
 from evalengine.report.html import samples
 from evalengine.report.html.comparison_page import noise_floor
 from evalengine.report.html.distributions import edges

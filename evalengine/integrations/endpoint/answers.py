@@ -15,7 +15,7 @@ from evalengine.harness.requests import HarnessRequest
 from evalengine.integrations.endpoint.http import Cleaner, Reply
 from evalengine.records.folder import write_failed
 from evalengine.records.line_file import LineFile
-from evalengine.records.lm_eval import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT
+from evalengine.records.lm_eval_file import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT
 from evalengine.records.schema import Answer, RecordKey
 from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
 from evalengine.tasks.instance import Instance

@@ -36,15 +36,8 @@ from evalengine.integrations.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, LOCK, RunFolder
-from evalengine.records.lm_eval import (
-    REJECTED,
-    ModelInfo,
-    TaskResult,
-    remove_results,
-    unanswered_words,
-    write_results,
-)
-from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
+from evalengine.records.lm_eval_file import REJECTED, read_results, results_files, unanswered_words
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import Answer, Answers, RecordKey
 from evalengine.records.sealed import canonical, content_sha256

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evalengine.errors import ConfigError
+from evalengine.report.compare.comparability import are_models
 from evalengine.report.compare.compare import Comparison, compared
 from evalengine.report.compare.headline import asked_for, changed_words, headline
-from evalengine.report.compare.metric_tables import cautions, value_text
-from evalengine.report.compare.report import facts, regressions
-from evalengine.report.leaderboard.models import are_models, labels
+from evalengine.report.compare.report import cautions, facts, regressions, value_text
+from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import MINUS, arrow, counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey, direction

@@ -19,7 +19,7 @@ from evalengine.config.check import EXPORTS
 from evalengine.errors import EvalEngineError
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST
-from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_data import MANIFEST
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run

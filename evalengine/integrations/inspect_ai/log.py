@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.lm_eval import LENGTH_LIMITED
+from evalengine.records.lm_eval_file import LENGTH_LIMITED
 from evalengine.records.shapes import Count, Sha256, Text, fits, with_fields, wrong
 from evalengine.report.read.lm_eval_folder import of_lm_eval
 from evalengine.report.read.run import Loaded

@@ -1,5 +1,5 @@
 """`python -m evalengine compare`: are two runs the same; if not, where, and why. And what it does with runs of
-different models: when its options apply, and where the tables go."""
+different models: when its options apply, and where the tables go. A view is imported where it is requested."""
 
 from __future__ import annotations
 
@@ -12,24 +12,16 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn
 from evalengine.records.evidence import file_problems, repeated
 from evalengine.records.folder import write_text_file
-from evalengine.report.compare.as_json import comparison_json, matrix_json
+from evalengine.report.compare.comparability import are_models
 from evalengine.report.compare.compare import LEVELS, compared
-from evalengine.report.compare.matrix import matrix, matrix_report
 from evalengine.report.compare.report import report
-from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.leaderboard.compose import Board, board
-from evalengine.report.leaderboard.formats import board_json, board_lines, comma_separated, latex, markdown
-from evalengine.report.leaderboard.history import history_picture
-from evalengine.report.leaderboard.models import are_models, labels, steps
-from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import all_runs, inputs, skipped_note
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
 
-FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+FORMATS = {"markdown": "markdown", "latex": "latex", "csv": "comma_separated"}  # form -> a function of `formats`
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
 ASKING = ("models", "format", "output", "names", "by", "history")  # options that only a comparison of models has
 
@@ -53,19 +45,30 @@ def main(arguments: Namespace) -> int:
 def _two(a: Run, b: Run, arguments: Namespace) -> int:
     comparison = compared(a, b, arguments.allow)
     if arguments.html:
+        from evalengine.report.html.comparison_page import comparison_page
+
         with _usage("--html"):
             comparison_page(comparison).write(Path(arguments.html))
+    content = {}
+    if arguments.json:
+        from evalengine.report.compare.as_json import comparison_json
+
+        content = comparison_json(comparison)
     within = comparison.within(arguments.level)
     lines = [*report(comparison)]
     if arguments.level != LEVELS[0]:
         lines.insert(-1, f"--level {arguments.level}: {'passed' if within else 'failed'}")
-    print_findings("compare", lines, comparison_json(comparison), arguments.json)
+    print_findings("compare", lines, content, arguments.json)
     return 0 if within else 1
 
 
 def _many(runs: Sequence[Run], arguments: Namespace) -> int:
+    from evalengine.report.compare.matrix import matrix, matrix_json, matrix_report
+
     comparisons = matrix(runs, arguments.allow)
     if arguments.html:
+        from evalengine.report.html.matrix_page import matrix_page
+
         with _usage("--html"):
             matrix_page(comparisons).write(Path(arguments.html))
     print_findings("compare", matrix_report(comparisons), matrix_json(comparisons), arguments.json)
@@ -88,19 +91,34 @@ def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
 def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
     that asks for them: a script that holds two runs to each other must not take other weights for the same."""
+    from evalengine.report.leaderboard import formats
+    from evalengine.report.leaderboard.compose import board
+    from evalengine.report.leaderboard.models import labels, steps
+
     targets = [(Path(name), SUFFIXES[Path(name).suffix]) for name in arguments.output or []]
-    names = _names(arguments.names, runs)
-    if arguments.history:
-        runs, names = _in_order(runs, names)
+    names = labels(runs) if arguments.names is None else _names(arguments.names, len(runs))
+    if arguments.history and (at := steps(runs, names)) is not None:
+        order = sorted(range(len(runs)), key=at.__getitem__)
+        runs, names = [runs[place] for place in order], [names[place] for place in order]
     comparison = board(runs, names, arguments.by)
     if arguments.html:
         targets.append((Path(arguments.html), "page"))
     for path, form in targets:
-        _write_models(comparison, path, form, arguments.history)
+        with _usage(str(path)):
+            if form == "page":
+                from evalengine.report.leaderboard.page import leaderboard_page
+
+                leaderboard_page(comparison, arguments.history, path.parent).write(path)
+            elif form == "history":
+                from evalengine.report.leaderboard.history import history_picture
+
+                write_text_file(path, history_picture(comparison))
+            else:
+                write_text_file(path, getattr(formats, FORMATS[form])(comparison))
     if arguments.format:
-        sys.stdout.write(FORMATS[arguments.format](comparison))
+        sys.stdout.write(getattr(formats, FORMATS[arguments.format])(comparison))
     else:
-        print_findings("compare", board_lines(comparison), board_json(comparison), arguments.json)
+        print_findings("compare", formats.board_lines(comparison), formats.board_json(comparison), arguments.json)
     return 0 if _asked(arguments) else 1
 
 
@@ -108,21 +126,12 @@ def _asked(arguments: Namespace) -> bool:
     return any(getattr(arguments, name) for name in ASKING)
 
 
-def _names(given: str | None, runs: Sequence[Run]) -> list[str]:
-    if given is None:
-        return labels(runs)
+def _names(given: str, count: int) -> list[str]:
     names = [name.strip() for name in given.split(",")]
-    if len(names) != len(runs) or not all(names) or len(set(names)) < len(names):
-        raise ConfigError(f"compare: --names {given}: {len(runs)} models need {len(runs)} different names, with commas "
+    if len(names) != count or not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"compare: --names {given}: {count} models need {count} different names, with commas "
                           "between them")  # fmt: skip
     return names
-
-
-def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Runs and names by training steps, where every model names its own, else as given."""
-    at = steps(runs, names)
-    order = sorted(range(len(runs)), key=lambda place: at[place] if at is not None else place)
-    return [runs[place] for place in order], [names[place] for place in order]
 
 
 def _path_problems(arguments: Namespace) -> Iterator[str]:
@@ -134,14 +143,6 @@ def _path_problems(arguments: Namespace) -> Iterator[str]:
     for words, name, endings in named:
         yield from file_problems(f"compare: {words}", Path(name), endings, sources)
     yield from repeated("compare", [Path(name) for _, name, _ in named])
-
-
-def _write_models(comparison: Board, path: Path, form: str, history: bool) -> None:
-    with _usage(str(path)):
-        if form == "page":
-            leaderboard_page(comparison, history, path.parent).write(path)
-        else:
-            write_text_file(path, history_picture(comparison) if form == "history" else FORMATS[form](comparison))
 
 
 @contextmanager

@@ -15,15 +15,15 @@ from evalengine.errors import ConfigError
 from evalengine.plain_text import say, warn
 from evalengine.records.evidence import PAGE, file_problems, repeated
 from evalengine.records.folder import TextFile, write_text_file
-from evalengine.report.compare.beside import is_pair
+from evalengine.report.compare.comparability import are_models
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
+from evalengine.report.compare.sibling_runs import is_pair
 from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
 from evalengine.report.html.index_page import write_index
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.run_page import write_run_report
 from evalengine.report.leaderboard.compose import board
-from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.numbers import counted
 from evalengine.report.read.load import load_run, load_run_data

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from evalengine.records.manifest import resumed_fast
+from evalengine.records.manifest_data import resumed_fast
 from evalengine.report.compare.compare import LEVELS, Comparison
 from evalengine.report.compare.flips import tally
 from evalengine.report.compare.item_differences import NEAR_TIE, TIE_CEILING, LogprobChange
-from evalengine.report.compare.matrix import Matrix
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import Key, Run, by_name
@@ -27,7 +26,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "version": VERSION,
         "verdict": c.verdict,
         "within": {level: c.within(level) for level in LEVELS},
-        "digests_equal": c.digests_equal,
+        "digests_equal": c.a.digest == c.b.digest if c.a.digest and c.b.digest else None,
         "runs": {"a": run_json(c.a), "b": run_json(c.b)},
         "requests": {"common": c.common, "only_a": c.only_a, "only_b": c.only_b, "differing": len(c.differences)},
         "unlike": c.unlike,
@@ -51,19 +50,6 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
     }
     plain: dict[str, Any] = finite_json(content)
     return plain
-
-
-def matrix_json(matrix: Matrix) -> dict[str, Any]:
-    """Many runs: every pair in full, and the groups of equal digests (numbers of runs, from 1)."""
-    return {
-        "format": f"{FORMAT}.matrix",
-        "version": VERSION,
-        "verdict": matrix.verdict,
-        "runs": [run_json(run) for run in matrix.runs],
-        "groups": [{"digest": digest, "runs": members} for digest, members in matrix.groups()],
-        "pairs": [{"pair": list(pair), **comparison_json(c)} for pair, c in sorted(matrix.pairs.items())],
-        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(matrix.refused.items())],
-    }
 
 
 def run_json(run: Run) -> dict[str, Any]:

@@ -3,19 +3,16 @@
 A request is blamed on what differs and can change it: its document or prompt if those differ, and every setting that
 differs, of its own task. A setting that only ends an answer (`ENDS`) is to blame where an answer ends earlier with
 equal bits before that, and nowhere else. Where both runs' numerics are fast, a schedule that differs can do alone what
-a setting does: a run of B's settings under A's schedule, if there is one, tells which did, request by request; else
-both are named. Several are joined by "or": nothing in the records tells them apart. Where no setting differs, what
-surrounds the runs is left (code, libraries, hardware), and else "unknown".
+a setting does: both are named. Several causes are joined by "or": nothing in the records distinguishes them. Where no
+setting differs, what surrounds the runs remains (code, libraries, hardware), and else "unknown".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Literal
 
 from evalengine.records.differences import differing
-from evalengine.report.compare.beside import second_run
 from evalengine.report.compare.comparability import Finding, document_change, prompt_differs, unrecorded_weights
 from evalengine.report.compare.flips import SCORER
 from evalengine.report.read.identities import NUMERIC_SETTINGS, said
@@ -36,7 +33,7 @@ SAID = {
     "unknown": "nothing that the runs recorded differs",
 }
 ENDS = ("generation setting max_gen_toks", "generation setting until")  # they change no token before an answer's end
-EITHER = "either alone can do this; a run of B's settings under A's schedule would tell them apart"
+EITHER = "either alone can do this; a run of B's settings under A's schedule would distinguish them"
 NO_OUTPUTS = "a run holds no outputs, so that nothing says whether they changed or how they were scored"
 
 
@@ -49,14 +46,13 @@ class Attribution:
     def __init__(self, a: Run, b: Run, findings: list[Finding]) -> None:
         self.a, self.b, self.findings = a, b, findings
         self.why: dict[str, list[str]] = {}
-        self._setting_blames: dict[tuple[str, bool], list[Blame]] = {}
 
     def of(self, x: Item, y: Item, computed: bool) -> str:
         """The cause of a difference between two records of one request.
 
         computed: whether its output or logprobs differ, not only what was asked or expected.
         """
-        blamed = [*self._asked(x, y)]
+        blamed = [*self._inputs(x, y)]
         if computed:
             settings = [*self._able(x, y, self._settings(x.task, x.kind == "generate_until"))]
             blamed += settings or ([] if blamed else self._surroundings)
@@ -77,10 +73,6 @@ class Attribution:
         """The cause of another answer where a run holds no outputs."""
         return self._named([("unknown", NO_OUTPUTS)])
 
-    def sentences(self, cause: str) -> list[str]:
-        """What a cause that was named means; a sentence each, without its full stop."""
-        return self.why.get(cause, [])
-
     def _named(self, blamed: Iterable[Blame]) -> str:
         """The cause's name, such as `weights or dtype`, whose sentences are added to `why`."""
         unique = [*dict.fromkeys(blamed)]
@@ -89,30 +81,24 @@ class Attribution:
         sentences += [text for _, text in unique if text not in sentences]
         return cause
 
-    def _asked(self, x: Item, y: Item) -> Iterator[Blame]:
-        """What was asked differently."""
+    def _inputs(self, x: Item, y: Item) -> Iterator[Blame]:
+        """Which of a request's inputs differ, and the settings that shape its prompt if that does."""
         change = document_change(self.a, self.b, x.task, x.doc_id)
         if change in ("documents", "targets"):
             yield change, SAID[change]
         if change != "documents" and prompt_differs(self.a, self.b, x, y):
-            yield from self._prompts(x.task)
-
-    def _prompts(self, task: str) -> list[Blame]:
-        """The differing things that shape a task's prompts."""
-        data_findings = [f for f in self.findings if f.subject == "data" and f.task == task]
-        named = [(name, f.text) for f in data_findings for name in f.names if name != "prompts"]
-        return named or [("prompts", SAID["prompts"])]
+            shaping = [f for f in self.findings if f.subject == "data" and f.task == x.task]
+            named = [(name, f.text) for f in shaping for name in f.names if name != "prompts"]
+            yield from named or [("prompts", SAID["prompts"])]
 
     def _settings(self, task: str, generated: bool) -> list[Blame]:
-        if (task, generated) not in self._setting_blames:
-            configurations = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
-            named = [(name, f.text) for f in configurations for name in f.names]
-            if not generated:
-                named = [(name, text) for name, text in named if not name.startswith("generation setting")]
-            if named and (lacking := unrecorded_weights(self.a, self.b)):
-                named.append(("unrecorded weights", lacking))
-            self._setting_blames[task, generated] = named
-        return self._setting_blames[task, generated]
+        """What differs in the configuration of the task's requests."""
+        configurations = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
+        named = [(name, f.text) for f in configurations for name in f.names]
+        named = [(name, text) for name, text in named if generated or not name.startswith("generation setting")]
+        if named and (lacking := unrecorded_weights(self.a, self.b)):
+            named.append(("unrecorded weights", lacking))
+        return named
 
     def _able(self, x: Item, y: Item, settings: list[Blame]) -> Iterator[Blame]:
         """Which of the settings can have changed this request, and the schedule where it can have."""
@@ -122,24 +108,11 @@ class Attribution:
             yield from ends
             return
         able = settings if same is None else [blame for blame in settings if blame not in ends]
-        told = self._told_apart(x, y) if able and self._schedule else None
-        if told != "schedule":
-            yield from able
-        if settings and self._schedule and told != "settings":
+        yield from able
+        if settings and self._schedule:
             yield from self._schedule
-            if able and told is None:
+            if able:
                 yield self._schedule[0][0], EITHER
-
-    def _told_apart(self, x: Item, y: Item) -> Literal["settings", "schedule"] | None:
-        """Which of the two changed this request, by the bits that it has under B's settings and A's schedule."""
-        z = None if self._second_run is None else self._second_run.items.get(x.key)
-        if z is None or not (x.leaf and y.leaf and z.leaf) or x.leaf == y.leaf:
-            return None
-        return "schedule" if z.leaf == x.leaf else "settings" if z.leaf == y.leaf else None
-
-    @cached_property
-    def _second_run(self) -> Run | None:
-        return second_run(self.a, self.b)
 
     @cached_property
     def _fast(self) -> bool:

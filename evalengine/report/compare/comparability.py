@@ -8,12 +8,14 @@ chat template, ...) count through the prompts: where those are equal, such a set
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Literal
+from itertools import combinations, groupby
+from typing import Any, Literal
 
-from evalengine.records.manifest import resumed_fast
+from evalengine.errors import listed
+from evalengine.records.differences import Path
+from evalengine.records.manifest_data import resumed_fast
 from evalengine.report.read.identities import (
     CONTENT,
     DATA_SETTINGS,
@@ -28,8 +30,15 @@ from evalengine.report.read.identities import (
 )
 from evalengine.report.read.lm_eval_samples import BY_CHOICE, ROLLING, aligned
 from evalengine.report.read.run import UNBOUND, Item, Key, Run
+from evalengine.util.command import PROGRAM
 
 Subject = Literal["data", "configuration"]
+Setting = tuple[Path, Any, Any]  # (its place in the identity, A's value, B's value)
+
+MODEL_KEYS = ("weights", "model_spec", "tokenizer")  # identity keys that make a model
+FEW_SETTINGS = 3  # settings of a model's configuration that are named one by one; more make it a different model
+OTHER_MODEL = ("different model",)
+CONTRACT = ("contract version",)  # the names of the finding that two runs follow different numerics contracts
 
 
 @dataclass(frozen=True)
@@ -51,16 +60,10 @@ def incomparable(a: Run, b: Run) -> list[str]:
 def findings(a: Run, b: Run) -> list[Finding]:
     """Every difference of inputs and settings between two runs, refused ones first."""
     a, b = aligned(a, b)
-    unsorted = [*_engines(a, b), *_resumed(a, b), *_tasks(a, b), *_documents(a, b), *_contents(a, b), *_prompts(a, b)]
-    unsorted += _settings(a, b)
+    settings = [*differing_settings(a, b)]
+    unsorted = [*_programs(a, b), *_requests(a, b), *_contents(a, b), *_prompts(a, b, settings)]
+    unsorted += _settings(a, b, settings)
     return sorted(unsorted, key=lambda finding: not finding.refused)
-
-
-def data_differs(a: Run, b: Run, x: Item, y: Item) -> bool:
-    """Whether one request was asked differently: another document, target or prompt."""
-    if x.prompt_sha256 and y.prompt_sha256 and x.prompt_sha256 != y.prompt_sha256:
-        return True
-    return document_change(a, b, x.task, x.doc_id) is not None
 
 
 def document_change(a: Run, b: Run, task: str, doc_id: int) -> Literal["documents", "targets", "prompts"] | None:
@@ -80,17 +83,25 @@ def prompt_differs(a: Run, b: Run, x: Item, y: Item) -> bool:
     return left is not None and right is not None and left[1] != right[1]
 
 
-def _engines(a: Run, b: Run) -> Iterator[Finding]:
-    if a.program != b.program:
-        text = f"A was run by {a.program} and B by {b.program}"
-        yield Finding(text, "configuration", False, ("program",))
+def are_models(runs: Sequence[Run]) -> bool:
+    """Whether some two of the runs are surely of different models: other weights, or in lm-eval's files another
+    model's name or commit. Of a run of ours and one of lm-eval's, neither of which holds what the other does, nothing
+    is sure."""
+    known = [
+        (run.identity.get("model_sha"), model_arguments(run)) if run.by_lm_eval else (run.identity.get("weights"),)
+        for run in runs
+    ]
+    return any(
+        bool(x) and bool(y) and x != y
+        for left, right in combinations(known, 2)
+        if len(left) == len(right)
+        for x, y in zip(left, right, strict=True)
+    )
 
 
-def _resumed(a: Run, b: Run) -> Iterator[Finding]:
-    """Fast numerics depend on the batch, and an interrupted run's batches are no unbroken run's."""
-    for label, run in (("A", a), ("B", b)):
-        if resumed := resumed_fast(run.manifest):
-            yield Finding(f"{label} {resumed_words(run, resumed)}", "configuration", False, ("resumed",))
+def model_arguments(run: Run) -> dict[str, str]:
+    """lm-eval's arguments that say which model it is."""
+    return {name: str(value) for name, value in run.model_args.items() if name in MODEL_NAMES}
 
 
 def resumed_words(run: Run, kept: int) -> str:
@@ -101,29 +112,31 @@ def resumed_words(run: Run, kept: int) -> str:
     )
 
 
-def _tasks(a: Run, b: Run) -> Iterator[Finding]:
+def _programs(a: Run, b: Run) -> Iterator[Finding]:
+    """What ran them, and how: fast numerics depend on the batch, and an interrupted run's batches differ from an
+    unbroken run's."""
+    if a.program != b.program:
+        yield Finding(f"A was run by {a.program} and B by {b.program}", "configuration", False, ("program",))
+    for label, run in (("A", a), ("B", b)):
+        if resumed := resumed_fast(run.manifest):
+            yield Finding(f"{label} {resumed_words(run, resumed)}", "configuration", False, ("resumed",))
+
+
+def _requests(a: Run, b: Run) -> Iterator[Finding]:
+    """Tasks that only one run has, and requests that only one has in a task that both ran."""
     tasks = [{key[0] for key in run.items} | {key[0] for key in run.scores} for run in (a, b)]
     for label, only in (("A", tasks[0] - tasks[1]), ("B", tasks[1] - tasks[0])):
         if only:
             yield Finding(f"Only {label} ran {', '.join(sorted(only))}", "data", True)
-
-
-def _documents(a: Run, b: Run) -> Iterator[Finding]:
-    """Requests that only one run has, in tasks that both ran."""
-    shared = {key[0] for key in a.items} & {key[0] for key in b.items}
-    for task in sorted(shared):
-        left, right = (_requests(run, task) for run in (a, b))
+    for task in sorted({key[0] for key in a.items} & {key[0] for key in b.items}):
+        left, right = (_keys(run, task) for run in (a, b))
         if left != right:
             limits = _limits(a, b)
-            yield Finding(
-                f"{task}: A has {len(left)} requests, B {len(right)}, and they share {len(left & right)}"
-                f"{f' ({limits})' if limits else ''}",
-                "data",
-                True,
-            )
+            counts = f"A has {len(left)} requests, B {len(right)}, and they share {len(left & right)}"
+            yield Finding(f"{task}: {counts}{f' ({limits})' if limits else ''}", "data", True)
 
 
-def _requests(run: Run, task: str) -> set[Key]:
+def _keys(run: Run, task: str) -> set[Key]:
     return {key for key in run.items if key[0] == task}
 
 
@@ -139,46 +152,39 @@ def _contents(a: Run, b: Run) -> Iterator[Finding]:
     for task in sorted({*a.hashes, *b.hashes} | {*section(a, "datasets"), *section(b, "datasets")}):
         shared = sorted({*a.hashes.get(task, {})} & {*b.hashes.get(task, {})})
         for place, label in ((0, "content"), (2, "target")):
-            changed = [doc for doc in shared if a.hashes[task][doc][place] != b.hashes[task][doc][place]]
-            if changed:
-                yield Finding(
-                    f"{task}: {len(changed)} of {len(shared)} documents differ in {label} (first: doc {changed[0]})",
-                    "data",
-                    True,
-                )
+            if changed := [doc for doc in shared if a.hashes[task][doc][place] != b.hashes[task][doc][place]]:
+                count = f"{len(changed)} of {len(shared)} documents differ in {label}"
+                yield Finding(f"{task}: {count} (first: doc {changed[0]})", "data", True)
         old, new = (section(run, "datasets").get(task, {}).get("sha256") for run in (a, b))
-        if not shared and old and new and old != new:
-            if _limits(a, b) and _requests(a, task) != _requests(b, task):
-                continue
+        if not shared and old and new and old != new and not (_limits(a, b) and _keys(a, task) != _keys(b, task)):
             text = f"{task}: the dataset's rows differ ({said(('sha256',), old, new)})"
             yield Finding(text, "data", True, ("documents",), task)
 
 
-def _prompts(a: Run, b: Run) -> Iterator[Finding]:
+def _prompts(a: Run, b: Run, settings: Sequence[Setting]) -> Iterator[Finding]:
     """Differing prompts of requests that both runs have, with the settings that may have made the difference."""
-    shared = sorted(a.items.keys() & b.items.keys())
-    for task, keys in groupby(shared, key=lambda key: key[0]):
-        task_keys = list(keys)
-        changed = [key for key in task_keys if prompt_differs(a, b, a.items[key], b.items[key])]
+    for task, group in groupby(sorted(a.items.keys() & b.items.keys()), key=lambda key: key[0]):
+        keys = list(group)
+        changed = [key for key in keys if prompt_differs(a, b, a.items[key], b.items[key])]
         if not changed:
             continue
-        settings = [
+        able = [
             (path, said(path, old, new))
-            for path, old, new in differing_settings(a, b)
+            for path, old, new in settings
             if path[-1] in (*PROMPT_SETTINGS, "max_model_len") and path[-1] != "limit"
             if path[0] != "tasks" or path[1] == task
         ]
-        why = f": {'; '.join(text for _, text in settings)}" if settings else ""
+        why = f": {'; '.join(text for _, text in able)}" if able else ""
         yield Finding(
-            f"{task}: {len(changed)} of {len(task_keys)} prompts differ (the first is of doc {changed[0][1]}){why}",
+            f"{task}: {len(changed)} of {len(keys)} prompts differ (the first is of doc {changed[0][1]}){why}",
             "data",
             True,
-            tuple(dict.fromkeys(thing(path) for path, _ in settings)) or ("prompts",),
+            tuple(dict.fromkeys(thing(path) for path, _ in able)) or ("prompts",),
             task,
         )
 
 
-def _settings(a: Run, b: Run) -> Iterator[Finding]:
+def _settings(a: Run, b: Run, settings: Sequence[Setting]) -> Iterator[Finding]:
     """Every other difference between the two identities."""
     sampled = any(
         (task.get("generation") or task.get("generation_kwargs") or {}).get("temperature")
@@ -186,9 +192,16 @@ def _settings(a: Run, b: Run) -> Iterator[Finding]:
         for task in section(run, "tasks").values()
         if isinstance(task, Mapping)
     )
-    for path, old, new in differing_settings(a, b):
+    of_model = [said(*setting) for setting in settings if setting[0][0] == "model_spec"]
+    other_model = len(of_model) > FEW_SETTINGS
+    if other_model:
+        text = f"{CONTENT['model_spec']} ({len(of_model)} settings: {listed(of_model, FEW_SETTINGS, '; ')})"
+        yield Finding(text, "configuration", True, OTHER_MODEL)
+    for path, old, new in settings:
         top, leaf, difference = path[0], path[-1], said(path, old, new)
         if leaf in (*PROMPT_SETTINGS, *DATA_SETTINGS) or top in ("datasets", "prompts", "task_hashes"):
+            continue
+        if other_model and top == "model_spec":
             continue
         of_a_level = top in ("attention_backend", "gpu_architecture") and None in (old, new)  # `numerics` differs, too
         names, task = () if of_a_level else (thing(path),), path[1] if top == "tasks" and len(path) > 1 else None
@@ -197,9 +210,14 @@ def _settings(a: Run, b: Run) -> Iterator[Finding]:
         elif top in SEEDS:
             matters = sampled or a.by_lm_eval  # some of lm-eval's kinds of models may draw by it
             yield Finding(f"The seeds differ ({difference})", "configuration", sampled, names if matters else ())
+        elif top == "contract_version":
+            only = "bits are not comparable; tokens, answers and scores are"
+            fix = f"for a new baseline: {PROGRAM} baseline RUN -o FILE"
+            yield Finding(f"{CONTENT[top]} ({difference}): {only}; {fix}", "configuration", True, CONTRACT)
         elif top in CONTENT:
             merged = [run.manifest.model.adapter.get("source") for run in (a, b)] if top == "weights" else [None]
             note = f"; {said(('adapter',), *merged)}" if any(merged) else ""
+            names = OTHER_MODEL if other_model and top in MODEL_KEYS else names
             yield Finding(f"{CONTENT[top]} ({difference}{note})", "configuration", True, names)
         else:
             yield Finding(f"The settings differ ({difference})", "configuration", True, names, task)
@@ -226,17 +244,23 @@ def unchecked(a: Run, b: Run) -> list[str]:
             )
         elif run.kind == "baseline":
             notes.append(f"{label} is a baseline: it holds hashes and scores, no tokens and no logprobs by token")
-    for label, run in (("A", a), ("B", b)):
-        if read := run.manifest.from_cache:
-            notes.append(
-                f"{label} read {read} of its {len(run.items)} answers from a cache: an earlier run computed them, and "
-                "what this one would have computed is not compared"
-            )
+    notes += [
+        f"{label} read {read} of its {len(run.items)} answers from a cache: an earlier run computed them, and "
+        "what this one would have computed is not compared"
+        for label, run in (("A", a), ("B", b))
+        if (read := run.manifest.from_cache)
+    ]
     for names, label in ((_WEIGHTS, "the model weights"), (("tokenizer",), "the tokenizer")):
         if lacking := _lacking(a, b, names):
             notes.append(f"{lacking} did not record a hash of {label}: equality was not checked")
+    unhashed = {
+        key[0]
+        for key in a.items.keys() & b.items.keys()
+        if not (a.items[key].prompt_sha256 and b.items[key].prompt_sha256)
+        if not all(key[1] in run.hashes.get(key[0], {}) for run in (a, b))
+    }
     notes += [f"{task}: no hashes of documents or prompts that both hold: equality was not checked"
-              for task in sorted(_unhashed(a, b))]  # fmt: skip
+              for task in sorted(unhashed)]  # fmt: skip
     notes += _unknown_choices(a, b)
     if a.by_lm_eval != b.by_lm_eval:
         notes += [f"{task}: lm-eval's files hold a log-likelihood a document, so the other run's windows were summed"
@@ -258,31 +282,17 @@ def _lacking(a: Run, b: Run, names: tuple[str, ...]) -> str:
     )
 
 
-def _unhashed(a: Run, b: Run) -> set[str]:
-    """Tasks with a shared request that no hash in both runs covers: a baseline of ours and lm-eval's files hold unlike
-    hashes."""
-    tasks = set()
-    for key in a.items.keys() & b.items.keys():
-        prompts = a.items[key].prompt_sha256 and b.items[key].prompt_sha256
-        documents = all(key[1] in run.hashes.get(key[0], {}) for run in (a, b))
-        if not prompts and not documents:
-            tasks.add(key[0])
-    return tasks
-
-
 def _unknown_choices(a: Run, b: Run) -> Iterator[str]:
     """Multiple-choice metrics whose choices a run does not hold, so that another wrong choice would pass unseen."""
-    several = {key[0] for key, item in a.items.items() if item.kind == "loglikelihood" and key[2] > 0}
-    shared = a.scores.keys() & b.scores.keys()
-    for task in sorted(several):
-        metrics = sorted(key for key in shared if key[0] == task and key[1] in BY_CHOICE)
+    shared = sorted(a.scores.keys() & b.scores.keys())
+    for task in sorted({key[0] for key, item in a.items.items() if item.kind == "loglikelihood" and key[2] > 0}):
+        metrics = [key for key in shared if key[0] == task and key[1] in BY_CHOICE]
         metrics = [key for key in metrics if {*a.scores[key].values(), *b.scores[key].values()} <= {0.0, 1.0}]
         for label, run in (("A", a), ("B", b)):
-            if unknown := [key[1] for key in metrics if key not in run.choices]:
-                why = (
-                    "its baseline was written without" if run.kind == "baseline" else "its scores follow no known rule"
-                )
+            if unknown := dict.fromkeys(key[1] for key in metrics if key not in run.choices):
+                baseline = run.kind == "baseline"
+                why = "its baseline was written without" if baseline else "its scores follow no known rule"
                 yield (
-                    f"{task}: {label} does not say which choice {' and '.join(dict.fromkeys(unknown))} took ({why}): "
-                    "another wrong one would pass unseen"
+                    f"{task}: {label} does not say which choice {' and '.join(unknown)} took ({why}): another wrong "
+                    "one would pass unseen"
                 )

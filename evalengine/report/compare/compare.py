@@ -15,7 +15,7 @@ from typing import Literal
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.attribution import Attribution, surroundings
-from evalengine.report.compare.comparability import Finding, findings, incomparable, unchecked
+from evalengine.report.compare.comparability import CONTRACT, Finding, findings, unchecked
 from evalengine.report.compare.flips import OF_ANSWER, SCORER, Change, Flip, changed_documents, flips
 from evalengine.report.compare.item_differences import (
     KINDS,
@@ -29,7 +29,6 @@ from evalengine.report.compare.item_differences import (
     pairs,
 )
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
-from evalengine.report.compare.weight_tensors import differing_weights
 from evalengine.report.numbers import same_value
 from evalengine.report.read.asked import Asked, asked_of
 from evalengine.report.read.lm_eval_samples import aligned
@@ -38,6 +37,7 @@ from evalengine.report.read.run import Key, Run
 Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
 Level = Literal["bitwise", "tokens", "answers"]
 LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
+NO_REQUEST = "They have no request in common"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +83,6 @@ class Comparison:
     def settings(self) -> list[str]:
         """What may change bits between comparable runs."""
         return [finding.text for finding in self.findings if not finding.refused]
-
-    @property
-    def digests_equal(self) -> bool | None:
-        """Whether the runs' digests are equal; None if a run has no digest."""
-        return self.a.digest == self.b.digest if self.a.digest and self.b.digest else None
 
     @property
     def other_prompts(self) -> set[Key]:
@@ -167,11 +162,11 @@ class Comparison:
         return self.verdict == "IDENTICAL" or (level == "tokens" and self.verdict == "SAME TOKENS")
 
 
-def compare(a: Run, b: Run) -> Comparison:
-    """Compares two runs over the requests and documents that both hold."""
+def compare(a: Run, b: Run, found: list[Finding] | None = None) -> Comparison:
+    """Compare two runs over the requests and documents that both hold. found: `findings`, if they are known."""
     a, b = aligned(a, b)
-    configuration = findings(a, b)
-    blame = Attribution(a, b, configuration)
+    found = findings(a, b) if found is None else found
+    blame = Attribution(a, b, found)
     common = a.items.keys() & b.items.keys()
     differences = item_differences(a, b, blame)
     moved = _moved(a, b, differences, blame)
@@ -187,7 +182,7 @@ def compare(a: Run, b: Run) -> Comparison:
         common=len(common),
         only_a=len(a.items) - len(common),
         only_b=len(b.items) - len(common),
-        findings=configuration,
+        findings=found,
         unchecked=unchecked(a, b),
         differences=differences,
         logprobs=logprob_change((a.items[key], b.items[key]) for key in asked_alike),
@@ -200,28 +195,39 @@ def compare(a: Run, b: Run) -> Comparison:
     )
 
 
+def compare_alike(a: Run, b: Run, allow: bool) -> Comparison | list[str]:
+    """The comparison, or why there is none: unlike inputs (unless `allow`), or no shared request. Runs of different
+    numerics contracts are compared: only their bits cannot be."""
+    found = findings(a, b)
+    why = [finding.text for finding in found if finding.refused and finding.names != CONTRACT]
+    if not a.items.keys() & b.items.keys():
+        return why or [NO_REQUEST]
+    return why if why and not allow else compare(a, b, found)
+
+
 def compared(a: Run, b: Run, allow: bool) -> Comparison:
     """Two runs compared, with their weights where they differ and can be read, and what the changed documents asked.
 
     Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request.
     """
-    why = incomparable(a, b)
-    if not a.items.keys() & b.items.keys():
-        raise _refusal(a, b, why, "They have no request in common.")
-    if why and not allow:
-        raise _refusal(a, b, why, "--allow compares them on the requests that they share.")
-    return replace(with_questions(compare(a, b)), tensors=differing_weights(a, b))
+    result = compare_alike(a, b, allow)
+    if isinstance(result, list):
+        shared = a.items.keys() & b.items.keys()
+        fix = "--allow compares them on the requests that they share." if shared else f"{NO_REQUEST}."
+        lines = (f"  - {line}" for line in result)
+        raise ConfigError(f"{a.source} (A) and {b.source} (B) are not comparable:", *lines, fix)
+    weights = [run.identity.get("weights") for run in (a, b)]
+    if None not in weights and weights[0] != weights[1]:
+        from evalengine.report.compare.weight_tensors import differing_weights  # only these runs need it
+
+        result = replace(result, tensors=differing_weights(a, b))
+    return with_questions(result)
 
 
 def with_questions(c: Comparison) -> Comparison:
     """The comparison, with what the documents asked whose output or answer differs."""
     changed = {(flip.task, flip.doc_id) for flip in c.flips} | {d.key[:2] for d in c.differences if "output" in d.kinds}
     return replace(c, asked=asked_of((c.a, c.b), changed))
-
-
-def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> ConfigError:
-    what = f"{a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}"
-    return ConfigError(what, *(f"  - {line}" for line in why), cure)
 
 
 def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Key]) -> list[Divergence]:

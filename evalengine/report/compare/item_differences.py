@@ -13,7 +13,7 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.attribution import Attribution
-from evalengine.report.compare.comparability import data_differs, document_change, prompt_differs
+from evalengine.report.compare.comparability import document_change, prompt_differs
 from evalengine.report.numbers import same_value
 from evalengine.report.read.run import Item, Key, Run
 
@@ -241,7 +241,13 @@ def _differing_keys(a: Run, b: Run) -> list[Key]:
     if all(x.leaf and y.leaf for x, y in both):
         leaves = {key for key in differing_leaves(a, b) if key in a.items and key in b.items}
         return sorted(leaves | texts)
-    unlike = (x.key for x, y in both if not (_same_output(x, y) and _equal_sums(x, y)) or data_differs(a, b, x, y))
+    unlike = (
+        x.key
+        for x, y in both
+        if not (_same_output(x, y) and _equal_sums(x, y))
+        or prompt_differs(a, b, x, y)
+        or document_change(a, b, x.task, x.doc_id)
+    )
     return sorted(texts.union(unlike))
 
 

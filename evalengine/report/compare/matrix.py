@@ -1,18 +1,21 @@
-"""Many runs at once: the verdict of every pair, and which runs are the same bits."""
+"""Many runs at once: the verdict of every pair, which runs are the same bits, and the words of a matrix's cells."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from evalengine.records.differences import differing
-from evalengine.records.manifest import resumed_fast
-from evalengine.report.compare.comparability import incomparable, resumed_words
-from evalengine.report.compare.compare import Comparison, Level, compare
-from evalengine.report.compare.metric_tables import leading_metrics, metric_name, score_text
-from evalengine.report.read.run import UNBOUND, Run
+from evalengine.records.manifest_data import resumed_fast
+from evalengine.report.compare.as_json import FORMAT, VERSION, comparison_json, run_json
+from evalengine.report.compare.comparability import resumed_words
+from evalengine.report.compare.compare import Comparison, Level, compare_alike
+from evalengine.report.numbers import MINUS
+from evalengine.report.read.run import UNBOUND, Run, ScoreKey
+from evalengine.report.stats.significance import ALPHA
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet
 
@@ -69,16 +72,22 @@ class Matrix:
 
 def matrix(runs: Sequence[Run], allow: bool = False) -> Matrix:
     """Compares every pair; unlike runs are refused, or with `allow` compared on what they share."""
-    pairs, refused = {}, {}
-    for (i, a), (j, b) in combinations(enumerate(runs, 1), 2):
-        why = incomparable(a, b)
-        if not a.items.keys() & b.items.keys():
-            refused[i, j] = why or ["They have no request in common"]
-        elif why and not allow:
-            refused[i, j] = why
-        else:
-            pairs[i, j] = compare(a, b)
-    return Matrix(list(runs), pairs, refused)
+    results = {(i, j): compare_alike(a, b, allow) for (i, a), (j, b) in combinations(enumerate(runs, 1), 2)}
+    pairs = {pair: result for pair, result in results.items() if isinstance(result, Comparison)}
+    return Matrix(list(runs), pairs, {pair: why for pair, why in results.items() if isinstance(why, list)})
+
+
+def matrix_json(matrix: Matrix) -> dict[str, Any]:
+    """Many runs: every pair in full, and the groups of equal digests (numbers of runs, from 1)."""
+    return {
+        "format": f"{FORMAT}.matrix",
+        "version": VERSION,
+        "verdict": matrix.verdict,
+        "runs": [run_json(run) for run in matrix.runs],
+        "groups": [{"digest": digest, "runs": members} for digest, members in matrix.groups()],
+        "pairs": [{"pair": list(pair), **comparison_json(c)} for pair, c in sorted(matrix.pairs.items())],
+        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(matrix.refused.items())],
+    }
 
 
 def matrix_report(m: Matrix) -> Iterator[Line]:
@@ -172,3 +181,81 @@ def _chosen(run: Run) -> dict[str, Any]:
         if name in run.identity:
             settings[name] = run.identity[name]
     return {name: value for name, value in settings.items() if name not in RESOLVED and not isinstance(value, Mapping)}
+
+
+def leading_metrics(runs: Sequence[Run]) -> list[ScoreKey]:
+    """The first metric of each task that all runs report, in the first run's order."""
+    first: dict[str, ScoreKey] = {}
+    for key in runs[0].results:
+        if all(key in run.results for run in runs):
+            first.setdefault(key[0], key)
+    return list(first.values())
+
+
+def metric_name(key: ScoreKey, several_tasks: bool) -> str:
+    """A metric's name for people: `exact_match`, or `gsm8k exact_match` where there are several tasks."""
+    return f"{key[0]} {key[1]}" if several_tasks else key[1]
+
+
+def score_text(run: Run, key: ScoreKey) -> str:
+    """A run's score for people: `77.0 %` for 0/1 scores, else four digits after the point."""
+    value = run.results[key][0]
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
+    return f"{100 * value:.1f} %" if is_share(run, key) else f"{value:.4f}"
+
+
+def change_text(a: Run, b: Run, key: ScoreKey) -> str:
+    """The change from `a` to `b`: `-6.5 points`, `+0.0312`; "" where nothing changed, or the change is not finite."""
+    change = b.results[key][0] - a.results[key][0]
+    if not math.isfinite(change) or change == 0:
+        return ""
+    text = f"{100 * change:+.1f} points" if is_share(a, key) and is_share(b, key) else f"{change:+.4f}"
+    return text.replace("-", MINUS)
+
+
+def is_share(run: Run, key: ScoreKey) -> bool:
+    """Whether every document scored 0 or 1."""
+    return bool(run.scores.get(key)) and set(run.scores[key].values()) <= {0.0, 1.0}
+
+
+def setting_words(names: Sequence[str], values: Sequence[str]) -> str:
+    """The settings that set a run apart from the others: `exact, max_num_seqs 8`."""
+    words = (
+        value if name == "numerics" else f"{name} {value}" for name, value in zip(names, values, strict=True) if value
+    )
+    return ", ".join(sorted(words, key=lambda text: " " in text))
+
+
+def setting_changes(names: Sequence[str], a: Sequence[str], b: Sequence[str]) -> str:
+    """The settings in which two runs differ: `max_num_seqs 8 → 64`."""
+    rows = zip(names, a, b, strict=True)
+    return ", ".join(f"{name} {x or 'none'} → {y or 'none'}" for name, x, y in rows if x != y)
+
+
+def look(c: Comparison) -> str:
+    """What two runs are to each other, by which a cell is coloured, on pages and pictures alike: `same` (equal bits),
+    `tokens` (the same tokens, or equal bits where compared), `some` (results differ, but no metric by more than chance
+    explains) or `other` (a metric does, or no test can tell)."""
+    if c.verdict == "IDENTICAL":
+        return "tokens" if c.partial else "same"
+    if c.verdict == "SAME TOKENS":
+        return "tokens"
+    tested = any(metric.paired is not None for metric in c.metrics)
+    return "some" if tested and not moved(c) else "other"
+
+
+def what_differs(c: Comparison) -> tuple[str, str]:
+    """A cell's words: (`same tokens`, `logprobs differ in 16 of 16`)."""
+    counts = f"{len(c.differences):,} of {c.common:,}"
+    if c.verdict == "IDENTICAL":
+        return "identical", ""
+    if c.verdict == "SAME TOKENS":
+        kind = "logprobs" if c.kinds["logprobs"] or not c.kinds["text"] else "texts"
+        return "same tokens", f"{kind} differ in {counts}" if c.differences else ""
+    return "different", f"outputs differ in {c.outputs:,} of {c.common:,}" if c.outputs else f"{counts} differ"
+
+
+def moved(c: Comparison) -> bool:
+    """Whether a metric changed by more than chance explains, as the paired tests over all metrics together say."""
+    return any(metric.p_holm is not None and metric.p_holm < ALPHA for metric in c.metrics)

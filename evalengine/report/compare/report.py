@@ -3,7 +3,8 @@ wrong with all that a person needs to judge them, and the verdict as the last li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalengine.plain_text import printable
@@ -11,15 +12,20 @@ from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.flips import CHANGES, Flip, tally
 from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS, NEAR_TIE, TIE_CEILING, Divergence, LogprobChange
-from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_table, p_words, pairing_notes, units
-from evalengine.report.numbers import shown
+from evalengine.report.compare.metric_deltas import MetricDelta
+from evalengine.report.numbers import arrow, shown
 from evalengine.report.read.asked import Asked
 from evalengine.report.read.names import item_name
+from evalengine.report.read.run import Run
+from evalengine.report.stats.metric_interval import cut_words
+from evalengine.report.stats.paired import PairedResult
 from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet
 
 ROWS = 10  # most rows of a table; --json holds the rest
 TIES = {True: "possible", False: "no", None: ""}
+LARGE = 1e6  # from this value on, digits after the point say nothing
+MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
 AGGREGATED = "No document's score changed, yet the reported results did: they were aggregated in another way."
 
 
@@ -246,3 +252,96 @@ def facts(one: Regression, longest: int) -> Iterator[tuple[str, str]]:
 
 def _end(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"... {text[-longest:]}"
+
+
+def metrics_table(metrics: Sequence[MetricDelta]) -> Sheet:
+    """Each metric of both runs with the statistics of its pairs."""
+    headings = ("Task", "Filter", "Metric", "", "A", "B", "B - A", "95% interval", "W/L/T", "p", "p (Holm)", "Test")
+    rows = []
+    for metric in metrics:
+        task, name, filter_name = metric.key
+        values = ["" if v is None else value_text(v) for v in metric.shown]
+        cells = [delta(metric), *[""] * 6]
+        if (p := metric.paired) is not None:
+            between = interval(p, ", ")
+            cells[1:] = [f"[{between}]" if between else "none", f"{p.wins}/{p.losses}/{p.ties}", *p_values(metric)]
+            cells += [p.test, effect(p)]
+        rows.append([task, filter_name, name, arrow(metric.higher_is_better), *values, *cells])
+    return Sheet("Metrics", (*headings, "MDE"), rows, (0, 1, 2, 3, 11))
+
+
+def value_text(number: float, sign: str = "") -> str:
+    """A metric's value: four places after the point, six digits of a large one (the perplexity of a weak model)."""
+    return shown(number, f"{sign}.4f" if not abs(number) >= LARGE else f"{sign}.6g")
+
+
+def delta(metric: MetricDelta) -> str:
+    """B - A over the same documents; "" where there is no difference."""
+    return "" if metric.difference is None else value_text(metric.difference, "+")
+
+
+def p_values(metric: MetricDelta) -> tuple[str, str]:
+    """(p-value of the metric by itself, p-value adjusted by Holm for all tests); "" where there is no test."""
+    raw = None if metric.paired is None else metric.paired.p_value
+    first, second = ("" if value is None else f"{value:.3g}" for value in (raw, metric.p_holm))
+    return first, second
+
+
+def interval(p: PairedResult, between: str) -> str:
+    """The confidence interval's ends; "" where one document leaves it without an end."""
+    ends = (p.ci_low, p.ci_high)
+    return between.join(shown(end, "+.4f") for end in ends) if all(map(math.isfinite, ends)) else ""
+
+
+def effect(p: PairedResult) -> str:
+    """The minimum detectable effect; `none` where no difference could be found."""
+    return shown(p.minimum_detectable_effect, ".4f") if math.isfinite(p.minimum_detectable_effect) else "none"
+
+
+def p_words(metrics: Sequence[MetricDelta]) -> str:
+    """A sentence on what the two p-values are."""
+    tests = sum(metric.p_holm is not None for metric in metrics)
+    family = f"adjusted for the {tests} tests of this comparison" if tests > 1 else "the same, as there is one test"
+    parts = any(metric.paired is not None and metric.p_holm is None for metric in metrics)
+    of_groups = "; none for tasks of a group, whose mean is the test" if parts else ""
+    return f"p: two-sided, of each metric by itself; p (Holm): {family}{of_groups}."
+
+
+def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:
+    """What the length limit cut in either run, beside each metric that it touches."""
+    for metric in metrics:
+        if words := cut_words(metric.key, {"A": a, "B": b}):
+            yield f"{', '.join(metric.key)}: {words}."
+
+
+def units(metrics: Sequence[MetricDelta]) -> str:
+    """What the statistics pair: `documents`, or `documents (of log-likelihoods per window: windows)`."""
+    windows = any(metric.unit == "window" for metric in metrics)
+    return "documents (of log-likelihoods per window: windows)" if windows else "documents"
+
+
+def cautions(metric: MetricDelta) -> Iterator[str]:
+    """Why the interval of a metric's difference may be too narrow."""
+    for why in () if metric.paired is None else metric.paired.cautions:
+        yield f"{', '.join(metric.key)}: {why}."
+
+
+def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
+    """What a metric's numbers are computed from, where that is not all documents, each by itself."""
+    for metric in metrics:
+        name = ", ".join(metric.key)
+        if metric.apart:
+            yield f"{name}: no difference is given: {metric.apart}."
+        elif metric.shown != (metric.value_a, metric.value_b) and metric.unit == "document":
+            reported = " and ".join("none" if v is None else value_text(v) for v in (metric.value_a, metric.value_b))
+            yield f"{name}: over the documents of both runs; as reported, over all of each: {reported}."
+        if metric.unit == "window" and metric.paired is not None:
+            sample = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
+            yield f"{name}: {sample}; interval, p and MDE take each document as one (clustered)."
+        elif metric.paired is not None and metric.paired.clusters < metric.paired.n:
+            sample = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
+            yield f"{name}: {sample}; interval, p and MDE take each cluster as one."
+        yield from cautions(metric)
+        if metric.left_out:
+            measure = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
+            yield f"{name}: {metric.left_out} {metric.unit}s without a finite {measure} are left out of the statistics."

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed, readable
-from evalengine.records.manifest import not_run
+from evalengine.records.manifest_data import not_run
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.planned import accuracy_rules, plan_of
 from evalengine.report.gate.policies import AllOf, Policy, load_policy

@@ -7,26 +7,31 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from evalengine.records.manifest import resumed_fast
+from evalengine.records.manifest_data import resumed_fast
 from evalengine.report.compare.comparability import resumed_words
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.flips import score_unchanged
 from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.compare.metric_tables import (
+from evalengine.report.compare.report import (
+    AGGREGATED,
     MDE,
+    answers_sheet,
     cut_notes,
     delta,
     effect,
+    evidence,
+    logprob_lines,
+    near_ties,
     p_values,
     p_words,
     pairing_notes,
+    scope,
     units,
     value_text,
 )
-from evalengine.report.compare.metric_tables import interval as interval_text
-from evalengine.report.compare.report import AGGREGATED, answers_sheet, evidence, logprob_lines, near_ties, scope
+from evalengine.report.compare.report import interval as interval_text
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting, regressions_section
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Child, Markup, join, tag
@@ -198,8 +203,7 @@ def listed(lines: Sequence[str]) -> Markup:
 
 
 def noise_floor(a: Run, b: Run) -> Comparison:
-    """How far the runs of a pair (`beside.is_pair`) lie apart, given in either order: A is the invariant one, B the
-    fast: how far the arithmetic alone moves a result."""
+    """How far the arithmetic alone moves a result: the runs of a pair (`sibling_runs.is_pair`), in either order."""
     return compare(b, a) if a.manifest.numerics == "fast" else compare(a, b)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.matrix import Matrix, Pair, evidence, run_notes, told_apart
-from evalengine.report.compare.metric_tables import (
+from evalengine.report.compare.matrix import (
+    Matrix,
+    Pair,
     change_text,
+    evidence,
     leading_metrics,
     look,
     metric_name,
+    run_notes,
     score_text,
     setting_changes,
     setting_words,
+    told_apart,
     what_differs,
 )
 from evalengine.report.html.comparison_page import GOOD, listed, title

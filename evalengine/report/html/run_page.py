@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.evidence import PAGE
-from evalengine.records.manifest import credit_words, not_run, resumed_fast
-from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_data import Manifest, credit_words, not_run, resumed_fast
 from evalengine.records.shapes import fits
-from evalengine.report.compare.beside import sibling
+from evalengine.report.compare.sibling_runs import sibling
 from evalengine.report.html.comparison_page import noise_floor, noise_floor_section
 from evalengine.report.html.distributions import distributions_section, likelihood_section
 from evalengine.report.html.markup import Child, Markup, tag

@@ -1,25 +1,16 @@
-"""Which model a run is of: whether runs are of different ones, what each is called, and how far it was trained."""
+"""Which model a run is of: what each is called, and how far it was trained."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
-from typing import Any
 
-from evalengine.report.read.identities import MODEL_NAMES
+from evalengine.report.compare.comparability import model_arguments
 from evalengine.report.read.run import Run
 
 _STEP = re.compile(r"(?:global[-_]?step|step|checkpoint|ckpt|iter|epoch)s?[-_=]?0*(\d+)([kKmM]?)(?![A-Za-z\d])")
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
-
-
-def are_models(runs: Sequence[Run]) -> bool:
-    """Whether some two of the runs are surely of different models: other weights, or in lm-eval's files another
-    model's name or commit. Of a run of ours and one of lm-eval's, neither of which holds what the other does, nothing
-    is sure."""
-    return any(_differ(a, b) for a, b in combinations(runs, 2))
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -54,27 +45,9 @@ def step_of(text: str) -> int | None:
     return int(matches[-1][0]) * _THOUSANDS[matches[-1][1].lower()] if matches else None
 
 
-def _differ(a: Run, b: Run) -> bool:
-    if a.by_lm_eval != b.by_lm_eval:
-        return False
-    if not a.by_lm_eval:
-        return _known_and_other(a.identity.get("weights"), b.identity.get("weights"))
-    shas = (run.identity.get("model_sha") for run in (a, b))
-    return _known_and_other(*shas) or _known_and_other(*(_model_arguments(run) for run in (a, b)))
-
-
-def _known_and_other(x: Any, y: Any) -> bool:
-    return bool(x) and bool(y) and x != y
-
-
-def _model_arguments(run: Run) -> dict[str, str]:
-    """lm-eval's arguments that say which model it is."""
-    return {name: str(value) for name, value in run.model_args.items() if name in MODEL_NAMES}
-
-
 def _name(run: Run) -> str:
     if run.by_lm_eval:
-        arguments = _model_arguments(run)
+        arguments = model_arguments(run)
         path = arguments.get("pretrained") or arguments.get("model") or run.name
         return path.rstrip("/").rpartition("/")[2] or run.name
     return run.manifest.model.name or run.name
@@ -83,7 +56,7 @@ def _name(run: Run) -> str:
 def _source(run: Run) -> str:
     """Where the model's weights lay."""
     if run.by_lm_eval:
-        return _model_arguments(run).get("pretrained", "")
+        return model_arguments(run).get("pretrained", "")
     return run.manifest.model.source or ""
 
 

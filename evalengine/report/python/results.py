@@ -18,7 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_text import printable
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import RequestRecord, read_records
-from evalengine.report.compare.metric_tables import value_text
+from evalengine.report.compare.report import value_text
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.read.groups import group_documents, groups_first
 from evalengine.report.read.lm_eval_folder import newest

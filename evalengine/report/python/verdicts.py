@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.comparability import are_models
 from evalengine.report.compare.compare import LEVELS, Comparison, compared
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.report import report as comparison_lines
@@ -17,7 +18,6 @@ from evalengine.report.gate.gate import gate as judge
 from evalengine.report.gate.report import Report, report_lines
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
-from evalengine.report.leaderboard.models import are_models
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.python.results import Results, Shown, cut_values
 from evalengine.report.read.load import load_run

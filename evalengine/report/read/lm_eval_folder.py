@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.lm_eval import LENGTH_LIMITED, REJECTED, UNANSWERED
 from evalengine.records.lm_eval_file import (
     AGAIN,
+    LENGTH_LIMITED,
+    REJECTED,
+    UNANSWERED,
     metrics_of,
     read_results,
     read_samples,

@@ -12,7 +12,7 @@ from evalengine.errors import ConfigError, listed, readable
 from evalengine.records.evidence import is_run_folder
 from evalengine.records.folder import RECORDS
 from evalengine.records.lm_eval_file import results_files
-from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_data import MANIFEST
 from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.records.tokens import TOKENS, read_tokens

@@ -15,8 +15,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.digest import MANY, leaf_hash, merkle_root
 from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, RECORDS
-from evalengine.records.manifest import MANIFEST
-from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_data import MANIFEST, Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
 from evalengine.records.shapes import Sha256, fits
 from evalengine.report.numbers import exact_sum, exp, same_value

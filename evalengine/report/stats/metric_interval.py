@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalengine.errors import listed
-from evalengine.records.lm_eval import unanswered_words
+from evalengine.records.lm_eval_file import unanswered_words
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey

@@ -17,7 +17,7 @@ from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.metric_tables import leading_metrics, look, score_text, what_differs
+from evalengine.report.compare.matrix import leading_metrics, look, score_text, what_differs
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.numbers import counted
 from evalengine.report.read.names import SWEEP_FORMAT

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.evidence import open_run
-from evalengine.records.lm_eval import REJECTED, THINKING_TRUNCATED, UNANSWERED
-from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
-from evalengine.records.manifest import credit_words, not_run, resumed_fast
-from evalengine.records.manifest_data import Manifest
+from evalengine.records.lm_eval_file import (
+    REJECTED,
+    THINKING_TRUNCATED,
+    UNANSWERED,
+    metrics_of,
+    read_results,
+    results_files,
+)
+from evalengine.records.manifest_data import Manifest, credit_words, not_run, resumed_fast
 from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import arrow, outcome_words, shown
 from evalengine.report.read.groups import in_groups
