@@ -13,8 +13,7 @@ from typing import Any
 from benchmarks.whole_run import planned, timed, without_places
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import AGAIN
-from evalengine.records.manifest_data import MANIFEST
-from evalengine.records.manifest_file import load_manifest
+from evalengine.records.manifest_data import MANIFEST, load_manifest
 from evalengine.util.command import Namespace
 
 COLUMNS = ("requests", "to the digest, s", "whole command, s", "CPU, s", "load on the machine before")

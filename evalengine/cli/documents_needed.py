@@ -34,11 +34,11 @@ from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Kind, value_of
-from evalengine.report.terminal.tables import print_lines
 from evalengine.tasks.registry import task_class
 from evalengine.util.command import Namespace
 from evalengine.util.plain_files import read_json
 from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import print_lines
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 CHOICES = {"gsm8k": 1, "mmlu": 4, "hellaswag": 4}  # workload of `bench throughput` -> requests of a document

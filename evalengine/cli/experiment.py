@@ -23,8 +23,7 @@ from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
-from evalengine.records.manifest_data import MANIFEST
-from evalengine.records.manifest_file import glance_at_manifest
+from evalengine.records.manifest_data import MANIFEST, glance_at_manifest
 from evalengine.util.command import exit_code
 from evalengine.util.progress import duration
 
@@ -158,7 +157,7 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     from evalengine.report.sweep.prompts import prompt_lines, sensitivities, write_prompts
     from evalengine.report.sweep.sweep import Cell, print_sweep, sweep
     from evalengine.report.sweep.write import write_sweep
-    from evalengine.report.terminal.tables import print_lines
+    from evalengine.util.tables import print_lines
 
     folders = [finished_run(place) for place in places]
     settings = [_settings(job) for job, path in zip(jobs, folders, strict=True) if path is not None]

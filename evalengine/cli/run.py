@@ -216,7 +216,7 @@ def run_one(config: Config, command: Sequence[str] | None = None, digests: list[
     """Makes one run, with its report, table and digest, which is added to `digests`. command: the command line's
     words."""
     from evalengine.api.perform import perform
-    from evalengine.report.terminal.run_table import print_report
+    from evalengine.report.run_table import print_report
 
     shown: list[str] = [] if digests is None else digests
     if config.model.api is not None:

@@ -33,11 +33,11 @@ from evalengine.explain.trace import (
     place,
 )
 from evalengine.plain_text import say, warn
-from evalengine.records.differences import differing
 from evalengine.records.evidence import file_problems
 from evalengine.records.folder import write_text_file
 from evalengine.records.schema import RecordKey
-from evalengine.records.sealed import SealedFormat
+from evalengine.records.sealed import SealedFormat, differing
+from evalengine.report.compare.as_json import write_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
@@ -47,9 +47,9 @@ from evalengine.report.read.identities import said, short
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import inputs, item_name, named_item
 from evalengine.report.read.run import UNBOUND, Run
-from evalengine.report.terminal.tables import bullets, print_findings
 from evalengine.util.command import Namespace
 from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import bullets, print_lines
 
 if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
     from evalengine.explain.rerun import Side
@@ -85,7 +85,10 @@ def main(arguments: Namespace) -> int:
         explanation = explain(*again)
     notes = [*_unbound(sources), *_nothing_found(explanation, sources, key)]
     weights = differing_weights(explanation, [source.side(arguments, instead) for source, instead in sides])
-    print_findings("explain", report(explanation, notes, weights), as_json(explanation, notes, weights), arguments.json)
+    if arguments.json:
+        write_json("explain", as_json(explanation, notes, weights), arguments.json)
+    if arguments.json != "-":
+        print_lines(report(explanation, notes, weights))
     return 0 if explanation.first is None else 1
 
 

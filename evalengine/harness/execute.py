@@ -27,11 +27,11 @@ from evalengine.errors import ConfigError, EvalEngineError, ReplicaMismatchError
 from evalengine.harness.plan import Plan, request_names
 from evalengine.harness.requests import SERVED, HarnessRequest
 from evalengine.plain_text import warn
-from evalengine.records.differences import differences
 from evalengine.records.evidence import open_run
 from evalengine.records.folder import DIGEST, IDENTITY, RECORDS, RunFolder
 from evalengine.records.journal import Expected, Journal
 from evalengine.records.schema import Answer, Answers, RecordKey, ids_sha256, read_records
+from evalengine.records.sealed import differences
 from evalengine.util.phases import phase
 from evalengine.util.progress import RunProgress, WorkAmount
 

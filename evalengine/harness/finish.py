@@ -19,14 +19,14 @@ from evalengine.harness.plan import Plan
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
-from evalengine.records.evidence import bind, bind_failed
+from evalengine.records.evidence import TOKENS, bind, bind_failed
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
 from evalengine.records.manifest import build_manifest
 from evalengine.records.manifest_data import MANIFEST
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
-from evalengine.records.tokens import TOKENS, tokens_json, used_ids
+from evalengine.records.tokens import tokens_json, used_ids
 from evalengine.util.forked import ForkedTask
 from evalengine.util.phases import phase
 

@@ -26,10 +26,9 @@ from evalengine.harness.execute import deferred_llm
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.requests import SERVED, in_order, read_requests, requests_sha256
 from evalengine.models.spec import ModelSpec, dtype_name
-from evalengine.records.differences import differences
 from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
 from evalengine.records.manifest import run_identity
-from evalengine.records.sealed import canonical
+from evalengine.records.sealed import canonical, differences
 
 MAX_LISTED = 5  # changed fields of the model that are listed
 NAME_IT = "by --with model.path=..."

@@ -21,10 +21,10 @@ from evalengine.harness.plan import Plan
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params
-from evalengine.records.differences import differences
 from evalengine.records.digest import merkle_path
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import read_records
+from evalengine.records.sealed import differences
 from evalengine.report.read.names import named_item
 from evalengine.report.read.run import Run
 

@@ -22,12 +22,10 @@ from typing import Any
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, LOCK, RECORDS
 from evalengine.records.lm_eval_file import ISO
-from evalengine.records.manifest_data import MANIFEST, Manifest
-from evalengine.records.manifest_file import load_manifest
+from evalengine.records.manifest_data import MANIFEST, Manifest, load_manifest
 from evalengine.records.sealed import content_sha256, sha256_of
-from evalengine.records.tokens import TOKENS
 
-CONFIG, PAGE = "config.yaml", "report.html"
+CONFIG, PAGE, TOKENS = "config.yaml", "report.html", "tokens.json"
 CLIENT_REQUESTS = "asked.jsonl"  # of a run whose requests came from clients
 FILES, SHA256 = "files", "sha256"  # keys of the manifest
 # Files of a finished run.

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.plain_text import warn
-from evalengine.records.differences import differences
-from evalengine.records.manifest_file import read_identity
-from evalengine.records.sealed import content_sha256
+from evalengine.records.manifest_data import read_identity
+from evalengine.records.sealed import content_sha256, differences
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
 JOURNAL, LOCK, IDENTITY = "journal.jsonl", ".lock", "identity.json"  # gone once the run is finished

@@ -1,4 +1,5 @@
-"""JSON files with a hash of their content: small evidence that lives in git or travels between machines.
+"""JSON files with a hash of their content: small evidence that lives in git or travels between machines. And what
+differs between two plain JSON values: identities, settings, parts of a manifest.
 
 `sha256` is over the rest as canonical JSON. The hash finds damage and careless edits; it is no signature.
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, readable
 from evalengine.util.plain_files import parse_json, read_bytes
+
+Names = tuple[str, ...]  # names, from the outermost object in
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,18 @@ def sha256_of(content: Mapping[str, Any]) -> str | None:
 def content_sha256(content: Mapping[str, Any]) -> str:
     """The hash that a sealed file with this content (its format and version included) carries."""
     return hashlib.sha256(canonical(content).encode()).hexdigest()
+
+
+def differing(old: Any, new: Any, where: Names = ()) -> Iterator[tuple[Names, Any, Any]]:
+    """(path of names, value in `old`, value in `new`) of the plain JSON values that differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from differing(old.get(name), new.get(name), (*where, name))
+    elif old != new:
+        yield where, old, new
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """One sentence for each value that differs between two plain JSON values, which stand at `where`."""
+    for path, was, now in differing(old, new, (where,) if where else ()):
+        yield f"{'.'.join(path)} was {json.dumps(was)}, is {json.dumps(now)}"

@@ -14,8 +14,6 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import read_json
 
-TOKENS = "tokens.json"
-
 
 def tokens_json(pieces: Mapping[int, bytes]) -> dict[str, Any]:
     """The file's content for token id -> bytes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -13,10 +15,28 @@ from rich.text import Text
 
 from evalengine.plain_text import printable
 from evalengine.util.command import PROGRAM
-from evalengine.util.sheet import Sheet
+from evalengine.util.sheet import Line, Sheet
 
 WIDEST = 10_000  # columns that are asked for to learn how wide a table is
 FOLDED = 8  # columns of words are folded to no less than this
+
+
+def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """A title and its lines; nothing if there are none."""
+    if lines:
+        yield f"{title}:"
+        yield from (f"  - {line}" for line in lines)
+
+
+def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
+    """Prints sheets and single lines, to standard output if no console is given."""
+    console = console or Console(file=sys.stdout, soft_wrap=True)
+    for line in lines:
+        if isinstance(line, str):
+            for part in wrapped(printable(line), console):
+                console.print(Text(part))
+        else:
+            print_sheet(line, console)
 
 
 def print_sheet(sheet: Sheet, console: Console) -> None:

@@ -108,7 +108,7 @@ def test_every_write_of_a_run(
         assert resumed.results == unbroken.results, write
 
 
-@pytest.mark.parametrize("where", ["html.on_complete.write_list", "terminal.run_table.print_report"])
+@pytest.mark.parametrize("where", ["html.on_complete.write_list", "run_table.print_report"])
 def test_ctrl_c_after_the_digest(where: str, tmp_path: Path) -> None:
     """A run that is interrupted while its table is made is finished by the same command, which computes nothing."""
     words = (f"output_dir={tmp_path}", *SETTINGS)

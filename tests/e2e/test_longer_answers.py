@@ -10,8 +10,9 @@ import pytest
 from evalengine import LLM, SamplingParams
 from evalengine.engine.request import GenerateRequest
 from evalengine.models.processors import LogitsProcessors
+from evalengine.records.evidence import TOKENS
 from evalengine.records.schema import Answer
-from evalengine.records.tokens import TOKENS, read_tokens
+from evalengine.records.tokens import read_tokens
 from tests.e2e.command import Run, call, finished, runs
 
 LIMIT = 6

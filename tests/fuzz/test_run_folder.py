@@ -27,7 +27,7 @@ from evalengine.report.gate.gate import gate
 from evalengine.report.html.run_page import write_run_report
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run, load_run_data
-from evalengine.report.terminal.run_table import print_report
+from evalengine.report.run_table import print_report
 from evalengine.util.command import exit_code
 from tests.fuzz.cases import Case, cases
 from tests.report.written_run import Doc, write_choices, write_generations

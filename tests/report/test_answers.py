@@ -14,7 +14,7 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.compare import compare
-from evalengine.report.compare.flips import changed_documents, flips, score_unchanged, tally
+from evalengine.report.compare.item_differences import changed_documents, flips, score_unchanged, tally
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run

@@ -61,6 +61,16 @@ def test_other_numerics_are_findings_not_refusals() -> None:
     ]
 
 
+def test_many_differing_settings_of_a_model_are_a_different_model() -> None:
+    sizes = {f"size_{n}": 64 for n in range(15)}
+    a, b = (run(BASE, model_spec=spec) for spec in (sizes, dict.fromkeys(sizes, 128)))
+    (finding,) = findings(a, b)
+    assert finding.text.startswith("The models differ besides their weights (15 settings: model_spec.size_0 is 64 in A")
+    assert finding.refused and finding.text.endswith("; model_spec.size_10 is 64 in A and 128 in B and 12 more)")
+    names = {name for f in findings(a, run(BASE, weights="e" * 64, model_spec={})) for name in f.names}
+    assert names == {"different model"}
+
+
 def test_other_prompts_documents_and_task_sets_are_refused() -> None:
     a, shots = run(BASE), run(BASE, asks={1: [7]}, **with_task(num_fewshot=5))
     assert incomparable(a, shots) == [

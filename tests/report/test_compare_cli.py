@@ -113,6 +113,18 @@ def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path, capsys: pytest.Cap
     assert "verdict: SAME TOKENS (0 of 3 pairs identical" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("words", "code"), [([], 1), (["--level", "tokens"], 0), (["--matrix"], 1)])
+def test_runs_of_different_contracts_are_compared_by_tokens_answers_and_scores(
+    words: list[str], code: int, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs["next"] = run(BIT, contract_version=2)
+    assert main(["compare", "base", "next", *words]) == code
+    out = capsys.readouterr().out
+    assert "contracts differ (contract_version is 1 in A and 2 in B): bits are not comparable; tokens, answers" in out
+    assert "for a new baseline: python -m evalengine baseline RUN -o FILE" in out and "verdict: SAME TOKENS" in out
+    assert list(compare(runs["base"], runs["next"]).causes) == ["contract version"]
+
+
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_a_refusal_names_no_other_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`report A B` compares, too: its refusal began with the name of `compare`."""

@@ -309,6 +309,15 @@ def test_what_is_asked_must_be_equal_and_who_answers_need_not(monkeypatch: pytes
     assert fewer.exit_code == 2 and "A has 200 requests, B 50" in fewer.problems[0]
 
 
+@pytest.mark.parametrize(("policy", "verdict"), [("bitwise", "fail"), ("tokens", "pass"), ("accuracy", "pass")])
+def test_a_different_contract_is_named(policy: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = make_run({"sums": RIGHT * 2}, contract_version=3)
+    b = make_run({"sums": RIGHT * 2}, total=-1.5005, contract_version=4)
+    report = judge(monkeypatch, a, b, policy)
+    assert report.verdict == verdict and "contract_version is 3 in A and 4 in B" in report.notes[0]
+    assert "bits are not comparable" in report.notes[0] and "evalengine baseline RUN -o FILE" in report.notes[0]
+
+
 @pytest.mark.parametrize("policy", ["bitwise", "tokens", "accuracy"])
 def test_the_other_mode_and_another_gpu_may_answer(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     native, other, fast = (

@@ -10,8 +10,8 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.report.html.run_page import write_run_report
 from evalengine.report.read.load import load_run
+from evalengine.report.run_table import print_report
 from evalengine.report.stats.metric_interval import cut_of, metric_interval
-from evalengine.report.terminal.run_table import print_report
 from tests.browser import Browser
 from tests.report.grouped_run import write_grouped
 from tests.report.test_pages import quiet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.terminal.run_table import stderr_notes
+from evalengine.report.run_table import stderr_notes
 
 RESULTS = {
     "results": {

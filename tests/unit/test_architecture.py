@@ -283,7 +283,7 @@ LIGHT = [
     "evalengine.cli.bench",
     "benchmarks.words",
     "evalengine.cli.completion",
-    "evalengine.report.terminal.run_table",
+    "evalengine.report.run_table",
     "evalengine.report.cli.report",
     "evalengine.report.html.run_page",
     "evalengine.records.lm_eval",

@@ -24,6 +24,7 @@ from evalengine.cli.run import command as run_command
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.util.endings import Terminated
+from tests.run_double import generated, write_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +50,7 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
 
     runner.run = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
-    monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", print_folder)
+    monkeypatch.setattr("evalengine.report.run_table.print_report", print_folder)
     for name in ("write_page", "write_list"):  # the runs here have no folder
         monkeypatch.setattr(f"evalengine.report.html.on_complete.{name}", lambda folder: None)
 
@@ -190,6 +191,15 @@ def test_help_of_a_command_loads_nothing_heavy() -> None:
     program = f"import sys, evalengine.__main__ as m; m.main(['compare', '-h']); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_comparison_of_two_runs_loads_fewer_than_60_of_our_modules(tmp_path: Path) -> None:
+    runs = [str(write_run(tmp_path / f"{n}", [generated(0), generated(1)], lambda doc, n=n: float(n))) for n in (0, 1)]
+    names = "[name for name in sys.modules if name.split('.')[0] == 'evalengine']"
+    program = f"import sys, evalengine.__main__ as m; m.main({['compare', *runs]}); print(len({names}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, verdict, count = done.stdout.splitlines()
+    assert verdict.startswith("verdict: DIFFERENT") and int(count) < 60
 
 
 def test_an_option_takes_several_words_up_to_the_next() -> None:

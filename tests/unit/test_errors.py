@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalengine.errors import first_of, listed
-from evalengine.records.differences import differences, differing
+from evalengine.records.sealed import differences, differing
 
 
 def test_only_the_first_lines_are_said_and_how_many_there_are_besides() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_file import glance_at_manifest, load_manifest
+from evalengine.records.manifest_data import Manifest, glance_at_manifest, load_manifest
 
 REFERENCE = sorted((Path(__file__).parents[2] / "results" / "reference" / "exact-across-machines").glob("*.json"))
 LEAST: dict[str, Any] = {"digest": "0" * 64, "task_digests": {}, "identity": {}}  # every version recorded these

@@ -34,7 +34,7 @@ from evalengine.records.manifest import build_manifest, code_version, run_id, ru
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Model, RunCounts, RunTimings, read_part
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
-from evalengine.report.terminal.run_table import print_report
+from evalengine.report.run_table import print_report
 from tests.run_double import bind_again
 
 EXTRA: dict[str, Any] = {

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from evalengine.__main__ import main
-from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Sheet
-from evalengine.util.tables import print_table, rich_table, wrapped
+from evalengine.util.tables import print_lines, print_table, rich_table, wrapped
 
 HEADINGS = ("Task", "Filter", "Metric", "A", "B", "95% interval", "Needs")
 ROWS = [

@@ -42,10 +42,10 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import Answer, Answers, RecordKey
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.report.read.load import load_run
+from evalengine.report.run_table import results_table
 from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_lines, mean_interval, wilson
-from evalengine.report.terminal.run_table import results_table
-from evalengine.report.terminal.tables import print_lines
+from evalengine.util.tables import print_lines
 
 UNPROVED = ("an endpoint shows neither tokens nor bits: there is no digest, and nobody can check an answer; what it "
             "said is recorded")  # fmt: skip

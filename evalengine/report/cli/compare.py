@@ -18,8 +18,8 @@ from evalengine.report.compare.report import report
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import all_runs, inputs, skipped_note
 from evalengine.report.read.run import Run
-from evalengine.report.terminal.tables import print_findings
 from evalengine.util.command import Namespace
+from evalengine.util.tables import print_lines
 
 FORMATS = {"markdown": "markdown", "latex": "latex", "csv": "comma_separated"}  # form -> a function of `formats`
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
@@ -49,20 +49,21 @@ def _two(a: Run, b: Run, arguments: Namespace) -> int:
 
         with _usage("--html"):
             comparison_page(comparison).write(Path(arguments.html))
-    content = {}
     if arguments.json:
-        from evalengine.report.compare.as_json import comparison_json
+        from evalengine.report.compare.as_json import comparison_json, write_json
 
-        content = comparison_json(comparison)
+        write_json("compare", comparison_json(comparison), arguments.json)
     within = comparison.within(arguments.level)
     lines = [*report(comparison)]
     if arguments.level != LEVELS[0]:
         lines.insert(-1, f"--level {arguments.level}: {'passed' if within else 'failed'}")
-    print_findings("compare", lines, content, arguments.json)
+    if arguments.json != "-":
+        print_lines(lines)
     return 0 if within else 1
 
 
 def _many(runs: Sequence[Run], arguments: Namespace) -> int:
+    from evalengine.report.compare.as_json import write_json
     from evalengine.report.compare.matrix import matrix, matrix_json, matrix_report
 
     comparisons = matrix(runs, arguments.allow)
@@ -71,7 +72,10 @@ def _many(runs: Sequence[Run], arguments: Namespace) -> int:
 
         with _usage("--html"):
             matrix_page(comparisons).write(Path(arguments.html))
-    print_findings("compare", matrix_report(comparisons), matrix_json(comparisons), arguments.json)
+    if arguments.json:
+        write_json("compare", matrix_json(comparisons), arguments.json)
+    if arguments.json != "-":
+        print_lines(matrix_report(comparisons))
     if comparisons.refused:
         return ConfigError.exit_code
     return 0 if comparisons.within(arguments.level) else 1
@@ -91,6 +95,7 @@ def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
 def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
     that asks for them: a script that holds two runs to each other must not take other weights for the same."""
+    from evalengine.report.compare.as_json import write_json
     from evalengine.report.leaderboard import formats
     from evalengine.report.leaderboard.compose import board
     from evalengine.report.leaderboard.models import labels, steps
@@ -118,7 +123,10 @@ def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     if arguments.format:
         sys.stdout.write(getattr(formats, FORMATS[arguments.format])(comparison))
     else:
-        print_findings("compare", formats.board_lines(comparison), formats.board_json(comparison), arguments.json)
+        if arguments.json:
+            write_json("compare", formats.board_json(comparison), arguments.json)
+        if arguments.json != "-":
+            print_lines(formats.board_lines(comparison))
     return 0 if _asked(arguments) else 1
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import json_lines
+from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import resumed_fast
 from evalengine.report.compare.compare import LEVELS, Comparison
-from evalengine.report.compare.flips import tally
-from evalengine.report.compare.item_differences import NEAR_TIE, TIE_CEILING, LogprobChange
+from evalengine.report.compare.item_differences import NEAR_TIE, TIE_CEILING, LogprobChange, tally
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import Key, Run, by_name
@@ -17,6 +21,18 @@ from evalengine.report.stats.metric_interval import Cut, cut_of
 
 FORMAT = "evalengine.compare"
 VERSION = 2  # rises when a name below changes its meaning or is removed
+
+
+def write_json(command: str, content: dict[str, Any], target: str) -> None:
+    """Write a command's findings to the file `target`; "-": to standard output. Raises `ConfigError` if it cannot be
+    written: exit code 1 has another meaning."""
+    if target == "-":
+        sys.stdout.write(json_lines(content))
+        return
+    try:
+        write_text_file(Path(target), json_lines(content))
+    except EvalEngineError as error:
+        raise ConfigError(f"{command}: --json: {error}") from error
 
 
 def comparison_json(c: Comparison) -> dict[str, Any]:

@@ -14,15 +14,26 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from evalengine.errors import ConfigError
-from evalengine.report.compare.attribution import Attribution, surroundings
-from evalengine.report.compare.comparability import CONTRACT, Finding, findings, unchecked
-from evalengine.report.compare.flips import OF_ANSWER, SCORER, Change, Flip, changed_documents, flips
+from evalengine.report.compare.comparability import (
+    CONTRACT,
+    SCORER,
+    Attribution,
+    Finding,
+    findings,
+    surroundings,
+    unchecked,
+)
 from evalengine.report.compare.item_differences import (
     KINDS,
+    OF_ANSWER,
+    Change,
     Divergence,
+    Flip,
     ItemDifference,
     LogprobChange,
+    changed_documents,
     divergence,
+    flips,
     item_differences,
     logprob_change,
     outputs_known,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import scipy
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.flips import OF_ANSWER
+from evalengine.report.compare.item_differences import OF_ANSWER
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import above

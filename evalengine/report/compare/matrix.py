@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from evalengine.records.differences import differing
 from evalengine.records.manifest_data import resumed_fast
+from evalengine.records.sealed import differing
 from evalengine.report.compare.as_json import FORMAT, VERSION, comparison_json, run_json
 from evalengine.report.compare.comparability import resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare_alike
 from evalengine.report.numbers import MINUS
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import ALPHA
-from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import bullets
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.flips import CHANGES, Flip, tally
 from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups
-from evalengine.report.compare.item_differences import KINDS, NEAR_TIE, TIE_CEILING, Divergence, LogprobChange
+from evalengine.report.compare.item_differences import (
+    CHANGES,
+    KINDS,
+    NEAR_TIE,
+    TIE_CEILING,
+    Divergence,
+    Flip,
+    LogprobChange,
+    tally,
+)
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import arrow, shown
 from evalengine.report.read.asked import Asked
@@ -19,8 +27,8 @@ from evalengine.report.read.names import item_name
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.paired import PairedResult
-from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import bullets
 
 ROWS = 10  # most rows of a table; --json holds the rest
 TIES = {True: "possible", False: "no", None: ""}

@@ -7,8 +7,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.folder import DIGEST
-from evalengine.records.manifest_data import MANIFEST, Manifest
-from evalengine.records.manifest_file import glance_at_manifest, missing_for_page
+from evalengine.records.manifest_data import MANIFEST, Manifest, glance_at_manifest, missing_for_page
 from evalengine.report.compare.comparability import incomparable
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import SWEEP_PLACE

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from evalengine.errors import ConfigError, first_of, listed
-from evalengine.report.compare.flips import answer_of
+from evalengine.report.compare.item_differences import answer_of
 from evalengine.report.gate.evidence import Evidence, Mean, design_of_ratio, of_mean, of_ratio
 from evalengine.report.gate.judging import judged, limits_in, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evalengine.report.compare.flips import changed_answers
+from evalengine.report.compare.item_differences import changed_answers
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.steps import Steps
 from evalengine.report.numbers import counted

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalengine.report.compare.compare import Comparison, ItemDifference
-from evalengine.report.compare.flips import Flip
-from evalengine.report.compare.item_differences import Divergence, shared_text
+from evalengine.report.compare.item_differences import Divergence, Flip, shared_text
 from evalengine.report.compare.report import Regression, regressions
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page

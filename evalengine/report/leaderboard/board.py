@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, combinations_with_replacement
 from string import ascii_letters
 
-from evalengine.report.compare.flips import changed_answers
+from evalengine.report.compare.item_differences import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.lm_eval_samples import ROLLING

@@ -18,8 +18,8 @@ from evalengine.report.leaderboard.compose import Board
 from evalengine.report.numbers import finite_json
 from evalengine.report.read.run import by_name
 from evalengine.report.stats.metric_interval import cut_of
-from evalengine.report.terminal.tables import bullets
 from evalengine.util.sheet import Line, Sheet, escaped, latex_table, markdown_table
+from evalengine.util.tables import bullets
 
 
 def board_lines(comparison: Board) -> Iterator[Line]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalengine.records.evidence import PAGE
-from evalengine.report.compare.flips import answer_of
+from evalengine.report.compare.item_differences import answer_of
 from evalengine.report.html.comparison_page import listed
 from evalengine.report.html.differences import regressions_section
 from evalengine.report.html.markup import Child, Markup, join, tag

@@ -24,10 +24,10 @@ from evalengine.report.read.groups import group_documents, groups_first
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.load import load_run as read_run
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.run_table import results_table, summary_lines
 from evalengine.report.stats.metric_interval import cut_lines, cut_of
-from evalengine.report.terminal.run_table import results_table, summary_lines
-from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import print_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame

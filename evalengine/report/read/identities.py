@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evalengine.records.differences import Path, differing
+from evalengine.records.sealed import Names, differing
 from evalengine.report.read.run import Run
 
 # Settings that may differ between comparable runs: they change how numbers are computed, not what is asked.
@@ -50,7 +50,7 @@ _THINGS = {  # a setting's name, where it stands at the identity's top -> what a
 _GROUPS = {"model_spec": "model configuration", "engine": "engine setting", "model_args": "model argument"}
 
 
-def differing_settings(a: Run, b: Run) -> Iterator[tuple[Path, Any, Any]]:
+def differing_settings(a: Run, b: Run) -> Iterator[tuple[Names, Any, Any]]:
     """Identity entries that differ. For sources of unlike kinds, only entries that both record."""
     alike = a.program == b.program
     tasks = {key[0] for key in a.items} & {key[0] for key in b.items}
@@ -61,7 +61,7 @@ def differing_settings(a: Run, b: Run) -> Iterator[tuple[Path, Any, Any]]:
             yield path, old, new
 
 
-def thing(path: Path) -> str:
+def thing(path: Names) -> str:
     """What a differing setting is called: `dtype`, `generation setting max_gen_toks`, `model configuration rope.theta`.
 
     path: names, from the identity's top.
@@ -84,7 +84,7 @@ def thing(path: Path) -> str:
     return "tokenizer" if top == "tokenizer" else top.replace("_", " ")
 
 
-def said(path: Path, old: Any, new: Any) -> str:
+def said(path: Names, old: Any, new: Any) -> str:
     """A difference in words, `name is 1 in A and 2 in B`, with hashes shortened."""
     return f"{'.'.join(path)} is {short(old)} in A and {short(new)} in B"
 

@@ -20,8 +20,7 @@ from evalengine.errors import listed as listed_words
 from evalengine.records.evidence import AGAIN, SHA256, file_sha256, is_bound
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import metrics_of, read_results, results_files
-from evalengine.records.manifest_data import MANIFEST, Manifest, not_run
-from evalengine.records.manifest_file import load_manifest
+from evalengine.records.manifest_data import MANIFEST, Manifest, load_manifest, not_run
 from evalengine.records.sealed import sha256_of
 from evalengine.report.numbers import same_number
 from evalengine.report.read.baseline import is_baseline, load_baseline

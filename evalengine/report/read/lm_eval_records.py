@@ -15,8 +15,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.folder import DIGEST
-from evalengine.records.manifest_data import MANIFEST, Manifest
-from evalengine.records.manifest_file import glance_at_manifest
+from evalengine.records.manifest_data import MANIFEST, Manifest, glance_at_manifest
 from evalengine.records.shapes import Sha256, Text, with_fields, wrong
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.identities import MODEL_NAMES

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, listed, readable
-from evalengine.records.evidence import is_run_folder
+from evalengine.records.evidence import TOKENS, is_run_folder
 from evalengine.records.folder import RECORDS
 from evalengine.records.lm_eval_file import results_files
-from evalengine.records.manifest_data import MANIFEST
-from evalengine.records.manifest_file import missing_for_page
+from evalengine.records.manifest_data import MANIFEST, missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
-from evalengine.records.tokens import TOKENS, read_tokens
-from evalengine.report.read.baseline import is_baseline, load_baseline
-from evalengine.report.read.lm_eval_records import load_results
 from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 from evalengine.report.read.run_folder import load_folder
@@ -43,6 +39,11 @@ def load_with_samples(path: str | Path, page: bool = True) -> Loaded:
 
 
 def _load(path: Path, page: bool) -> Loaded:
+    if path.is_dir() and is_run_folder(path):
+        return load_folder(path, page)
+    from evalengine.report.read.baseline import is_baseline, load_baseline  # runs of ours need no other reader
+    from evalengine.report.read.lm_eval_records import load_results
+
     if path.is_file():
         if results_files(path):
             return load_results(path)
@@ -55,8 +56,6 @@ def _load(path: Path, page: bool) -> Loaded:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder; name a run's folder, or latest: the newest in {RESULTS}/")
     any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
-    if is_run_folder(path):
-        return load_folder(path, page)
     if results_files(path):
         return load_results(path)
     return _only_run_inside(path, page)
@@ -154,6 +153,8 @@ def load_run_data(path: str | Path, page: bool = True, complete: bool = True) ->
     if complete and run.kind == "run" and (missing := missing_for_page(run.manifest)):
         raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
+    from evalengine.records.tokens import read_tokens
+
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for task, unsorted in loaded.samples.items():
         documents = samples.setdefault(task, {})

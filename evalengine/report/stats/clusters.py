@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evalengine.config.schema import ITEM_MARK
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
 from evalengine.report.stats.intervals import cluster_degrees, cluster_sums, few_clusters, heavy_tails
@@ -22,6 +21,8 @@ RARE = 10  # as many whole successes (or failures): with fewer, intervals of a m
 def across_tasks(task: str, names: Sequence[str]) -> list[str]:
     """The clusters of a task's documents where documents of other tasks stand beside them: its own, but for those of a
     set of items that several tasks ask (`TaskConfig.items`), whose names begin with the set's."""
+    from evalengine.config.schema import ITEM_MARK  # the settings load pydantic's models, which few comparisons need
+
     sets = {name.partition(ITEM_MARK)[0] if ITEM_MARK in name else None for name in names}
     return list(names) if len(sets) == 1 and None not in sets else [f"{task} {name}" for name in names]
 

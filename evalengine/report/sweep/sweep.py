@@ -13,8 +13,8 @@ from evalengine.report.compare.compare import Comparison, MetricDelta
 from evalengine.report.compare.matrix import Matrix, counts_note, matrix, matrix_table, run_notes
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.run import Run
-from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import print_lines
 
 MODES = ("batch_invariant", "numerics")  # the settings that choose between fast and invariant arithmetic
 SHOWN = 8  # runs that a line of `agreement` names, and groups of them

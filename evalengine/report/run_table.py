@@ -22,8 +22,8 @@ from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_lines, wilson
-from evalengine.report.terminal.tables import print_lines
 from evalengine.util.sheet import Sheet
+from evalengine.util.tables import print_lines
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
 
