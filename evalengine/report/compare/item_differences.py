@@ -1,5 +1,5 @@
-"""The requests whose records differ between two runs, each with every kind of difference: where outputs diverge, and how
-far apart logprobs are. And the documents that two runs answered or scored differently.
+"""The requests whose records differ between two runs, each with every kind of difference: where outputs diverge, how far
+apart logprobs are. And the documents that two runs answered or scored differently.
 
 An answer is the filtered text, or the choice that a metric took (`choices_of`), whether right or wrong. Where another
 wrong choice wins, the answer changes and the score does not.

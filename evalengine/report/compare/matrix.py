@@ -92,18 +92,22 @@ def matrix_json(matrix: Matrix) -> dict[str, Any]:
 
 def matrix_report(m: Matrix) -> Iterator[Line]:
     """Everything to print, in order; a string is one line."""
-    yield runs_table(m.runs)
+    yield from matrix_lines(m, *distinguishing_settings(m.runs))
+    yield f"verdict: {m.verdict} ({evidence(m)})"
+
+
+def matrix_lines(m: Matrix, names: Sequence[str], settings: Sequence[Sequence[str]]) -> Iterator[Line]:
+    """The runs with these settings, every pair, and what a reader must know of them."""
+    yield runs_table(m.runs, names, settings)
     yield matrix_table(m)
     yield from counts_note(m)
     for digest, members in m.groups():
-        runs = ", ".join(map(str, members))
-        yield f"{'Runs' if len(members) > 1 else 'Run'} {runs}: digest {digest[:12]}"
+        yield f"{'Runs' if len(members) > 1 else 'Run'} {', '.join(map(str, members))}: digest {digest[:12]}"
     yield from bullets("Runs that no command repeats, or whose files may have been edited", run_notes(m.runs))
     for (i, j), why in m.unlike.items():
         yield from bullets(f"Runs {i} (A) and {j} (B) were compared although they are unlike", why)
     for (i, j), why in sorted(m.refused.items()):
         yield from bullets(f"Runs {i} (A) and {j} (B) are not comparable", why)
-    yield f"verdict: {m.verdict} ({evidence(m)})"
 
 
 def counts_note(m: Matrix) -> Iterator[str]:
@@ -142,12 +146,10 @@ def matrix_table(m: Matrix) -> Sheet:
     return Sheet("Run by run", ("", *map(str, numbers)), rows, numbers)
 
 
-def runs_table(runs: Sequence[Run]) -> Sheet:
-    """Numbers, folders, the settings in which the runs are not all alike, and their scores."""
-    names, settings = told_apart(runs)
+def runs_table(runs: Sequence[Run], names: Sequence[str], settings: Sequence[Sequence[str]]) -> Sheet:
+    """Numbers, folders, the values of these settings, scores and digests."""
     metrics = leading_metrics(runs)
-    titles = [metric_name(key, len(metrics) > 1) for key in metrics]
-    head = ("Run", "Folder", *names, *titles, "Digest")
+    head = ("Run", "Folder", *names, *(metric_name(key, len(metrics) > 1) for key in metrics), "Digest")
     rows = [
         [str(number), run.source.name, *values, *(score_text(run, key) for key in metrics), (run.digest or "none")[:12]]
         for number, (run, values) in enumerate(zip(runs, settings, strict=True), 1)
@@ -155,7 +157,7 @@ def runs_table(runs: Sequence[Run]) -> Sheet:
     return Sheet("Runs", head, rows, (1, len(head) - 1))
 
 
-def told_apart(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+def distinguishing_settings(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """(names of the settings in which the runs are not all alike, each run's values; "" where one is not set)."""
     settings = [_chosen(run) for run in runs]
     names = sorted({".".join(path) for other in settings[1:] for path, _, _ in differing(settings[0], other)})

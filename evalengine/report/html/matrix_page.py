@@ -9,6 +9,7 @@ from evalengine.report.compare.matrix import (
     Matrix,
     Pair,
     change_text,
+    distinguishing_settings,
     evidence,
     leading_metrics,
     look,
@@ -17,7 +18,6 @@ from evalengine.report.compare.matrix import (
     score_text,
     setting_changes,
     setting_words,
-    told_apart,
     what_differs,
 )
 from evalengine.report.html.comparison_page import GOOD, listed, title
@@ -44,7 +44,7 @@ def matrix_page(m: Matrix) -> Page:
         page.section("digests", "Digests", listed(groups), note="Equal digests mean equal bits.")
     unequal = {pair: c for pair, c in sorted(m.pairs.items()) if c.verdict != "IDENTICAL"}
     if unequal:
-        apart = told_apart(m.runs)
+        apart = distinguishing_settings(m.runs)
         rows = [_pair(pair, c, *apart) for pair, c in unequal.items()]
         head = ("Pair", "Settings", "Verdict", "Requests", "Outputs", "Answers", "Largest |Δ logprob|", "Cause")
         page.section("pairs", "Pairs that are not identical", table(head, rows, numbers=(3, 4, 5, 6)))
@@ -83,7 +83,7 @@ def _figures(m: Matrix) -> Iterator[tuple[str, Child, Child]]:
 
 def _runs(m: Matrix, commands: bool) -> Markup:
     """The table of runs. commands: whether each row has its run's own command."""
-    names, values = told_apart(m.runs)
+    names, values = distinguishing_settings(m.runs)
     metrics = leading_metrics(m.runs)
     titles = [metric_name(key, len(metrics) > 1) for key in metrics]
     rows = [
@@ -105,7 +105,7 @@ def _runs(m: Matrix, commands: bool) -> Markup:
 
 def _matrix(m: Matrix) -> Markup:
     numbers = range(1, len(m.runs) + 1)
-    names, values = told_apart(m.runs)
+    names, values = distinguishing_settings(m.runs)
     labels = [tag("span", setting_words(names, row), class_="setting") for row in values]
     rows = [[join(str(i), labels[i - 1]), *(_cell(m, i, j) for j in numbers)] for i in numbers]
     return table(("", *map(str, numbers)), rows, class_="matrix")

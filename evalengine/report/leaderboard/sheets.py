@@ -293,7 +293,7 @@ def regressed(board: Board) -> Comparison | None:
     for shared in board.shared.values():
         if len(shared.runs) == 2 and (not shared.rows or any(x != y for x, y in shared.rows)):
             return None
-    return with_questions(compare(*board.runs))
+    return with_questions(compare(board.runs[0], board.runs[1]))
 
 
 def both_names(board: Board) -> tuple[str, str]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalengine.errors import listed
-from evalengine.report.compare.compare import Comparison, MetricDelta
-from evalengine.report.compare.matrix import Matrix, counts_note, matrix, matrix_table, run_notes
-from evalengine.report.numbers import counted, shown
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.matrix import Matrix, matrix, matrix_lines, metric_name
+from evalengine.report.compare.report import delta, value_text
+from evalengine.report.numbers import counted
 from evalengine.report.read.run import Run
-from evalengine.util.sheet import Line, Sheet
+from evalengine.util.sheet import Sheet
 from evalengine.util.tables import print_lines
 
 MODES = ("batch_invariant", "numerics")  # the settings that choose between fast and invariant arithmetic
@@ -32,14 +33,14 @@ class Cell:
         return self.run.manifest.numerics == "fast"
 
     @property
-    def beside_mode(self) -> dict[str, str]:
+    def schedule(self) -> dict[str, str]:
         """The settings without those that choose the arithmetic."""
         return {name: value for name, value in self.settings.items() if name not in MODES}
 
     @property
     def label(self) -> str:
         """`exact, max_num_seqs 8`."""
-        return ", ".join([str(self.run.manifest.numerics), *(f"{k} {v}" for k, v in self.beside_mode.items())])
+        return ", ".join([str(self.run.manifest.numerics), *(f"{k} {v}" for k, v in self.schedule.items())])
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +97,11 @@ def sweep(name: str, cells: Sequence[Cell]) -> Sweep:
     whole = matrix([cell.run for cell in ordered])
     floors = []
     for number, cell in enumerate(ordered, 1):
-        partner = _partner(ordered, cell) if cell.fast else None
+        partners = (n for n, x in enumerate(ordered, 1) if cell.fast and not x.fast and x.schedule == cell.schedule)
+        partner = next(partners, None)
         if partner is not None and (partner, number) not in whole.refused:
-            floors.append(Floor(cell.beside_mode, partner, number, whole.pairs[partner, number]))
+            floors.append(Floor(cell.schedule, partner, number, whole.pairs[partner, number]))
     return Sweep(name, ordered, whole, floors)
-
-
-def _partner(cells: Sequence[Cell], fast: Cell) -> int | None:
-    """The number of the invariant run with the same other settings; None if there is none."""
-    partners = (i for i, cell in enumerate(cells, 1) if not cell.fast and cell.beside_mode == fast.beside_mode)
-    return next(partners, None)
 
 
 def _identity(run: Run) -> str:
@@ -134,33 +130,14 @@ def agreement(runs: Iterable[tuple[int, bool, str | None]]) -> Iterator[str]:
 
 def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     """Prints everything to standard output."""
-    print_lines(_lines(sweep, files))
-
-
-def _lines(sweep: Sweep, files: Sequence[Path]) -> Iterator[Line]:
-    yield cells_table(sweep)
-    yield matrix_table(sweep.matrix)
-    yield from counts_note(sweep.matrix)
-    for (i, j), why in sorted(sweep.matrix.refused.items()):
-        yield f"Runs {i} and {j} are not comparable: {'; '.join(why)}"
-    yield from run_notes(sweep.matrix.runs)
+    names = list(dict.fromkeys(name for cell in sweep.cells for name in cell.schedule))
+    settings = [
+        [str(cell.run.manifest.numerics), *(cell.schedule.get(name, "") for name in names)] for cell in sweep.cells
+    ]
+    lines = [*matrix_lines(sweep.matrix, ["numerics", *names], settings)]
     if sweep.floors:
-        yield "Noise floor: fast against invariant, the same settings otherwise"
-        yield floor_table(sweep)
-    yield from map(str, files)
-    yield from sweep.agreement
-    yield f"verdict: {verdict(sweep)}"
-
-
-def cells_table(sweep: Sweep) -> Sheet:
-    """Numbers, folders, and the swept settings, whether the engine's or a task's."""
-    names = list(dict.fromkeys(name for cell in sweep.cells for name in cell.beside_mode))
-    rows = []
-    for number, cell in enumerate(sweep.cells, 1):
-        values = [cell.beside_mode.get(name, "") for name in names]
-        numerics, digest = str(cell.run.manifest.numerics), cell.run.digest or "none"
-        rows.append([str(number), cell.run.source.name, numerics, *values, digest[:12]])
-    return Sheet("Runs", ("Run", "Folder", "numerics", *names, "Digest"), rows, (1, 2, len(names) + 3))
+        lines += ["Noise floor: fast against invariant, the same settings otherwise", floor_table(sweep)]
+    print_lines([*lines, *map(str, files), *sweep.agreement, f"verdict: {verdict(sweep)}"])
 
 
 def floor_table(sweep: Sweep) -> Sheet:
@@ -169,10 +146,15 @@ def floor_table(sweep: Sweep) -> Sheet:
     moved = ("Requests that differ", "Outputs that part", "Answers that flip", "Logprobs that differ", "Largest change")
     rows = []
     for floor in sweep.floors:
-        values = [floor.settings.get(name, "") for name in names]
-        first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.comparison)]
-        for metric in floor.comparison.metrics:
-            rows.append([*first, *_metric(metric, len(sweep.tasks) > 1)])
+        c, alone = floor.comparison, floor.comparison.kinds["answer"]
+        differing, compared = c.logprob_counts
+        first = [f"{floor.invariant}, {floor.fast}", *(floor.settings.get(name, "") for name in names)]
+        first += [f"{len(c.differences)} of {c.common}", str(c.outputs)]
+        first += [f"{c.changed}{f' ({alone} at an equal score)' if alone else ''}"]
+        first += [f"{differing / compared:.1%}" if compared else "none", c.largest]
+        for metric in c.metrics:
+            name = f"{metric_name(metric.key, len(sweep.tasks) > 1)} ({metric.key[2]})"
+            rows.append([*first, name, *("" if v is None else value_text(v) for v in metric.shown), delta(metric)])
             first = [""] * len(first)
     head = ("Runs", *names, *moved, "Metric", "Invariant", "Fast", "Delta")
     return Sheet("Noise floor", head, rows, (0, 1 + len(names) + len(moved)))
@@ -207,20 +189,3 @@ def most(sweep: Sweep) -> str:
     odd = sum(c.logprobs.not_finite for c in pairs if c.logprobs is not None)
     moved = f"moves a logprob by up to {change:.2g} nat{f' ({odd} are NaN or infinite)' if odd else ''}"
     return f"fast flips {flipped} of {documents} answers and {moved}"
-
-
-def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
-    task, name, filter_name = metric.key
-    yield f"{f'{task} ' if several_tasks else ''}{name} ({filter_name})"
-    a, b = metric.value_a, metric.value_b
-    yield from ("" if value is None else shown(value, ".4f") for value in (a, b))
-    yield "" if a is None or b is None else shown(b - a, "+.4f")
-
-
-def _moved(c: Comparison) -> Iterator[str]:
-    alone, (differing, compared) = c.kinds["answer"], c.logprob_counts
-    yield f"{len(c.differences)} of {c.common}"
-    yield str(c.outputs)
-    yield f"{c.changed}{f' ({alone} at an equal score)' if alone else ''}"
-    yield f"{differing / compared:.1%}" if compared else "none"
-    yield c.largest

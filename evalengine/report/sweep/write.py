@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from evalengine.report.compare.as_json import run_json
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.matrix import leading_metrics, look, score_text, what_differs
 from evalengine.report.html.markup import Markup, tag
-from evalengine.report.numbers import counted
+from evalengine.report.numbers import counted, finite_json
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import by_name
 from evalengine.report.sweep.sweep import Sweep, most, verdict
@@ -154,7 +152,7 @@ def _write(file: Path, text: str) -> None:
 def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
     """The experiment as JSON values, whose names stay; `compare RUN RUN --json` has a pair's single differences. Runs
     are numbered from 1, and their places are relative to `folder`, which can be moved."""
-    return {
+    content = {
         "format": SWEEP_FORMAT,
         "version": VERSION,
         "experiment": sweep.name,
@@ -180,11 +178,16 @@ def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
                 "invariant": floor.invariant,
                 "fast": floor.fast,
                 **_pair(floor.comparison),
-                "metrics": list(_metrics(floor.comparison)),
+                "metrics": [
+                    {**by_name(m.key), "invariant": m.value_a, "fast": m.value_b, "delta": m.difference}
+                    for m in floor.comparison.metrics
+                ],
             }
             for floor in sweep.floors
         ],
     }
+    plain: dict[str, Any] = finite_json(content)
+    return plain
 
 
 def _pair(c: Comparison) -> dict[str, Any]:
@@ -199,9 +202,3 @@ def _pair(c: Comparison) -> dict[str, Any]:
         "logprobs": {"compared": compared, "differing": differing, "largest_change_nat": c.largest_change},
         "change": None if c.logprobs is None else asdict(c.logprobs),
     }
-
-
-def _metrics(c: Comparison) -> Iterator[dict[str, Any]]:
-    for metric in c.metrics:
-        a, b = (v if v is not None and math.isfinite(v) else None for v in (metric.value_a, metric.value_b))
-        yield {**by_name(metric.key), "invariant": a, "fast": b, "delta": None if a is None or b is None else b - a}
