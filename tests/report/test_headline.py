@@ -17,7 +17,6 @@ from evalengine.report.compare.headline import (
     WITHIN_CHANCE,
     asked_for,
     changed_words,
-    difference_words,
     documents_to_tell,
     headline,
 )
@@ -48,8 +47,8 @@ def ones(count: int, wrong: int, first: int = 0) -> list[float]:
 
 def test_an_open_difference_says_how_many_documents_would_tell() -> None:
     c = compared({"t": ones(200, 46)}, {"t": ones(200, 38, first=12)})
-    sentence = "B is 4.0 points better, could be -0.2 to +8.2: undecided; "
-    sentence += "if it is that large, about 430 documents show it with probability 0.8"
+    sentence = "B 4.0 points better (95 % CI -0.2 to +8.2): not significant; "
+    sentence += "detecting a difference this large takes about 430 documents (power 0.8)"
     assert headline(c) == sentence
     assert next(iter(report(c))) == f"{sentence}."  # the first line
     assert comparison_page(c).render().index(sentence) < comparison_page(c).render().index("DIFFERENT")
@@ -57,13 +56,13 @@ def test_an_open_difference_says_how_many_documents_would_tell() -> None:
 
 def test_a_set_without_more_documents_is_said() -> None:
     c = compared({"t": ones(200, 46)}, {"t": ones(200, 38, first=12)}, limit=None)
-    assert headline(c).endswith("documents show it with probability 0.8, and the set has 200")
+    assert headline(c).endswith(" documents (power 0.8), and the task has 200")
 
 
 def test_few_changed_documents_name_no_number() -> None:
     """Of 4 changed documents, the number said had a power of .02 to .27."""
     c = compared({"t": ones(24, 6)}, {"t": ones(24, 2)})
-    assert headline(c).endswith("only 4 documents changed, too few to estimate how many would settle it")
+    assert headline(c).endswith("only 4 documents changed, too few to estimate how many it takes")
 
 
 @pytest.mark.parametrize(("count", "flipping"), [(24, 0.6), (50, 0.3), (200, 0.1), (500, 0.05)])
@@ -86,24 +85,24 @@ def test_the_number_said_has_its_power_although_the_flips_are_not_known(count: i
 
 def test_a_change_within_chance_names_no_number() -> None:
     c = compared({"t": ones(200, 46)}, {"t": ones(200, 45)})
-    assert headline(c) == "B is 0.5 points better, could be -1.5 to +2.5: undecided; 200 documents show no difference"
+    assert headline(c) == "B 0.5 points better (95 % CI -1.5 to +2.5): not significant over 200 documents"
 
 
 def test_a_loss_beyond_chance_is_a_real_difference() -> None:
     c = compared({"t": ones(200, 20)}, {"t": ones(200, 50)})
-    assert headline(c).endswith(": a real difference (p 1.9e-09)") and headline(c).startswith("B is 15.0 points worse")
+    assert headline(c).endswith(": significant (p 1.9e-09)") and headline(c).startswith("B 15.0 points worse")
 
 
 def test_better_is_better_where_less_is_better() -> None:
     c = compared({"t": [3.0, 4.0, 5.0, 9.0]}, {"t": [2.0, 3.0, 4.0, 9.0]}, better=False)
-    assert headline(c).startswith("B is 0.75 better, could be -")
+    assert headline(c).startswith("B 0.75 better (95 % CI -")
 
 
 def test_a_change_of_one_sign_is_real_only_outside_its_interval() -> None:
     """0.12 more on 10 of 60: a total loss of another, of which none was seen, could take that back."""
     said = headline(compared({"t": [0.5] * 60}, {"t": [0.62] * 10 + [0.5] * 50}))
-    assert said.startswith("B is 2.0 points better, could be -") and said.endswith("60 documents show no difference")
-    assert "a real difference" in headline(compared({"t": [0.5] * 60}, {"t": [0.52] * 60}))
+    assert said.startswith("B 2.0 points better (95 % CI -") and said.endswith(": not significant over 60 documents")
+    assert ": significant (" in headline(compared({"t": [0.5] * 60}, {"t": [0.52] * 60}))
 
 
 def test_the_number_said_holds_after_the_correction_for_all_tests() -> None:
@@ -120,8 +119,8 @@ def test_the_number_said_holds_after_the_correction_for_all_tests() -> None:
 def test_one_cluster_is_no_document() -> None:
     c = compared({"t": ones(20, 5)}, {"t": ones(20, 10)})
     alone = replace(c.metrics[0], paired=paired(ones(20, 5), ones(20, 10), clusters=["x"] * 20))
-    said = difference_words(alone)
-    assert said.endswith("25.0 points worse; 20 related documents, one cluster, cannot tell whether that is chance")
+    said = headline(replace(c, metrics=[alone]))
+    assert said.endswith("25.0 points worse: 20 related documents, one cluster, cannot be tested")
     assert alone.paired is not None and not alone.paired.cautions, "there is no interval to be careful with"
     few = paired(ones(600, 60), ones(600, 120), clusters=[doc // 30 for doc in range(600)])
     assert (documents_to_tell(few) or 0) > 600, "also where two documents are less than a cluster"
@@ -129,16 +128,16 @@ def test_one_cluster_is_no_document() -> None:
 
 def test_equal_scores_are_no_difference_that_was_seen() -> None:
     c = compared({"t": ones(100, 2)}, {"t": ones(100, 2, first=50)})
-    assert headline(c).startswith("B is neither better nor worse, could be -")
-    assert headline(c).endswith("no difference seen in 100 documents")
+    assert headline(c).startswith("B no better and no worse (95 % CI -")
+    assert headline(c).endswith(": not significant over 100 documents")
 
 
 def test_of_several_tasks_the_surest_change_is_said_and_the_others_are_counted() -> None:
     a = {"first": ones(100, 10), "second": ones(100, 10), "third": ones(100, 10)}
     c = compared(a, {**a, "second": ones(100, 40)})
     said = headline(c)
-    assert said.startswith("On second acc, B is 30.0 points worse")
-    assert said.endswith("no other of the 3 metrics changed by more than chance explains")
+    assert said.startswith("On second acc, B 30.0 points worse")
+    assert said.endswith("no other of the 3 metrics changed significantly")
 
 
 def test_equal_bits_and_equal_tokens_are_said_as_such() -> None:
@@ -174,7 +173,7 @@ def test_a_group_is_one_test_over_all_its_documents() -> None:
     assert (group.paired.n, group.paired.losses, group.paired.test) == (100, 11, "mcnemar-exact")
     assert group.p_holm == group.paired.p_value == pytest.approx(mcnemar(0, 11)[0])  # one test, not three
     assert {m.key[0]: m.p_holm for m in c.metrics if m.key[0] != "both"} == {"x": None, "y": None}
-    assert headline(c).startswith("B is 11.0 points worse") and "a real difference" in headline(c)
+    assert headline(c).startswith("B 11.0 points worse") and ": significant (" in headline(c)
 
 
 @pytest.mark.slow  # hundreds of draws take a quarter of a minute

@@ -122,7 +122,7 @@ def test_two_models_have_one_sentence_first(made: Made, tmp_path: Path, capsys: 
     a, b = made("first", right=range(8)), made("second", right=range(9))
     file = tmp_path / "c.md"
     main(["compare", a, b, "-o", str(file)])
-    sentence = "second is 6.2 points better than first, could be "
+    sentence = "second 6.2 points better than first (95 % CI "
     first = capsys.readouterr().out.splitlines()[0]
     assert sentence in first and first.endswith("no other of the 2 tests shows a difference.")
     head = file.read_text().splitlines()[0]

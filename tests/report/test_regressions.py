@@ -68,8 +68,8 @@ def test_markdown_has_the_sentence_and_the_regressions(
     lines = capsys.readouterr().out.splitlines()
     heads = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| Document", "| Task"))]
     first, second = heads[1][3:]  # the runs are called the same everywhere
-    assert heads[0][3:5] == [first, second] and lines[0].endswith("show no difference.**")
-    assert lines[0].startswith(f"**{second} is 0.8 points worse than {first}, could be ")
+    assert heads[0][3:5] == [first, second] and lines[0].endswith(": not significant over 120 documents.**")
+    assert lines[0].startswith(f"**{second} 0.8 points worse than {first} (95 % CI ")
     assert lines[2] == "3 documents changed: 3 scores." and "### Right to wrong: 2" in lines
     (row,) = [line for line in lines if line.startswith("| sums doc 113 |")]
     assert "what number is document 113 of this set? Answer: | &#35;### 113 | 113 | 1113 | token 8" in row

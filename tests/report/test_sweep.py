@@ -106,7 +106,8 @@ def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.
     out = capsys.readouterr().out
     swept_as = ("exact +1", "exact +2", "fast +1", "fast +2")
     for number, (c, settings) in enumerate(zip(result.cells, swept_as, strict=True), 1):
-        assert re.search(rf"(?m)^ +{number} +{c.run.source.name} +{settings} .* {(c.run.digest or '')[:12]} *$", out), out
+        row = rf"(?m)^ +{number} +{c.run.source.name} +{settings} .* {(c.run.digest or '')[:12]} *$"
+        assert re.search(row, out), out
     assert out.splitlines()[-3:] == [*result.agreement, f"verdict: {verdict(result)}"] and "x.json\n" in out
     digest = result.cells[0].run.digest or ""
     assert result.agreement == [f"batch_invariant=true: all 2 runs agree, digest {digest[:12]}",

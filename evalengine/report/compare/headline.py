@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import scipy
 
@@ -72,91 +71,77 @@ def _changed(p: PairedResult) -> float:
     return (p.wins + p.losses) * p.clusters / p.n
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How a metric's differences are shown."""
-
-    share: bool  # as points of 100
-    unit: str  # " points", " nats" or ""
-    higher_is_better: bool | None
-    counted: str = "document"  # what the statistics pair
-
-
 def test_words(
-    p: PairedResult, p_adjusted: float, scale: Scale, all_asked: bool = False, who: str = "B", than: str = ""
+    p: PairedResult,
+    p_adjusted: float,
+    share: bool,
+    unit: str,
+    higher_is_better: bool | None,
+    counts: str = "document",
+    all_asked: bool = False,
+    who: str = "B",
+    than: str = "",
 ) -> str:
-    """`B is 1.0 points better, could be -0.3 to +2.3: undecided; if it is that large, about 1,700 documents show it
-    with probability 0.8`. Positive is better, also where less of the metric is.
+    """`B 1.0 points better (95 % CI -0.3 to +2.3): not significant; detecting a difference this large takes about 1,700
+    documents (power 0.8)`. Positive is better, also where less of the metric is.
 
-    p_adjusted: the p that decides, after the correction for all tests. all_asked: whether there are no more documents.
-    who, than: the names of the two, if they are not A and B.
+    p_adjusted: the p that decides, after the correction for all tests. share: whether differences are shown as points
+    of 100. unit: " points", " nats" or "". counts: what the statistics pair. all_asked: whether there are no more
+    documents. who, than: the names of the two, if they are not A and B.
     """
-    change, low, high = _oriented(p, scale)
-    against = f" than {than}" if than else ""
-    said = f"{who} is neither better nor worse{against}"
-    if change:
-        said = f"{who} is {_size(abs(change), scale)}{scale.unit} {'better' if change > 0 else 'worse'}{against}"
+
+    def size(value: float, sign: str = "") -> str:
+        return shown(100 * value, f"{sign}.1f") if share else shown(value, f"{sign}.4g")
+
+    change, low, high = p.difference, p.ci_low, p.ci_high
+    if higher_is_better is False:
+        change, low, high = -change, -high, -low
+    amount = f"{size(abs(change))}{unit} {'better' if change > 0 else 'worse'}" if change else "no better and no worse"
+    said = f"{who} {amount}{f' than {than}' if than else ''}"
     if not (math.isfinite(low) and math.isfinite(high)):
-        one = f"one {scale.counted}" if p.n == 1 else f"{p.n:,} related {scale.counted}s, one cluster,"
-        return f"{said}; {one} cannot tell whether that is chance"
-    said += f", could be {_size(low, scale, '+')} to {_size(high, scale, '+')}"
+        one = f"one {counts}" if p.n == 1 else f"{p.n:,} related {counts}s, one cluster,"
+        return f"{said}: {one} cannot be tested"
+    said += f" (95 % CI {size(low, '+')} to {size(high, '+')})"
     if p_adjusted < ALPHA:
-        return f"{said}: a real difference (p {p_value(p_adjusted)})"
-    if change == 0:
-        return f"{said}: no difference seen in {p.n:,} {scale.counted}s"
-    need = documents_to_tell(p, ALPHA * p.p_value / p_adjusted) if p_adjusted <= WITHIN_CHANCE else None
+        return f"{said}: significant (p {p_value(p_adjusted)})"
+    need = documents_to_tell(p, ALPHA * p.p_value / p_adjusted) if change and p_adjusted <= WITHIN_CHANCE else None
     if need is None:
-        return f"{said}: undecided; {p.n:,} {scale.counted}s show no difference"
+        return f"{said}: not significant over {p.n:,} {counts}s"
     if _changed(p) < FEW_CHANGED:
-        few = counted(p.wins + p.losses, scale.counted)
-        return f"{said}: undecided; only {few} changed, too few to estimate how many would settle it"
-    more = f"about {_rounded(max(need, p.n + 1)):,} {scale.counted}s"
-    condition = f"if it is that large, {more} show it with probability {POWER:g}"
-    return f"{said}: undecided; {condition}{f', and the set has {p.n:,}' if all_asked else ''}"
-
-
-def _oriented(p: PairedResult, scale: Scale) -> tuple[float, float, float]:
-    """A change and its interval's ends, positive where the second is better."""
-    if scale.higher_is_better is False:
-        return -p.difference, -p.ci_high, -p.ci_low
-    return p.difference, p.ci_low, p.ci_high
-
-
-def _size(value: float, scale: Scale, sign: str = "") -> str:
-    return shown(100 * value, f"{sign}.1f") if scale.share else shown(value, f"{sign}.4g")
-
-
-def _rounded(count: int) -> int:
-    """A count to two significant digits, upwards: more would be false precision."""
-    step: int = 10 ** max(0, len(str(count)) - 2)
-    return -(-count // step) * step
+        few = counted(p.wins + p.losses, counts)
+        return f"{said}: not significant; only {few} changed, too few to estimate how many it takes"
+    need = max(need, p.n + 1)
+    step = 10 ** max(0, len(str(need)) - 2)  # two significant digits, upwards: more would be false precision
+    takes = f"detecting a difference this large takes about {-(-need // step) * step:,} {counts}s (power {POWER:g})"
+    return f"{said}: not significant; {takes}{f', and the task has {p.n:,}' if all_asked else ''}"
 
 
 def headline(c: Comparison, names: tuple[str, str] | None = None) -> str:
     """The sentence, without a full stop. names: of the two runs, if they are not A and B."""
     a, b = names or ("A", "B")
-    metric = leading(c)
     if c.verdict == "IDENTICAL":
-        return f"{a} and {b} are the same, bit for bit{_on_both(c)}"
+        return f"{a} and {b} are the same, bit for bit{scope(c)}"
     if c.verdict == "SAME TOKENS":
-        return f"Every output and every answer is the same{_on_both(c)}; {_logprobs(c)}"
+        bits = f"{counted(c.kinds['text'], 'text')} of equal tokens differ" if c.kinds["text"] else NO_BITS
+        if count := c.kinds["logprobs"]:
+            bits = f"logprobs differ in {count:,} of {c.common:,} requests"
+        return f"Every output and every answer is the same{scope(c)}; {bits}"
+    # Of several tasks and groups, the one whose change is the least likely chance.
+    metric = min(asked_for(c), key=p_of, default=None)
     if metric is None or metric.paired is None:
-        return f"{a} and {b} differ, and no metric has a number per document by which they could be tested{_on_both(c)}"
+        return f"{a} and {b} differ, and no metric has a number per document by which they could be tested{scope(c)}"
     others = [m for m in asked_for(c) if m is not metric]
-    name = f"On {' '.join(part for part in metric.key if part not in ('none', ''))}, " if others else ""
-    said = f"{name}{difference_words(metric, c.a.asks_all and c.b.asks_all and not c.partial, names)}"
+    share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
+    unit = " points" if share else " nats" if metric.nats else ""
+    all_asked, (than, who) = c.a.asks_all and c.b.asks_all and not c.partial, names or ("", "B")
+    better = metric.higher_is_better
+    said = test_words(metric.paired, p_of(metric), share, unit, better, metric.unit, all_asked, who, than)
     if not others:
         return said
-    sure = sum(_sure(m) for m in others)
+    sure = sum(p_of(m) < ALPHA for m in others)
+    name = " ".join(part for part in metric.key if part not in ("none", ""))
     rest = f"{sure} more" if sure else "no other"
-    return f"{said}; {rest} of the {len(others) + 1} metrics changed by more than chance explains"
-
-
-def leading(c: Comparison) -> MetricDelta | None:
-    """The metric of the sentence: the first of the only task or group that was asked for; of several, the one whose
-    change is the least likely chance."""
-    tested = asked_for(c)
-    return min(tested, key=lambda m: (not _sure(m), _p(m)), default=None)
+    return f"On {name}, {said}; {rest} of the {len(others) + 1} metrics changed significantly"
 
 
 def asked_for(c: Comparison) -> list[MetricDelta]:
@@ -174,18 +159,6 @@ def parts_of_groups(c: Comparison) -> list[MetricDelta]:
     return inside if len(inside) > MANY else []
 
 
-def difference_words(metric: MetricDelta, all_asked: bool = False, names: tuple[str, str] | None = None) -> str:
-    """`test_words` of a metric.
-
-    all_asked: whether the runs asked every document that there is. names: of the two runs, if they are not A and B."""
-    assert metric.paired is not None
-    share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
-    unit = " points" if share else " nats" if metric.nats else ""
-    scale = Scale(share, unit, metric.higher_is_better, metric.unit)
-    than, who = names or ("", "B")
-    return test_words(metric.paired, _p(metric), scale, all_asked, who, than)
-
-
 def changed_words(c: Comparison) -> str:
     """`39 documents changed: 31 scores, 8 answers only`."""
     documents = c.changed
@@ -197,22 +170,11 @@ def changed_words(c: Comparison) -> str:
     return f"{counted(documents, 'document')} changed: {', '.join(kept)}"
 
 
-def _logprobs(c: Comparison) -> str:
-    if count := c.kinds["logprobs"]:
-        return f"logprobs differ in {count:,} of {c.common:,} requests"
-    if c.kinds["text"]:
-        return f"{counted(c.kinds['text'], 'text')} of equal tokens differ"
-    return NO_BITS
-
-
-def _on_both(c: Comparison) -> str:
+def scope(c: Comparison) -> str:
+    """What the verdict covers, where that is not everything that was run; else ""."""
     return f" on the {c.common:,} requests of both" if c.partial else ""
 
 
-def _p(metric: MetricDelta) -> float:
+def p_of(metric: MetricDelta) -> float:
     """The p that counts: adjusted for all tests of the comparison."""
     return 1.0 if metric.p_holm is None else metric.p_holm
-
-
-def _sure(metric: MetricDelta) -> bool:
-    return _p(metric) < ALPHA

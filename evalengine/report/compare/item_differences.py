@@ -1,5 +1,5 @@
-"""The requests whose records differ between two runs, each with every kind of difference: where outputs diverge, how far
-apart logprobs are. And the documents that two runs answered or scored differently.
+"""The requests whose records differ between two runs, each with every kind of difference: where outputs diverge, how
+far apart logprobs are. And the documents that two runs answered or scored differently.
 
 An answer is the filtered text, or the choice that a metric took (`choices_of`), whether right or wrong. Where another
 wrong choice wins, the answer changes and the score does not.
@@ -203,13 +203,17 @@ class ItemDifference:
 
 
 def item_differences(a: Run, b: Run, blame: Attribution) -> list[ItemDifference]:
-    """Every request of both runs that differs, in key order."""
+    """Every request of both runs that differs, in key order: by leaves where both runs have them, else by everything
+    that both hold. A leaf does not hold the text, which is compared separately."""
+    both = sorted(pairs(a, b), key=lambda pair: pair[0].key)
+    leaves = all(x.leaf and y.leaf for x, y in both)
     changed = []
-    for key in _differing_keys(a, b):
-        x, y = a.items[key], b.items[key]
-        kinds = tuple(_kinds(a, b, x, y)) or ("logprobs",)  # only the leaves differ
-        computed = bool({"output", "logprobs", "text"} & {*kinds})
-        changed.append(ItemDifference(key, kinds, blame.of(x, y, computed)))
+    for x, y in both:
+        if leaves and x.leaf == y.leaf and not _other_text(x, y):
+            continue
+        if kinds := tuple(_kinds(a, b, x, y)) or (("logprobs",) if leaves else ()):  # only the leaves differ
+            computed = bool({"output", "logprobs", "text"} & {*kinds})
+            changed.append(ItemDifference(x.key, kinds, blame.of(x, y, computed)))
     return changed
 
 
@@ -223,7 +227,8 @@ def differing_leaves(a: Run, b: Run) -> list[Key]:
             raise ConfigError(f"{run.source}: it holds no digests (kind {run.kind}); compare its texts and scores")
     if a.digest == b.digest:
         return []
-    return [key for key in sorted({*a.items, *b.items}) if _leaf(a, key) != _leaf(b, key)]
+    left, right = ({key: item.leaf for key, item in run.items.items()} for run in (a, b))
+    return [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
 
 
 def pairs(a: Run, b: Run) -> Iterator[tuple[Item, Item]]:
@@ -235,28 +240,6 @@ def outputs_known(x: Item, y: Item) -> bool:
     """Whether the runs hold enough to tell if two outputs are equal."""
     hashes = bool(x.output_sha256 and y.output_sha256)
     return hashes or x.kind != "generate_until" or (x.text is not None and y.text is not None)
-
-
-def _differing_keys(a: Run, b: Run) -> list[Key]:
-    """Keys of the requests that differ: by leaves where both runs have them, else by everything that both runs hold. A
-    leaf does not hold the text, which is compared by itself."""
-    both = list(pairs(a, b))
-    texts = {x.key for x, y in both if _other_text(x, y)}
-    if all(x.leaf and y.leaf for x, y in both):
-        leaves = {key for key in differing_leaves(a, b) if key in a.items and key in b.items}
-        return sorted(leaves | texts)
-    unlike = (
-        x.key
-        for x, y in both
-        if not (_same_output(x, y) and _equal_sums(x, y))
-        or prompt_differs(a, b, x, y)
-        or document_change(a, b, x.task, x.doc_id)
-    )
-    return sorted(texts.union(unlike))
-
-
-def _leaf(run: Run, key: Key) -> str | None:
-    return run.items[key].leaf if key in run.items else None
 
 
 def _kinds(a: Run, b: Run, x: Item, y: Item) -> Iterator[Kind]:

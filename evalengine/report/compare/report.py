@@ -4,12 +4,12 @@ wrong with all that a person needs to judge them, and the verdict as the last li
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups
+from evalengine.report.compare.headline import NO_BITS, changed_words, headline, parts_of_groups, scope
 from evalengine.report.compare.item_differences import (
     CHANGES,
     KINDS,
@@ -42,11 +42,6 @@ def verdict(c: Comparison) -> str:
     return f"{c.verdict}{scope(c)} ({evidence(c)})"
 
 
-def scope(c: Comparison) -> str:
-    """What the verdict covers, where that is not everything that was run; else ""."""
-    return f" on the {c.common} requests of both" if c.partial else ""
-
-
 def evidence(c: Comparison) -> str:
     """The numbers behind the verdict."""
     if c.verdict == "IDENTICAL":
@@ -57,7 +52,7 @@ def evidence(c: Comparison) -> str:
         texts = f"{c.kinds['text']} texts of the same tokens" if c.kinds["text"] else ""
         logprobs = f"{c.kinds['logprobs']} of {c.common} requests differ in logprobs" if c.kinds["logprobs"] else ""
         if c.logprobs is not None and c.logprobs.differing:
-            logprobs = f"{c.logprobs.differing} of {_total(c)} logprobs differ"
+            logprobs = f"{c.logprobs.differing} of {c.logprob_counts[1]} logprobs differ"
         return "; ".join(part for part in (logprobs, f"{texts} differ" if texts else "") if part)
     asked = [f"{c.kinds[kind]} of {c.common} {kind}s" for kind in ("document", "prompt") if c.kinds[kind]]
     also = "; results were aggregated in another way" if c.rescored and not c.flips else ""
@@ -136,12 +131,6 @@ def near_ties(c: Comparison) -> Iterator[str]:
         )
 
 
-def _total(c: Comparison) -> int:
-    """How many logprobs the requests that both runs hold have."""
-    items = [item for key, item in c.a.items.items() if key in c.b.items]
-    return sum(0 if item.logprobs is None else len(item.logprobs) for item in items)
-
-
 def report(comparison: Comparison) -> Iterator[Line]:
     """Everything to print, in order; a string is one line."""
     c = comparison
@@ -158,7 +147,14 @@ def report(comparison: Comparison) -> Iterator[Line]:
     yield from bullets("Weights that differ", c.tensors)
     yield ""
     yield from regression_lines(c)
-    yield from _summary(c)
+    parts = ", ".join(f"{c.kinds[kind]} in {kind}" for kind in KINDS if c.kinds[kind])
+    yield f"{len(c.differences)} of {c.common} requests differ{f': {parts}' if parts else ''}."
+    if c.partial:
+        yield f"{c.only_a} requests are only in A and {c.only_b} only in B; they were left out."
+    for cause, number in c.causes.items():
+        yield f"Cause: {cause} ({number}): {'; '.join(c.why.get(cause, []))}."
+    if c.rescored and not c.flips:
+        yield AGGREGATED
     if c.logprobs is not None and c.logprobs.differing:
         yield from logprob_lines(c.logprobs)
     if c.divergences:
@@ -180,22 +176,6 @@ def report(comparison: Comparison) -> Iterator[Line]:
         yield from pairing_notes(c.metrics)
         yield from cut_notes(c.metrics, c.a, c.b)
     yield f"verdict: {verdict(c)}"
-
-
-def differing_in(kinds: Mapping[str, int]) -> str:
-    """How often each kind of difference between requests occurs: `16 in prompt, 11 in output`."""
-    return ", ".join(f"{kinds[kind]} in {kind}" for kind in KINDS if kinds[kind])
-
-
-def _summary(c: Comparison) -> Iterator[str]:
-    parts = differing_in(c.kinds)
-    yield f"{len(c.differences)} of {c.common} requests differ{f': {parts}' if parts else ''}."
-    if c.partial:
-        yield f"{c.only_a} requests are only in A and {c.only_b} only in B; they were left out."
-    for cause, number in c.causes.items():
-        yield f"Cause: {cause} ({number}): {'; '.join(c.why.get(cause, []))}."
-    if c.rescored and not c.flips:
-        yield AGGREGATED
 
 
 def _rest(number: int, what: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from evalengine.records.manifest_data import resumed_fast
 from evalengine.report.compare.comparability import resumed_words
 from evalengine.report.compare.compare import Comparison, compare
-from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups
+from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups, scope
 from evalengine.report.compare.item_differences import KINDS, score_unchanged
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.report import (
@@ -26,7 +26,6 @@ from evalengine.report.compare.report import (
     p_values,
     p_words,
     pairing_notes,
-    scope,
     units,
     value_text,
 )

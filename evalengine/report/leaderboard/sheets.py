@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison, compare, with_questions
-from evalengine.report.compare.headline import Scale, test_words
+from evalengine.report.compare.headline import test_words
 from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
@@ -275,9 +275,8 @@ def _pair_words(board: Board, contest: Contest, test: PairTest) -> str:
     share = contest.share and not test.nats
     unit = " points" if share else " nats a document" if test.nats else ""
     higher = True if test.nats else contest.higher_is_better
-    scale = Scale(share, unit, higher)
     who, than = board.names[test.b - 1], board.names[test.a - 1]
-    return test_words(test.result, test.p_adjusted, scale, who=who, than=than)
+    return test_words(test.result, test.p_adjusted, share, unit, higher, who=who, than=than)
 
 
 def _distance(test: PairTest) -> float:
