@@ -40,7 +40,7 @@ from evalengine.records.sealed import SealedFormat, differing
 from evalengine.report.compare.as_json import write_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
-from evalengine.report.compare.weight_tensors import in_words, weights_difference
+from evalengine.report.compare.weight_tensors import differing_tensors
 from evalengine.report.numbers import shown
 from evalengine.report.read.baseline import fold, unfold
 from evalengine.report.read.identities import said, short
@@ -244,7 +244,7 @@ def differing_weights(explanation: Explanation, sides: Sequence[Side | None]) ->
         except ValueError as error:
             return [f"{label}'s {error}"]
     try:
-        return in_words(weights_difference(*files))
+        return differing_tensors(*files)
     except (OSError, ValueError) as error:
         raise ConfigError(f"explain: the weights cannot be compared ({error}); copy the checkpoint again") from error
 

@@ -50,18 +50,19 @@ def stderr_notes(results: Mapping[str, Any], manifest: Manifest) -> Iterator[str
 def print_report(folder: Path) -> str:
     """Prints a finished run's report to standard output; returns the run's digest. Raises `ConfigError` if it is
     unfinished or edited."""
-    results, manifest, digest = read_run(folder)
+    manifest = open_run(folder)
+    results = read_results(results_files(folder)[-1])
     # The records are read for it, which a run without cut answers need not have done.
     cut = cut_lines(load_run(folder, page=False)) if manifest.counts.length_limited else ()
-    lines = (*summary_lines(manifest), *cut, *stderr_notes(results, manifest), str(folder), f"digest: {digest}")
+    lines = (
+        *summary_lines(manifest),
+        *cut,
+        *stderr_notes(results, manifest),
+        str(folder),
+        f"digest: {manifest.digest}",
+    )
     print_lines((results_table(results), *lines))
-    return digest
-
-
-def read_run(folder: Path) -> tuple[dict[str, Any], Manifest, str]:
-    """(lm-eval's results, manifest, digest) of a finished run. Raises `ConfigError` if it is unfinished or edited."""
-    manifest = open_run(folder)
-    return read_results(results_files(folder)[-1]), manifest, manifest.digest
+    return manifest.digest
 
 
 def results_table(results: Mapping[str, Any]) -> Sheet:
@@ -116,34 +117,27 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
             f"generated tokens are chosen under the checkpoint's {', '.join(sorted(processors))} "
             "(generation_config.json; model.generation_config=none ignores it)"
         )
-    if cut := counts.truncated_prompts:
-        yield f"{cut} prompts were cut from the left to fit max_model_len (long_prompts=error refuses them)"
-    if cut := counts.length_limited - counts.truncated_thinking:
-        yield (
-            f"{cut} generations ran into the length limit, so their answers may be missing; raise "
-            "task.generation.max_gen_toks"
-        )
-    credit = credit_words(manifest)
-    if cut := counts.truncated_thinking:
-        yield (
-            f"{cut} generations reached max_gen_toks while they thought, so they contain no answer ({credit}); raise "
-            "task.generation.max_gen_toks"
-        )
-    if unended := counts.unended_thinking:
-        yield (
-            f"{unended} generations stopped before the end of their thinking, so they contain no answer ({credit}); "
-            "check model.think_end_token and task.generation.until"
-        )
+    credit, more = credit_words(manifest), "raise task.generation.max_gen_toks"
+    for count, what in (
+        (counts.truncated_prompts,
+         "prompts were truncated from the left to fit max_model_len (long_prompts=error rejects them)"),
+        (counts.length_limited - counts.truncated_thinking,
+         f"generations reached the length limit, so their answers may be missing; {more}"),
+        (counts.truncated_thinking,
+         f"generations reached max_gen_toks while they thought, so they contain no answer ({credit}); {more}"),
+        (counts.unended_thinking,
+         f"generations stopped before the end of their thinking, so they contain no answer ({credit}); check "
+         "model.think_end_token and task.generation.until"),
+        (counts.own_exemplar_prompts,
+         "prompts contain their own document among the exemplars: their scores say little"),
+        (counts.special_token_documents,
+         "documents contain a special token's string, as <|endoftext|>: it was read as the token, as lm-eval does"),
+    ):  # fmt: skip
+        if count:
+            yield f"{count} {what}"
     for task, outcomes in manifest.programs.outcomes.items() if manifest.programs else ():
         yield f"{task}: {sum(outcomes.values())} generated programs, {outcome_words(outcomes)}"
     yield from judge_lines(manifest)
-    if own := counts.own_exemplar_prompts:
-        yield f"{own} prompts contain their own document among the exemplars: their scores say little"
-    if special := counts.special_token_documents:
-        yield (
-            f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
-            "the token, as lm-eval does"
-        )
 
 
 def _replicas_line(cluster: Cluster) -> str:

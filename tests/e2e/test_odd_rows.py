@@ -66,5 +66,5 @@ def test_special_tokens_in_a_rows_own_text_are_counted(template: bool, tmp_path:
     assert done.code == 0, done.err
     (run,) = runs(tmp_path / "out")
     assert run.manifest["counts"]["special_token_documents"] == 2, "the template's own tokens do not count"
-    assert "2 documents hold a special token's string in their own text" in done.out
+    assert "2 documents contain a special token's string, as <|endoftext|>" in done.out
     assert 0 in run.records[1].prompt_ids, "as in lm-eval, the string became the token"

@@ -226,11 +226,11 @@ def test_long_prompts_are_cut_counted_and_told(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     (run,) = runs(tmp_path)
     assert run.manifest["counts"]["truncated_prompts"] == 2
-    assert "2 prompts were cut from the left to fit max_model_len" in done.out
+    assert "2 prompts were truncated from the left to fit max_model_len" in done.out
     assert all(record.truncated > 0 and len(record.prompt_ids) == 64 - 40 for record in run.records)
     limited = sum(record.finish_reason == "length" for record in run.records)
     assert run.manifest["counts"]["length_limited"] == limited
-    assert (f"{limited} generations ran into the length limit" in done.out) == (limited > 0)
+    assert (f"{limited} generations reached the length limit" in done.out) == (limited > 0)
 
 
 def test_two_tasks_share_a_folder(data_dir: Path, tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
     assert ["none", "2", "word_perplexity", "↓", "7.0000", "±", "N/A"] in rows
     assert "2 requests of 1 documents, 1 of them answered by the interrupted run; numerics exact on cpu" in lines
     assert "4.0 s: 0.25 requests/s, 7.5 prompt tokens/s, 2.5 output tokens/s" in lines
-    assert any(line.startswith("1 prompts were cut") for line in lines)
+    assert any(line.startswith("1 prompts were truncated") for line in lines)
     assert lines[-2:] == [str(folder.path), "digest: " + "ab" * 32]
 
 

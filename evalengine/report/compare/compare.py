@@ -101,12 +101,6 @@ class Comparison:
         return {difference.key for difference in self.differences if "prompt" in difference.kinds}
 
     @property
-    def regressions(self) -> list[Flip]:
-        """The answers that went from right to wrong, each document once."""
-        lost = [flip for flip in self.flips if flip.change == "right to wrong"]
-        return list({(flip.task, flip.doc_id): flip for flip in reversed(lost)}.values())[::-1]
-
-    @property
     def outputs(self) -> int:
         """How many requests have differing outputs, whatever else differs."""
         return sum("output" in difference.kinds for difference in self.differences)

@@ -201,12 +201,15 @@ class Regression:
 
 
 def regressions(c: Comparison) -> list[Regression]:
-    """Every document that got worse, in the order of tasks and documents."""
+    """Every document that got worse under some metric, in the order of tasks and documents."""
+    lost: dict[tuple[str, int], Flip] = {}
+    for flip in c.flips:
+        if flip.change == "right to wrong":
+            lost.setdefault((flip.task, flip.doc_id), flip)
     parting: dict[tuple[str, int], Divergence] = {}
     for d in c.divergences:
         parting.setdefault(d.key[:2], d)
-    places = [(flip, (flip.task, flip.doc_id)) for flip in c.regressions]
-    return [Regression(flip, c.asked.get(place), parting.get(place)) for flip, place in places]
+    return [Regression(flip, c.asked.get(place), parting.get(place)) for place, flip in lost.items()]
 
 
 def regression_lines(c: Comparison, names: tuple[str, str] | None = None) -> Iterator[str]:

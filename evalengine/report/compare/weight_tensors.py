@@ -5,8 +5,10 @@ Safetensors are read by their header (8 bytes of its length, JSON, then the tens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,34 +47,20 @@ class Tensor:
     values: Callable[[], Iterator[np.ndarray]] | None  # chunks of float64; None for a dtype that is not read
 
 
-@dataclass(frozen=True)
-class TensorDifference:
-    """A tensor that both checkpoints have, with other bytes."""
-
-    name: str
-    elements: int
-    differing: int | None  # elements of another value; None where shapes are unlike, or values are not read
-    max_abs: float  # over the elements that are finite in both
-    stored: tuple[str, str]  # dtype and shape in A and B
-
-
-@dataclass(frozen=True)
-class WeightsDifference:
-    """Two checkpoints, tensor by tensor."""
-
-    common: int
-    tensors: list[TensorDifference]  # the largest change first
-    only_a: list[str]
-    only_b: list[str]
-
-
-def weights_difference(a: Sequence[Path], b: Sequence[Path]) -> WeightsDifference:
-    """Compares the files of two checkpoints. Raises OSError or ValueError for files that cannot be read."""
+def differing_tensors(a: Sequence[Path], b: Sequence[Path]) -> list[str]:
+    """A sentence each, without its full stop: how many tensors of two checkpoints' files differ, which, and the largest
+    change. Raises OSError or ValueError for files that cannot be read."""
     left, right = _tensors(a), _tensors(b)
-    names = [name for name in left if name in right]
-    diffs = [d for name in names if (d := _difference(name, left[name], right[name])) is not None]
-    diffs.sort(key=lambda d: (d.differing is not None, -d.max_abs, d.name))
-    return WeightsDifference(len(names), diffs, sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys()))
+    lines = [
+        f"{counted(len(only), 'tensor')} only in {label}: {listed(sorted(only), SHOWN)}"
+        for label, only in (("A", left.keys() - right.keys()), ("B", right.keys() - left.keys()))
+        if only
+    ]
+    common = left.keys() & right.keys()
+    found = sorted(difference for name in common if (difference := _difference(name, left[name], right[name])))
+    verb = "differs" if len(found) == 1 else "differ, the largest change first" if found else "differ"
+    lines.append(f"{len(found)} of {counted(len(common), 'tensor')} {verb}")
+    return lines + first_of([line for _, _, line in found], SHOWN)
 
 
 def differing_weights(a: Run, b: Run, at_most: int = RUN_BYTES) -> list[str]:
@@ -90,7 +78,7 @@ def differing_weights(a: Run, b: Run, at_most: int = RUN_BYTES) -> list[str]:
         except (OSError, ValueError) as error:
             return [f"which tensors differ is not known: {label}'s weights {error}"]
     try:
-        return in_words(weights_difference(*weights))
+        return differing_tensors(*weights)
     except (OSError, ValueError) as error:
         return [f"which tensors differ is not known: {error}"]
 
@@ -135,44 +123,24 @@ def _sets(place: Path) -> Iterator[list[Path]]:
             yield every
 
 
-def in_words(difference: WeightsDifference) -> list[str]:
-    """A sentence each, without its full stop: how many tensors differ, which, and the largest change."""
-    lines = []
-    for label, only in (("A", difference.only_a), ("B", difference.only_b)):
-        if only:
-            lines.append(f"{counted(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
-    count = len(difference.tensors)
-    verb = "differs" if count == 1 else "differ"
-    lines.append(
-        f"{count} of {counted(difference.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}"
-    )
-    return lines + first_of([_line(d) for d in difference.tensors], SHOWN)
-
-
-def _line(d: TensorDifference) -> str:
-    if d.differing is None:
-        return f"{d.name}: {d.stored[0]} in A and {d.stored[1]} in B"
-    other = f" ({d.stored[0]} in A, {d.stored[1]} in B)" if d.stored[0] != d.stored[1] else ""
-    if not d.differing:
-        return f"{d.name}: the same values, stored otherwise{other}"
-    return f"{d.name}: {d.differing:,} of {d.elements:,} elements, by at most {shown(d.max_abs, '.3g')}{other}"
-
-
-def _difference(name: str, x: Tensor, y: Tensor) -> TensorDifference | None:
+def _difference(name: str, x: Tensor, y: Tensor) -> tuple[float, str, str] | None:
+    """(what sorts it, its name, a sentence) of a tensor of which the two checkpoints have different bytes."""
     alike = x.dtype == y.dtype and x.shape == y.shape
     if alike and all(np.array_equal(u, v) for u, v in zip(_parts(x.data), _parts(y.data), strict=True)):
         return None
-    stored = _stored(x), _stored(y)
-    elements = int(np.prod(x.shape, dtype=np.int64))
+    stored = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x, y)]
     if x.shape != y.shape or x.values is None or y.values is None:
-        return TensorDifference(name, elements, None, 0.0, stored)
+        return -math.inf, name, f"{name}: {stored[0]} in A and {stored[1]} in B"
     differing, largest = 0, 0.0
     for u, v in zip(x.values(), y.values(), strict=True):
         differing += int(np.count_nonzero((u != v) & ~(np.isnan(u) & np.isnan(v))))
         with np.errstate(invalid="ignore"):  # inf - inf is NaN
             delta = np.abs(u - v)
         largest = max(largest, float(delta[np.isfinite(delta)].max(initial=0.0)))
-    return TensorDifference(name, elements, differing, largest, stored)
+    other = f" ({stored[0]} in A, {stored[1]} in B)" if stored[0] != stored[1] else ""
+    elements = int(np.prod(x.shape, dtype=np.int64))
+    change = f"{differing:,} of {elements:,} elements, by at most {shown(largest, '.3g')}"
+    return -largest, name, f"{name}: {change if differing else 'the same values, stored otherwise'}{other}"
 
 
 def _tensors(files: Sequence[Path]) -> dict[str, Tensor]:
@@ -195,22 +163,16 @@ def _of_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
             continue
         try:
             begin, end = (8 + length + int(offset) for offset in entry["data_offsets"])
-            yield str(name), _raw(str(entry["dtype"]), tuple(map(int, entry["shape"])), data[begin:end])
+            dtype, shape, stored = str(entry["dtype"]), tuple(map(int, entry["shape"])), data[begin:end]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{file}: its header is damaged at {str(name)[:80]}") from error
+        numbers = stored.view(DTYPES[dtype]) if dtype in DTYPES else None
+        yield str(name), Tensor(dtype, shape, stored, None if numbers is None else partial(_wide, numbers, dtype))
 
 
-def _raw(dtype: str, shape: tuple[int, ...], data: np.ndarray) -> Tensor:
-    if dtype not in DTYPES:
-        return Tensor(dtype, shape, data, None)
-    numbers = data.view(DTYPES[dtype])
-
-    def values() -> Iterator[np.ndarray]:
-        for part in _parts(numbers):
-            wide = (part.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else part
-            yield wide.astype(np.float64)
-
-    return Tensor(dtype, shape, data, values)
+def _wide(numbers: np.ndarray, dtype: str) -> Iterator[np.ndarray]:
+    for part in _parts(numbers):
+        yield ((part.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else part).astype(np.float64)
 
 
 def _of_gguf(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -232,7 +194,3 @@ def _of_gguf(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _parts(data: np.ndarray) -> Iterator[np.ndarray]:
     return (data[start : start + AT_ONCE] for start in range(0, len(data), AT_ONCE))
-
-
-def _stored(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
