@@ -344,7 +344,7 @@ class Attribution:
         blamed = [*self._inputs(x, y)]
         if computed:
             settings = [*self._able(x, y, self._settings(x.task, x.kind == "generate_until"))]
-            blamed += settings or ([] if blamed else self._surroundings)
+            blamed += settings or ([] if blamed else self._without_settings())
         return self._named(blamed)
 
     def scorer(self, task: str) -> str:
@@ -398,10 +398,10 @@ class Attribution:
             return
         able = settings if same is None else [blame for blame in settings if blame not in ends]
         yield from able
-        if settings and self._schedule:
-            yield from self._schedule
-            if able:
-                yield self._schedule[0][0], EITHER
+        schedule = [blame for blame in self._around if blame[0].startswith("schedule ")] if settings else []
+        yield from schedule
+        if able and schedule:
+            yield schedule[0][0], EITHER
 
     @cached_property
     def _fast(self) -> bool:
@@ -409,19 +409,17 @@ class Attribution:
         return all((run.manifest.numerics or run.identity.get("numerics")) == "fast" for run in (self.a, self.b))
 
     @cached_property
-    def _schedule(self) -> list[Blame]:
-        """How the schedules differ, where that can change a bit."""
-        found = surroundings(self.a, self.b) if self._fast else ()
-        return [(_place(path), text) for path, text in found if path[0] == "engine"]
+    def _around(self) -> list[Blame]:
+        """How what surrounds the runs differs; their schedules only where these can change a bit."""
+        found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or self._fast]
+        return [(f"schedule {path[-1]}" if path[0] == "engine" else path[0], text) for path, text in found]
 
-    @cached_property
-    def _surroundings(self) -> list[Blame]:
-        """What to blame where no setting differs. The schedule changes no bit unless both runs' numerics are fast."""
+    def _without_settings(self) -> list[Blame]:
+        """What to blame where no setting differs."""
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
-        differences = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or self._fast]
         name = "batches" if self._fast else "unknown"
-        return [(_place(path), text) for path, text in differences] or [(name, SAID[name])]
+        return self._around or [(name, SAID[name])]
 
 
 def _same_before_the_end(x: Item, y: Item) -> bool | None:
@@ -443,8 +441,3 @@ def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
             for path, old, new in differing(a.manifest.content.get(name), b.manifest.content.get(name), (name,)):
                 if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those settings are findings
                     yield path, said(path, old, new)
-
-
-def _place(path: tuple[str, ...]) -> str:
-    """The name of a place in the manifest: `schedule max_num_seqs`, `code`, `libraries`, ..."""
-    return f"schedule {path[-1]}" if path[0] == "engine" else path[0]

@@ -175,15 +175,22 @@ def compare(a: Run, b: Run, found: list[Finding] | None = None) -> Comparison:
     common = a.items.keys() & b.items.keys()
     differences = item_differences(a, b, blame)
     moved = _moved(a, b, differences, blame)
-    flipped = [_blamed(flip, blame) for flip in flips(a, b, moved)]
+    flipped = [  # what no output explains comes from the document, or from how it was scored
+        flip
+        if flip.cause != SCORER
+        else replace(flip, cause=blame.document(flip.task, flip.doc_id) or blame.scorer(flip.task))
+        for flip in flips(a, b, moved)
+    ]
     rescored = _rescored(a, b, {task for task, _ in moved})
     if rescored:
         blame.scorer("")
     asked_alike = [d.key for d in differences if "prompt" not in d.kinds]
+    changed = rescored or flipped or any({"document", "prompt", "output"} & {*d.kinds} for d in differences)
+    bits = not differences and all(x.leaf and y.leaf for x, y in pairs(a, b))
     return Comparison(
         a=a,
         b=b,
-        verdict="DIFFERENT" if rescored else _verdict(a, b, differences, flipped),
+        verdict="DIFFERENT" if changed else "IDENTICAL" if bits else "SAME TOKENS",
         common=len(common),
         only_a=len(a.items) - len(common),
         only_b=len(b.items) - len(common),
@@ -204,7 +211,8 @@ def compare_alike(a: Run, b: Run, allow: bool) -> Comparison | list[str]:
     """The comparison, or why there is none: unlike inputs (unless `allow`), or no shared request. Runs of different
     numerics contracts are compared: only their bits cannot be."""
     found = findings(a, b)
-    why = [finding.text for finding in found if finding.refused and finding.names != CONTRACT]
+    refused = [finding for finding in found if finding.refused]
+    why = [finding.text for finding in refused] if any(finding.names != CONTRACT for finding in refused) else []
     if not a.items.keys() & b.items.keys():
         return why or [NO_REQUEST]
     return why if why and not allow else compare(a, b, found)
@@ -240,20 +248,6 @@ def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Ke
     greedy = {task: _greedy(a, task) and _greedy(b, task) for task in {key[0] for key in keys}}
     divergences = (divergence(a.items[key], b.items[key], greedy[key[0]] and key in asked_alike) for key in keys)
     return [d for d in divergences if d is not None]
-
-
-def _blamed(flip: Flip, blame: Attribution) -> Flip:
-    """The flip with its cause; one that no output explains comes from the document, or from how it was scored."""
-    if flip.cause != SCORER:
-        return flip
-    return replace(flip, cause=blame.document(flip.task, flip.doc_id) or blame.scorer(flip.task))
-
-
-def _verdict(a: Run, b: Run, differences: list[ItemDifference], flipped: list[Flip]) -> Verdict:
-    if flipped or any({"document", "prompt", "output"} & {*d.kinds} for d in differences):
-        return "DIFFERENT"
-    bits = all(x.leaf and y.leaf for x, y in pairs(a, b))
-    return "IDENTICAL" if bits and not differences else "SAME TOKENS"
 
 
 def _moved(a: Run, b: Run, differences: list[ItemDifference], blame: Attribution) -> Mapping[tuple[str, int], str]:

@@ -13,7 +13,8 @@ from evalengine.records.sealed import differing
 from evalengine.report.compare.as_json import FORMAT, VERSION, comparison_json, run_json
 from evalengine.report.compare.comparability import resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare_alike
-from evalengine.report.numbers import MINUS
+from evalengine.report.compare.headline import p_of
+from evalengine.report.numbers import MINUS, shown
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import ALPHA
 from evalengine.util.sheet import Line, Sheet
@@ -21,6 +22,7 @@ from evalengine.util.tables import bullets
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")
+IDENTITY_SETTINGS = ("numerics", "dtype", "attention_backend", "seed", "limit")  # shown next to the engine's
 RESOLVED = ("stats", "num_kv_blocks", "num_threads")  # engine settings that the user does not choose
 
 
@@ -100,7 +102,8 @@ def matrix_lines(m: Matrix, names: Sequence[str], settings: Sequence[Sequence[st
     """The runs with these settings, every pair, and what a reader must know of them."""
     yield runs_table(m.runs, names, settings)
     yield matrix_table(m)
-    yield from counts_note(m)
+    if any(c.differences for c in m.pairs.values()):
+        yield "n/m after a verdict: n of m requests differ, of SAME TOKENS in their logprobs alone."
     for digest, members in m.groups():
         yield f"{'Runs' if len(members) > 1 else 'Run'} {', '.join(map(str, members))}: digest {digest[:12]}"
     yield from bullets("Runs that no command repeats, or whose files may have been edited", run_notes(m.runs))
@@ -108,15 +111,6 @@ def matrix_lines(m: Matrix, names: Sequence[str], settings: Sequence[Sequence[st
         yield from bullets(f"Runs {i} (A) and {j} (B) were compared although they are unlike", why)
     for (i, j), why in sorted(m.refused.items()):
         yield from bullets(f"Runs {i} (A) and {j} (B) are not comparable", why)
-
-
-def counts_note(m: Matrix) -> Iterator[str]:
-    """What the numbers in the matrix count, where there are any."""
-    verdicts = {comparison.verdict for comparison in m.pairs.values()}
-    if "SAME TOKENS" in verdicts:
-        yield "SAME TOKENS n/m: every output is the same, logprobs differ in n of m requests."
-    if "DIFFERENT" in verdicts:
-        yield "DIFFERENT n/m: n of m requests differ, in outputs or logprobs."
 
 
 def run_notes(runs: Sequence[Run]) -> list[str]:
@@ -159,7 +153,11 @@ def runs_table(runs: Sequence[Run], names: Sequence[str], settings: Sequence[Seq
 
 def distinguishing_settings(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """(names of the settings in which the runs are not all alike, each run's values; "" where one is not set)."""
-    settings = [_chosen(run) for run in runs]
+    settings = []
+    for run in runs:
+        ran = run.manifest.engine_settings
+        ran |= {name: run.identity[name] for name in IDENTITY_SETTINGS if name in run.identity}
+        settings.append({n: value for n, value in ran.items() if n not in RESOLVED and not isinstance(value, Mapping)})
     names = sorted({".".join(path) for other in settings[1:] for path, _, _ in differing(settings[0], other)})
     values = [[chosen.get(name) for name in names] for chosen in settings]
     return names, [["" if value is None else str(value) for value in row] for row in values]
@@ -174,15 +172,6 @@ def _cell(m: Matrix, i: int, j: int) -> str:
     differing = f" {len(comparison.differences)}/{comparison.common}" if comparison.verdict != "IDENTICAL" else ""
     scope = f" on {comparison.common}/{comparison.larger}" if comparison.partial else ""
     return f"{comparison.verdict}{differing}{scope}"
-
-
-def _chosen(run: Run) -> dict[str, Any]:
-    """A run's engine settings and its numerics, by name."""
-    settings = run.manifest.engine_settings
-    for name in ("numerics", "dtype", "attention_backend", "seed", "limit"):
-        if name in run.identity:
-            settings[name] = run.identity[name]
-    return {name: value for name, value in settings.items() if name not in RESOLVED and not isinstance(value, Mapping)}
 
 
 def leading_metrics(runs: Sequence[Run]) -> list[ScoreKey]:
@@ -202,9 +191,7 @@ def metric_name(key: ScoreKey, several_tasks: bool) -> str:
 def score_text(run: Run, key: ScoreKey) -> str:
     """A run's score for people: `77.0 %` for 0/1 scores, else four digits after the point."""
     value = run.results[key][0]
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
-    return f"{100 * value:.1f} %" if is_share(run, key) else f"{value:.4f}"
+    return f"{shown(100 * value, '.1f')} %" if is_share(run, key) else shown(value, ".4f")
 
 
 def change_text(a: Run, b: Run, key: ScoreKey) -> str:
@@ -244,7 +231,7 @@ def look(c: Comparison) -> str:
     if c.verdict == "SAME TOKENS":
         return "tokens"
     tested = any(metric.paired is not None for metric in c.metrics)
-    return "some" if tested and not moved(c) else "other"
+    return "some" if tested and all(p_of(metric) >= ALPHA for metric in c.metrics) else "other"
 
 
 def what_differs(c: Comparison) -> tuple[str, str]:
@@ -256,8 +243,3 @@ def what_differs(c: Comparison) -> tuple[str, str]:
         kind = "logprobs" if c.kinds["logprobs"] or not c.kinds["text"] else "texts"
         return "same tokens", f"{kind} differ in {counts}" if c.differences else ""
     return "different", f"outputs differ in {c.outputs:,} of {c.common:,}" if c.outputs else f"{counts} differ"
-
-
-def moved(c: Comparison) -> bool:
-    """Whether a metric changed by more than chance explains, as the paired tests over all metrics together say."""
-    return any(metric.p_holm is not None and metric.p_holm < ALPHA for metric in c.metrics)
