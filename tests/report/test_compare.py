@@ -196,7 +196,7 @@ def test_lm_eval_folders_are_compared_by_text_and_never_called_identical() -> No
 
 def test_the_table_of_runs_has_their_scores_and_short_digests() -> None:
     m = matrix([run(BASE), run(TOKEN, scores={0: 0.0})])
-    assert ("100.0 %", "66.7 %") in [*zip(*runs_table(m.runs, [], [[]] * len(m.runs)).rows, strict=True)]
+    assert ("100.0 %", "66.7 %") in [*zip(*runs_table(m.runs).rows, strict=True)]
     digests = [line for line in matrix_report(m) if isinstance(line, str) and "digest" in line]
     assert digests[0] == f"Run 1: digest {(m.runs[0].digest or '')[:12]}"
 

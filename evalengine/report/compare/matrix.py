@@ -20,6 +20,7 @@ from evalengine.report.stats.significance import ALPHA
 from evalengine.util.sheet import Line, Sheet
 from evalengine.util.tables import bullets
 
+Settings = tuple[list[str], list[list[str]]]  # names of settings, and each run's values
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")
 IDENTITY_SETTINGS = ("numerics", "dtype", "attention_backend", "seed", "limit")  # shown next to the engine's
@@ -94,13 +95,13 @@ def matrix_json(matrix: Matrix) -> dict[str, Any]:
 
 def matrix_report(m: Matrix) -> Iterator[Line]:
     """Everything to print, in order; a string is one line."""
-    yield from matrix_lines(m, *distinguishing_settings(m.runs))
+    yield from matrix_lines(m, distinguishing_settings(m.runs))
     yield f"verdict: {m.verdict} ({evidence(m)})"
 
 
-def matrix_lines(m: Matrix, names: Sequence[str], settings: Sequence[Sequence[str]]) -> Iterator[Line]:
+def matrix_lines(m: Matrix, settings: Settings) -> Iterator[Line]:
     """The runs with these settings, every pair, and what a reader must know of them."""
-    yield runs_table(m.runs, names, settings)
+    yield runs_table(m.runs, settings)
     yield matrix_table(m)
     if any(c.differences for c in m.pairs.values()):
         yield "n/m after a verdict: n of m requests differ, of SAME TOKENS in their logprobs alone."
@@ -140,18 +141,19 @@ def matrix_table(m: Matrix) -> Sheet:
     return Sheet("Run by run", ("", *map(str, numbers)), rows, numbers)
 
 
-def runs_table(runs: Sequence[Run], names: Sequence[str], settings: Sequence[Sequence[str]]) -> Sheet:
-    """Numbers, folders, the values of these settings, scores and digests."""
+def runs_table(runs: Sequence[Run], settings: Settings | None = None) -> Sheet:
+    """Numbers, folders, the values of these settings (default: those that differ), scores and digests."""
+    names, values_of = distinguishing_settings(runs) if settings is None else settings
     metrics = leading_metrics(runs)
     head = ("Run", "Folder", *names, *(metric_name(key, len(metrics) > 1) for key in metrics), "Digest")
     rows = [
         [str(number), run.source.name, *values, *(score_text(run, key) for key in metrics), (run.digest or "none")[:12]]
-        for number, (run, values) in enumerate(zip(runs, settings, strict=True), 1)
+        for number, (run, values) in enumerate(zip(runs, values_of, strict=True), 1)
     ]
     return Sheet("Runs", head, rows, (1, len(head) - 1))
 
 
-def distinguishing_settings(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+def distinguishing_settings(runs: Sequence[Run]) -> Settings:
     """(names of the settings in which the runs are not all alike, each run's values; "" where one is not set)."""
     settings = []
     for run in runs:

@@ -4,7 +4,7 @@ wrong with all that a person needs to judge them, and the verdict as the last li
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalengine.plain_text import printable
@@ -147,7 +147,7 @@ def report(comparison: Comparison) -> Iterator[Line]:
     yield from bullets("Weights that differ", c.tensors)
     yield ""
     yield from regression_lines(c)
-    parts = ", ".join(f"{c.kinds[kind]} in {kind}" for kind in KINDS if c.kinds[kind])
+    parts = differing_in(c.kinds)
     yield f"{len(c.differences)} of {c.common} requests differ{f': {parts}' if parts else ''}."
     if c.partial:
         yield f"{c.only_a} requests are only in A and {c.only_b} only in B; they were left out."
@@ -176,6 +176,11 @@ def report(comparison: Comparison) -> Iterator[Line]:
         yield from pairing_notes(c.metrics)
         yield from cut_notes(c.metrics, c.a, c.b)
     yield f"verdict: {verdict(c)}"
+
+
+def differing_in(kinds: Mapping[str, int]) -> str:
+    """How often each kind of difference between requests occurs: `16 in prompt, 11 in output`."""
+    return ", ".join(f"{kinds[kind]} in {kind}" for kind in KINDS if kinds[kind])
 
 
 def _rest(number: int, what: str) -> Iterator[str]:

@@ -134,7 +134,7 @@ def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     settings = [
         [str(cell.run.manifest.numerics), *(cell.schedule.get(name, "") for name in names)] for cell in sweep.cells
     ]
-    lines = [*matrix_lines(sweep.matrix, ["numerics", *names], settings)]
+    lines = [*matrix_lines(sweep.matrix, (["numerics", *names], settings))]
     if sweep.floors:
         lines += ["Noise floor: fast against invariant, the same settings otherwise", floor_table(sweep)]
     print_lines([*lines, *map(str, files), *sweep.agreement, f"verdict: {verdict(sweep)}"])
