@@ -33,7 +33,7 @@ def test_equal_runs_are_identical() -> None:
 def test_one_bit_of_one_logprob_is_found_and_measured() -> None:
     c = compare(run(BASE), run(BIT))
     assert c.verdict == "SAME TOKENS" and levels(c) == [False, True, True]
-    assert [(d.key, d.what, d.cause) for d in c.differences] == [((TASK, 0, 0, 0), "logprobs", "unknown")]
+    assert [(d.key, d.kinds[0], d.cause) for d in c.differences] == [((TASK, 0, 0, 0), "logprobs", "unknown")]
     assert c.logprobs is not None and c.a.digest != c.b.digest
     assert (c.logprobs.compared, c.logprobs.differing, c.logprobs.max_ulps) == (3, 1, 1)
     assert c.logprobs.max_abs == abs(NEXT + 0.25) == c.logprobs.percentiles["p50"]
@@ -190,7 +190,7 @@ def test_lm_eval_folders_are_compared_by_text_and_never_called_identical() -> No
     assert any("no token ids" in line for line in c.unchecked)
     assert any("weights" in line for line in c.unchecked)
     other = compare(as_lm_eval(a), as_lm_eval(run(TOKEN)))
-    assert other.verdict == "DIFFERENT" and [d.what for d in other.differences] == ["output"]
+    assert other.verdict == "DIFFERENT" and [d.kinds[0] for d in other.differences] == ["output"]
     assert other.divergences == [] and other.logprobs is None
 
 

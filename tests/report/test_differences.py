@@ -75,7 +75,7 @@ def other_prompts(count: int, differing: int) -> tuple[Run, Run]:
 
 def test_every_kind_of_difference_is_counted() -> None:
     c = compare(*other_prompts(16, 11))
-    assert c.verdict == "DIFFERENT" and c.outputs == 11 and {d.what for d in c.differences} == {"prompt"}
+    assert c.verdict == "DIFFERENT" and c.outputs == 11 and {d.kinds[0] for d in c.differences} == {"prompt"}
     counts = {"document": 0, "prompt": 16, "output": 11, "logprobs": 5, "text": 0, "score": 0, "answer": 0}
     assert c.kinds == {**counts, "missing": 0}  # the 5 equal outputs differ in their second logprob
     assert verdict(c) == "DIFFERENT (16 of 16 prompts and 11 of 16 outputs differ; no answer changed)"

@@ -63,7 +63,7 @@ def test_windows_are_summed_beside_lm_evals_documents(kind: str) -> None:
             c.unchecked
         )
     other = compare(foreign, rolling(moved(PAGES, {1: -0.5})))
-    assert [(d.key, d.what) for d in other.differences] == [((TASK, 1, 0, 0), "logprobs")]
+    assert [(d.key, d.kinds[0]) for d in other.differences] == [((TASK, 1, 0, 0), "logprobs")]
     metric = other.metrics[-1]
     assert metric.key[1] == "loglikelihood per document" and metric.paired is not None
     assert (metric.paired.n, metric.paired.clusters, metric.paired.losses) == (3, 3, 1)

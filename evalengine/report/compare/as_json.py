@@ -56,7 +56,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "causes_explained": {cause: c.why.get(cause, []) for cause in c.causes},
         "tensors": c.tensors,
         "rescored": c.rescored,
-        "differences": [{**_key(d.key), "what": d.what, "in": d.kinds, "cause": d.cause} for d in c.differences],
+        "differences": [{**_key(d.key), "what": d.kinds[0], "in": d.kinds, "cause": d.cause} for d in c.differences],
         "logprobs": None if c.logprobs is None else _logprobs(c.logprobs),
         "near_tie_nat": NEAR_TIE,
         "near_tie_ceiling": TIE_CEILING,

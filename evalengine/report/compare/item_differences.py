@@ -196,11 +196,6 @@ class ItemDifference:
     kinds: tuple[Kind, ...]
     cause: str
 
-    @property
-    def what(self) -> Kind:
-        """The first kind of difference."""
-        return self.kinds[0]
-
 
 def item_differences(a: Run, b: Run, blame: Attribution) -> list[ItemDifference]:
     """Every request of both runs that differs, in key order: by leaves where both runs have them, else by everything
@@ -243,42 +238,31 @@ def outputs_known(x: Item, y: Item) -> bool:
 
 
 def _kinds(a: Run, b: Run, x: Item, y: Item) -> Iterator[Kind]:
+    """How one request's records differ. Outputs: by the hash of token ids where both have it, else by text; scored text
+    is input. Logprobs: bit by bit where both have them, else by their sum."""
+    tokens = bool(x.output_sha256 and y.output_sha256)
+    same = x.output_sha256 == y.output_sha256 if tokens else not _other_text(x, y)
     if document_change(a, b, x.task, x.doc_id) in ("documents", "targets"):
         yield "document"
     if prompt_differs(a, b, x, y):
         yield "prompt"
-    if not _same_output(x, y):
+    if not same:
         yield "output"
-    if _other_logprobs(x, y):
-        yield "logprobs"
-    if _other_text(x, y):
-        yield "text"
-
-
-def _other_logprobs(x: Item, y: Item) -> bool:
     if x.logprobs is not None and y.logprobs is not None:
         shared = shared_tokens(x, y)
         left, right = (np.asarray(values[:shared], dtype=np.float32) for values in (x.logprobs, y.logprobs))
-        return bool(changed_bits(left, right).any())
-    return _same_output(x, y) and not _equal_sums(x, y)
+        moved = bool(changed_bits(left, right).any())
+    else:
+        old, new = x.sum_logprob, y.sum_logprob
+        moved = same and old is not None and new is not None and not same_value(old, new, SUMS)
+    if moved:
+        yield "logprobs"
+    if tokens and same and _other_text(x, y):
+        yield "text"
 
 
 def _other_text(x: Item, y: Item) -> bool:
-    """Whether equal tokens have differing texts."""
-    tokens = bool(x.output_sha256 and y.output_sha256) and x.output_sha256 == y.output_sha256
-    have_texts = x.kind == "generate_until" and x.text is not None and y.text is not None
-    return tokens and have_texts and x.text != y.text
-
-
-def _equal_sums(x: Item, y: Item) -> bool:
-    return x.sum_logprob is None or y.sum_logprob is None or same_value(x.sum_logprob, y.sum_logprob, SUMS)
-
-
-def _same_output(x: Item, y: Item) -> bool:
-    """Whether outputs are equal: by the hash of token ids where both have it, else by text; scored text is input."""
-    if x.output_sha256 and y.output_sha256:
-        return x.output_sha256 == y.output_sha256
-    return x.kind != "generate_until" or x.text is None or y.text is None or x.text == y.text
+    return x.kind == "generate_until" and x.text is not None and y.text is not None and x.text != y.text
 
 
 Change = Literal["right to wrong", "wrong to right", "score", "wrong to wrong", "right to right", "answer"]
@@ -322,11 +306,38 @@ def flips(a: Run, b: Run, causes: Mapping[tuple[str, int], str]) -> Iterator[Fli
     places = {(key[0], key[2]) for key in shared} | (a.answers.keys() & b.answers.keys())
     for task, name in sorted(places):
         keys = sorted(key for key in shared if (key[0], key[2]) == (task, name))
-        if task in generated:
-            yield from _of_texts(a, b, (task, name), keys, causes)
-        else:
-            for key in keys:
-                yield from _of_choices(a, b, key, causes)
+        for own in [keys] if task in generated else [[key] for key in keys]:
+            yield from _flips_of(a, b, (task, name), own, task in generated, causes)
+
+
+def _flips_of(
+    a: Run, b: Run, place: tuple[str, str], keys: list[ScoreKey], texts: bool, causes: Mapping[tuple[str, int], str]
+) -> Iterator[Flip]:
+    """Flips under these metrics of one filter: of a generated text, which all of them share, or of the choice of a
+    single one. Where a choice is not known, the 0/1 score decides."""
+    (said_a, taken_a), (said_b, taken_b) = (
+        (run.answers.get(place, {}), {}) if texts else ({}, run.choices.get(keys[0], {})) for run in (a, b)
+    )
+    both = (said_a.keys() & said_b.keys()) | (taken_a.keys() & taken_b.keys())
+    scored = (a.scores.get(key, {}).keys() & b.scores.get(key, {}).keys() for key in keys)
+    for doc in sorted(both.union(*scored)):
+        values = [(key, a.scores.get(key, {}).get(doc), b.scores.get(key, {}).get(doc)) for key in keys]
+        changed = [(k, x, y) for k, x, y in values if x is not None and y is not None and not same_number(x, y)]
+        if not texts:
+            changed = [one for one in changed if {*one[1:]} == {0.0, 1.0}]
+        choices = taken_a.get(doc), taken_b.get(doc)
+        if changed or (doc in both and (said_a.get(doc) != said_b.get(doc) or choices[0] != choices[1])):
+            key, old, new = [*changed, *values, (None, None, None)][0]
+            answers = said_a.get(doc), said_b.get(doc)
+            if key and not texts:
+                answers = answer_of(a, key, doc), answer_of(b, key, doc)
+            yield Flip(
+                *(place[0], place[1], doc, key[1] if key else None, answers[0], answers[1], old, new),
+                cause=causes.get((place[0], doc), SCORER),
+                change=_change(old, new, direction((a, b), key) if key else None),
+                choice_a=choices[0],
+                choice_b=choices[1],
+            )
 
 
 def tally(flips: Iterable[Flip]) -> dict[ScoreKey, dict[Change, int]]:
@@ -354,52 +365,12 @@ def score_unchanged(flips: Iterable[Flip]) -> str:
     return ", ".join(f"{counts[change]:,} {CHANGES[change]}" for change in OF_ANSWER if change in counts)
 
 
-def _of_texts(
-    a: Run, b: Run, place: tuple[str, str], keys: list[ScoreKey], causes: Mapping[tuple[str, int], str]
-) -> Iterator[Flip]:
-    """Flips of generated answers, where all metrics of a filter share one text."""
-    task, name = place
-    left, right = (run.answers.get(place, {}) for run in (a, b))
-    documents = (left.keys() & right.keys()).union(*(_scored(a, key) & _scored(b, key) for key in keys))
-    for doc in sorted(documents):
-        values = [(key, a.scores.get(key, {}).get(doc), b.scores.get(key, {}).get(doc)) for key in keys]
-        changed = [v for v in values if v[1] is not None and v[2] is not None and not same_number(v[1], v[2])]
-        if changed or (doc in left and doc in right and left[doc] != right[doc]):
-            key, old, new = [*changed, *values, (None, None, None)][0]
-            yield Flip(
-                *(task, name, doc, key[1] if key else None, left.get(doc), right.get(doc), old, new),
-                cause=causes.get((task, doc), SCORER),
-                change=_change(old, new, direction((a, b), key) if key else None),
-            )
-
-
-def _of_choices(a: Run, b: Run, key: ScoreKey, causes: Mapping[tuple[str, int], str]) -> Iterator[Flip]:
-    """Flips of scored answers, where every metric has its own choice; an unknown choice is judged by the 0/1 score."""
-    task, metric, name = key
-    left, right = a.choices.get(key, {}), b.choices.get(key, {})
-    for doc in sorted((left.keys() & right.keys()) | (_scored(a, key) & _scored(b, key))):
-        old, new = (run.scores.get(key, {}).get(doc) for run in (a, b))
-        choices = left.get(doc), right.get(doc)
-        if (None not in choices and choices[0] != choices[1]) or {old, new} == {0.0, 1.0}:
-            yield Flip(
-                *(task, name, doc, metric, answer_of(a, key, doc), answer_of(b, key, doc), old, new),
-                cause=causes.get((task, doc), SCORER),
-                change=_change(old, new, direction((a, b), key)),
-                choice_a=choices[0],
-                choice_b=choices[1],
-            )
-
-
 def changed_answers(a: Run, b: Run, key: ScoreKey, documents: Iterable[tuple[int, int]]) -> int | None:
     """How many documents (their numbers in A and in B) have another answer under a metric, right or wrong; None where a
     run does not hold its answers."""
     pairs = [(answer_of(a, key, x), answer_of(b, key, y)) for x, y in documents]
     known = [(old, new) for old, new in pairs if old is not None and new is not None]
     return sum(old != new for old, new in known) if known else None
-
-
-def _scored(run: Run, key: ScoreKey) -> set[int]:
-    return set(run.scores.get(key, {}))
 
 
 def answer_of(run: Run, key: ScoreKey, doc: int) -> str | None:
