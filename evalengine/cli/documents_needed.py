@@ -112,7 +112,7 @@ def main(arguments: Namespace) -> int:
 def _loaded(name: str) -> RunData:
     """A run with its samples, or a baseline file, which has none."""
     run = load_run(name) if Path(name).is_file() else None
-    return RunData(run, {}, {}, {}, {}, {}, {}) if run is not None and run.kind == "baseline" else load_run_data(name)
+    return RunData(run, {}, {}) if run is not None and run.kind == "baseline" else load_run_data(name)
 
 
 def _parsed(words: Sequence[str]) -> tuple[PlanSettings, Policy]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report.read.asked import asked_of
+from evalengine.report.read.documents import asked_of
 from evalengine.report.read.load import load_run
 from tests.browser import Browser
 from tests.report.test_pages import quiet

@@ -23,7 +23,7 @@ from evalengine.report.html.metrics import interval_note
 from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
-from evalengine.report.read.asked import Bin, choices, expected_calibration_error, reliability, target_index
+from evalengine.report.read.documents import Bin, choices, expected_calibration_error, reliability, target_index
 from evalengine.report.read.load import load_run, load_run_data
 from evalengine.report.stats.metric_interval import mean_interval, wilson
 from tests.report.written_run import Doc, write_choices, write_generations

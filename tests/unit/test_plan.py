@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from evalengine.__main__ import main
 from evalengine.cli import documents_needed as plan
 from evalengine.report.read.index import FINISHED, Entry
 from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import Item, Key, Run
 from evalengine.report.stats.measured import spreads
 from tests.report.gate_runs import item, make_run
 
@@ -96,7 +97,7 @@ def test_the_time_is_that_of_the_newest_run_here_or_a_reference_record(
 
 
 def loaded(run: Run) -> RunData:
-    return RunData(run, {}, {}, {}, {}, {}, {})
+    return RunData(run, {}, {})
 
 
 def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Run) -> str:
@@ -178,15 +179,16 @@ def test_the_probability_of_the_right_choice_needs_fewer_documents(
     """Two choices that all but tie: each run takes the other one, and their probabilities differ by 0.02."""
 
     def run(first: float) -> RunData:
-        items, samples = {}, {}
+        items: dict[Key, Item] = {}
+        samples: list[dict[str, Any]] = []
         for doc in range(50):
             for index, total in enumerate((first, -1.0)):
                 own = replace(item("sciq", doc, total=total), request_index=index, kind="loglikelihood")
                 items[own.key] = own
             arguments = {f"gen_args_{n}": {"arg_0": "q", "arg_1": f" {text}"} for n, text in enumerate("xy")}
             row = {"doc_id": doc, "filter": "none", "metrics": ["acc"], "target": "x", "arguments": arguments}
-            samples[doc] = [row]
-        return replace(loaded(replace(make_run({"sciq": [0.0] * 50}), items=items)), samples={"sciq": samples})
+            samples.append(row)
+        return replace(loaded(replace(make_run({"sciq": [0.0] * 50}), items=items)), rows={"sciq": samples})
 
     runs = run(-0.98), run(-1.02)
     assert spreads(*runs, "sciq") == (1.0, pytest.approx(0.01**2, rel=0.01))

@@ -22,7 +22,7 @@ from evalengine.report.compare.item_differences import (
 )
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import arrow, shown
-from evalengine.report.read.asked import Asked
+from evalengine.report.read.documents import Asked
 from evalengine.report.read.names import item_name
 from evalengine.report.read.run import Run
 from evalengine.report.stats.metric_interval import cut_words

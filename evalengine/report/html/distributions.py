@@ -13,7 +13,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, figure, fold, row_of
 from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
 from evalengine.report.numbers import counted
-from evalengine.report.read.asked import Choice, choices, expected_calibration_error, margins, reliability
+from evalengine.report.read.documents import Choice, choices, expected_calibration_error, margins, reliability
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item
 from evalengine.report.stats.metric_interval import budget_of, wilson

@@ -12,7 +12,7 @@ from evalengine.records.tokens import token_texts
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
-from evalengine.report.read.asked import continuations, prompt_of, target_index, target_of
+from evalengine.report.read.documents import continuations, prompt_of, target_index, target_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item, ScoreKey
 from evalengine.util.forked import spread

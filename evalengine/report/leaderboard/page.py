@@ -40,7 +40,7 @@ from evalengine.report.leaderboard.means import Group
 from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.leaderboard.sheets import both_names, headline, number, regressed, signed
 from evalengine.report.numbers import counted, p_value
-from evalengine.report.read.asked import Asked, asked_of
+from evalengine.report.read.documents import Asked, asked_of
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import ScoreKey, direction
 from evalengine.report.sweep.write import VERSION, write_picture_and_list

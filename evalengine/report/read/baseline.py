@@ -103,10 +103,6 @@ def pack_number(value: float | None) -> Any:
     return int(value) if value == int(value) and abs(value) < 2**53 else value
 
 
-def unpack_number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
 def _plausible(count: Any) -> int:
     """The length of a column that does not hold its own length; a made-up length must not fill the memory."""
     if not isinstance(count, int) or not 0 <= count <= MAX_ROWS:
@@ -146,9 +142,7 @@ def write_baseline(run: Run, file: Path, force: bool = False) -> int:
     return write_text_file(file, to_text(run))
 
 
-def is_baseline(path: Path) -> bool:
-    """Whether the file calls itself a baseline, damaged or not."""
-    return FORMAT.claimed_by(path)
+is_baseline = FORMAT.claimed_by  # whether a file calls itself a baseline, damaged or not
 
 
 def load_baseline(path: Path) -> Run:
@@ -159,18 +153,22 @@ def load_baseline(path: Path) -> Run:
         run = _run(path, content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path}: its parts contradict each other ({error}); {cure}") from error
-    if run.digest is not None and _digests(run) != (run.digest, run.task_digests):
+    root = merkle_root([bytes.fromhex(item.leaf) for item in run.items.values()]).hex()
+    if run.digest is not None and (root, tree_digests(run.items)) != (run.digest, run.task_digests):
         raise ConfigError(f"{path}: its leaves do not give its digests: it was edited; {cure}")
     return run
-
-
-def _digests(run: Run) -> tuple[str, dict[str, str]]:
-    return merkle_root([bytes.fromhex(item.leaf) for item in run.items.values()]).hex(), tree_digests(run.items)
 
 
 def _content(run: Run) -> dict[str, Any]:
     # The identity of a run of ours holds the hashes of datasets and prompts.
     hashes = {} if run.program == "evalengine" else run.hashes
+    later = {
+        "weighted": [[*key, len(own), *_packed(own, pack_floats, 2)] for key, own in sorted(run.weighted.items())],
+        "clusters": {task: _by_document(names, str) for task, names in sorted(run.clusters.items())},
+        "cut": {task: [len(docs), fold(sorted(docs))] for task, docs in sorted(run.cut.items())},
+        "unanswered": run.unanswered,
+        "groups": run.groups,
+    }
     return {
         "name": run.name,
         "digest": run.digest,
@@ -185,24 +183,15 @@ def _content(run: Run) -> dict[str, Any]:
         "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
         "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
         "choices": [[*key, *_by_document(values, int)] for key, values in sorted(run.choices.items())],
-        "hashes": {task: _packed_hashes(own) for task, own in hashes.items()},
-        **_some("weighted", [[*key, *_pairs(pairs)] for key, pairs in sorted(run.weighted.items())]),
-        **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
-        **_some("cut", {task: [len(docs), fold(sorted(docs))] for task, docs in sorted(run.cut.items())}),
-        **_some("unanswered", run.unanswered),
-        **_some("groups", run.groups),
+        "hashes": {task: [*_packed(own, pack_hashes, 3), len(own)] for task, own in hashes.items()},
+        **{name: value for name, value in later.items() if value},  # files of runs without it stay as they were
     }
 
 
-def _some(name: str, value: Any) -> dict[str, Any]:
-    """The entry; nothing for an empty value, so that files of runs without it stay as they were."""
-    return {name: value} if value else {}
-
-
-def _pairs(pairs: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
-    """(count, documents, log-likelihoods, weights)."""
-    docs = sorted(pairs)
-    return len(docs), fold(docs), *(pack_floats([pairs[doc][place] for doc in docs]) for place in (0, 1))
+def _packed(values: Mapping[int, Sequence[Any]], pack: Callable[[list[Any]], Any], width: int) -> list[Any]:
+    """[documents, a packed column for each of the `width` values that a document has]."""
+    docs = sorted(values)
+    return [fold(docs), *(pack([values[doc][place] for doc in docs]) for place in range(width))]
 
 
 def _columns(items: Sequence[Item]) -> dict[str, Any]:
@@ -221,10 +210,14 @@ def _by_document(values: Mapping[int, Any], pack: Any) -> tuple[int, Any, Any]:
 
 
 def _run(path: Path, content: Mapping[str, Any]) -> Run:
+    """The run in a file's content; older files lack choices, weighted, clusters, cut, unanswered and groups."""
     items: dict[Key, Item] = {}
     for task, columns in content["items"].items():
         items.update((item.key, item) for item in _items(task, columns))
     manifest = content["manifest"]
+    choices = _by_key(content.get("choices", ()), 3, lambda value: value)
+    if wrong := [x for own in choices.values() for x in own.values() if type(x) is not int or x < 0]:
+        raise ValueError(f"choice {str(wrong[0])[:20]} is no number of a choice")
     return Run(
         source=path,
         kind="baseline",
@@ -235,19 +228,22 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         manifest=Manifest({**manifest, "identity": content["identity"]} if manifest else {}),
         items=dict(sorted(items.items())),
         scores=_by_key(content["scores"], 3, float),
-        results={(t, m, f): (float(value), unpack_number(error)) for t, m, f, value, error in content["results"]},
+        results={
+            (task, metric, name): (float(value), None if error is None else float(error))
+            for task, metric, name, value, error in content["results"]
+        },
         higher_is_better={(task, metric, name): value for task, metric, name, value in content["higher_is_better"]},
         answers=_by_key(content["answers"], 2, lambda answer: answer),
-        hashes={task: _hashes(*columns) for task, columns in content["hashes"].items()},
-        choices=_by_key(content.get("choices", ()), 3, _choice),  # older files have none
+        hashes={
+            task: _rows(count, docs, unpack_hashes, columns)
+            for task, (docs, *columns, count) in content["hashes"].items()
+        },
+        choices=choices,
         weighted={
-            (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
-            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # older files have none
+            (task, metric, name): _rows(count, docs, _numbers, columns)
+            for task, metric, name, count, docs, *columns in content.get("weighted", ())
         },
-        clusters={
-            task: _documents(count, docs, names, str)
-            for task, (count, docs, names) in content.get("clusters", {}).items()
-        },
+        clusters={task: _documents(*columns, str) for task, columns in content.get("clusters", {}).items()},
         cut={task: frozenset(unfold(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
         unanswered={task: dict(counts) for task, counts in content.get("unanswered", {}).items()},
         groups={group: list(tasks) for group, tasks in content.get("groups", {}).items()},
@@ -274,23 +270,11 @@ def _documents(count: int, docs: Any, values: Any, read: Callable[[Any], Any]) -
     return dict(zip(unfold(docs, count), map(read, unfold(values, count)), strict=True))
 
 
-def _choice(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"choice {str(value)[:20]} is no number of a choice")
-    return value
+def _rows(count: int, docs: Any, unpack: Callable[[Any, int], list[Any]], columns: Sequence[Any]) -> dict[int, Any]:
+    """What `_packed` wrote: the documents' values."""
+    return dict(zip(unfold(docs, count), zip(*(unpack(column, count) for column in columns), strict=True), strict=True))
 
 
-def _weighted(count: int, totals: Any, weights: Any) -> list[tuple[float, float]]:
-    columns = [unpack_floats(column, count) for column in (totals, weights)]
-    return [(float(total), float(weight)) for total, weight in zip(*columns, strict=True)]
-
-
-def _packed_hashes(hashes: Mapping[int, tuple[str, str, str]]) -> list[Any]:
-    """[documents, doc hashes, prompt hashes, target hashes, count]."""
-    docs = sorted(hashes)
-    return [fold(docs), *(pack_hashes([hashes[doc][place] for doc in docs]) for place in range(3)), len(docs)]
-
-
-def _hashes(docs: Any, doc: Any, prompt: Any, target: Any, count: int) -> dict[int, tuple[str, str, str]]:
-    columns = (unpack_hashes(column, count) for column in (doc, prompt, target))
-    return dict(zip(unfold(docs, count), zip(*columns, strict=True), strict=True))
+def _numbers(packed: Any, count: int) -> list[float]:
+    """Floats of which none is missing. Raises `TypeError` for a missing one."""
+    return [*map(float, unpack_floats(packed, count))]  # type: ignore[arg-type]

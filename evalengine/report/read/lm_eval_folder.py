@@ -48,15 +48,21 @@ TASK_KEYS = ("dataset_path", "dataset_name", "test_split", "validation_split", "
 PROMPT_KEYS = ("output_type", "description", "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter")
 
 
-def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]]) -> Run:
+def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Samples) -> Run:
     """The run that `newest` read from `path`: texts, log-likelihoods, scores; no digests, since lm-eval records no
-    tokens."""
-    kinds = {task: _kind(config) for task, config in results["configs"].items()}
+    tokens. lm-eval's own files name no length limits, rejected documents or unanswered ones."""
+    types = {task: config.get("output_type") for task, config in results["configs"].items()}
+    kinds = {task: "loglikelihood" if name == "multiple_choice" else name for task, name in types.items()}
     items: dict[Key, Item] = {}
     for task, rows in samples.items():
         for row in rows:
             for item in responses(task, row, kinds.get(task)):
                 items.setdefault(item.key, item)
+    cut = {task: frozenset(row["doc_id"] for row in rows if row.get(LENGTH_LIMITED)) for task, rows in samples.items()}
+    unanswered = {
+        task: {name: values[name] for name in (REJECTED, *UNANSWERED) if fits(values.get(name), Count)}
+        for task, values in results["results"].items()
+    }
     return Run(
         source=path,
         kind="lm-eval",
@@ -66,26 +72,10 @@ def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, lis
         identity=_identity(results),
         manifest=Manifest({}),
         items=dict(sorted(items.items())),
-        cut=_cut(samples),
-        unanswered=_unanswered(results),
+        cut={task: documents for task, documents in cut.items() if documents},
+        unanswered={task: counts for task, counts in unanswered.items() if counts},
         **outcome_of(results, samples, kinds),
     )
-
-
-def _cut(samples: Mapping[str, list[dict[str, Any]]]) -> dict[str, frozenset[int]]:
-    """The documents with a response that a length limit ended; lm-eval's own samples do not say."""
-    cut = {task: frozenset(row["doc_id"] for row in rows if row.get(LENGTH_LIMITED)) for task, rows in samples.items()}
-    return {task: documents for task, documents in cut.items() if documents}
-
-
-def _unanswered(results: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """`Run.unanswered`; other programs' results hold none."""
-    names = (REJECTED, *UNANSWERED)
-    found = {
-        task: {name: values[name] for name in names if fits(values.get(name), Count)}
-        for task, values in results["results"].items()
-    }
-    return {task: counts for task, counts in found.items() if counts}
 
 
 def newest(path: Path) -> tuple[dict[str, Any], Samples]:
@@ -120,9 +110,7 @@ def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{file}: not the samples of its results (lines are missing or edited); {AGAIN}")
 
 
-def outcome_of(
-    results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
-) -> dict[str, Any]:
+def outcome_of(results: Mapping[str, Any], samples: Samples, kinds: Mapping[str, str | None]) -> dict[str, Any]:
     """`Run`'s scores, results, answers, hashes and what depends on them, from what `newest` read.
 
     kinds: each task's kind of request.
@@ -132,6 +120,8 @@ def outcome_of(
     hashes: dict[str, dict[int, tuple[str, str, str]]] = defaultdict(dict)
     weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = defaultdict(dict)
     clusters: dict[str, dict[int, str]] = defaultdict(dict)
+    texts: dict[str, dict[int, tuple[str, ...]]] = {}
+    choices: dict[ScoreKey, dict[int, int]] = {}
     for task, rows in samples.items():
         for row in rows:
             doc, name = row["doc_id"], row["filter"]
@@ -145,7 +135,15 @@ def outcome_of(
                 answers[task, name][doc] = text
             if row.get("doc_cluster") is not None:
                 clusters[task][doc] = row["doc_cluster"]
-    aggregated = dict(_aggregated(results))
+        if kinds.get(task) in ("loglikelihood", None):  # None: older files do not name it
+            texts[task] = choice_texts(rows, _delimiter(results, task))
+            choices |= {(task, *key): chosen for key, chosen in choices_of(rows, texts[task]).items()}
+    aggregated = {
+        (task, metric, name): (value, number(stderr))
+        for task, values in results["results"].items()
+        for metric, name, raw, stderr in metrics_of(values)
+        if (value := number(raw)) is not None
+    }
     better = results["higher_is_better"]
     directions = {key: (better.get(key[0]) or {}).get(key[1]) for key in {*scores, *aggregated}}
     return {
@@ -155,19 +153,11 @@ def outcome_of(
         "answers": dict(answers),
         "hashes": dict(hashes),
         "weighted": dict(weighted),
-        **_choices(results, samples, kinds),
+        "choices": choices,
+        "choice_texts": texts,
         "clusters": dict(clusters),
         "groups": groups_of(results),
     }
-
-
-def _choices(
-    results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
-) -> dict[str, Any]:
-    tasks = [task for task in samples if kinds.get(task) in ("loglikelihood", None)]  # None: older files do not name it
-    texts = {task: choice_texts(samples[task], _delimiter(results, task)) for task in tasks}
-    choices = {(task, *key): taken for task in tasks for key, taken in choices_of(samples[task], texts[task]).items()}
-    return {"choices": choices, "choice_texts": texts}
 
 
 def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
@@ -178,19 +168,6 @@ def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
     if results.get("chat_template_sha") and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()):
         return ""
     return delimiter if isinstance(delimiter, str) else None
-
-
-def _aggregated(results: Mapping[str, Any]) -> Iterator[tuple[ScoreKey, tuple[float, float | None]]]:
-    for task, values in results["results"].items():
-        for metric, name, raw, stderr in metrics_of(values):
-            if (value := number(raw)) is not None:
-                yield (task, metric, name), (value, number(stderr))
-
-
-def _kind(config: Mapping[str, Any]) -> str | None:
-    """A task's kind of request; lm-eval's multiple-choice tasks ask for log-likelihoods."""
-    output_type = config.get("output_type")
-    return "loglikelihood" if output_type == "multiple_choice" else output_type
 
 
 def _identity(results: Mapping[str, Any]) -> dict[str, Any]:

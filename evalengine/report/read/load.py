@@ -15,8 +15,8 @@ from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest_data import MANIFEST, missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
-from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
-from evalengine.report.read.run_folder import load_folder
+from evalengine.report.read.run import Item, Key, LmEvalFiles, Run, Samples, ScoreKey
+from evalengine.report.read.run_folder import load_folder, load_results
 from evalengine.util.plugins import load
 
 
@@ -26,39 +26,47 @@ def load_run(path: str | Path, page: bool = True) -> Run:
 
     page: whether the `report.html` of a run folder is checked, too.
 
-    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unreadable, unfinished, damaged or
+    Raises `ConfigError` (the file at fault, and the fix) for what is missing, unreadable, unfinished, damaged or
     edited.
     """
-    return load_with_samples(path, page).run
+    return _load(path, page)[0]
 
 
-def load_with_samples(path: str | Path, page: bool = True) -> Loaded:
-    """What `load_run` reads, and lm-eval's files that it was read from."""
-    with readable(path):
-        return _load(Path(stands_for(path)), page)
+def _load(name: str | Path, page: bool) -> tuple[Run, LmEvalFiles]:
+    """The run that `load_run` reads, and lm-eval's files that it was read from."""
+    with readable(name):
+        path = Path(stands_for(name))
+        if path.is_file():
+            if results_files(path):
+                return load_results(path)
+            if _is_inspect_log(path):
+                read: tuple[Run, LmEvalFiles] = load("evalengine.integrations.inspect_ai.log:load_inspect_log")(path)
+                return read
+            from evalengine.report.read.baseline import is_baseline, load_baseline  # runs of ours need no other reader
 
-
-def _load(path: Path, page: bool) -> Loaded:
-    if path.is_dir() and is_run_folder(path):
-        return load_folder(path, page)
-    from evalengine.report.read.baseline import is_baseline, load_baseline  # runs of ours need no other reader
-    from evalengine.report.read.lm_eval_records import load_results
-
-    if path.is_file():
+            if not is_baseline(path) and is_run_folder(path.parent):
+                raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
+            return load_baseline(path), ({}, {})
+        if not path.is_dir():
+            raise ConfigError(
+                f"{path}: no such file or folder; name a run's folder, or latest: the newest in {RESULTS}/"
+            )
+        any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
+        if is_run_folder(path):
+            return load_folder(path, page)
         if results_files(path):
             return load_results(path)
-        if _is_inspect_log(path):
-            loaded: Loaded = load("evalengine.integrations.inspect_ai.log:load_inspect_log")(path)
-            return loaded
-        if not is_baseline(path) and is_run_folder(path.parent):
-            raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
-        return Loaded(load_baseline(path), {}, {})
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such file or folder; name a run's folder, or latest: the newest in {RESULTS}/")
-    any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
-    if results_files(path):
-        return load_results(path)
-    return _only_run_inside(path, page)
+        # lm-eval writes into <output_path>/<model>/, and results/ may hold a single run.
+        if of_experiment := experiment_runs(path):
+            many, first = len(of_experiment), of_experiment[0]
+            raise ConfigError(f"{path}: an experiment of {many} runs; name one of them, such as {first}")
+        runs, _ = runs_in(path)
+        if len(runs) == 1:
+            return _load(runs[0], page)
+        if runs:
+            names = listed([str(run.relative_to(path)) for run in runs], 4)
+            raise ConfigError(f"{path}: it holds {len(runs)} runs ({names}); name one of them")
+        raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
 
 
 def _is_inspect_log(path: Path) -> bool:
@@ -70,31 +78,50 @@ def _is_inspect_log(path: Path) -> bool:
     return b'"eval"' in beginning and b'"version"' in beginning
 
 
-def _only_run_inside(path: Path, page: bool) -> Loaded:
-    """The only run in a folder: lm-eval writes into <output_path>/<model>/, and results/ may hold a single run."""
-    if of_experiment := experiment_runs(path):
-        many, first = len(of_experiment), of_experiment[0]
-        raise ConfigError(f"{path}: an experiment of {many} runs; name one of them, such as {first}")
-    runs, _ = runs_in(path)
-    if len(runs) == 1:
-        return load_with_samples(runs[0], page)
-    if runs:
-        names = listed([str(run.relative_to(path)) for run in runs], 4)
-        raise ConfigError(f"{path}: it holds {len(runs)} runs ({names}); name one of them")
-    raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
-
-
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """A finished run, ours or lm-eval's, with its samples."""
+    """A finished run with its texts, which are read from its files where they are used; a baseline has none."""
 
     run: Run
     results: dict[str, Any]  # lm-eval's results file
-    samples: dict[str, dict[int, list[dict[str, Any]]]]  # task -> doc_id -> a sample per filter
-    endings: dict[Key, tuple[str, int]]  # request -> (finish reason, prompt tokens); lm-eval's files hold none
-    thinking: dict[Key, tuple[int, bool]]  # (tokens of a thinking, cut short?); none where no end is named
-    outcomes: dict[Key, str]  # how the program in a generation ended, of tasks that run what the model wrote
-    pieces: dict[int, bytes]  # token id -> bytes; empty where the run left no tokens.json
+    rows: Samples
+
+    @cached_property
+    def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
+        """Task -> doc_id -> a sample per filter, documents in order."""
+        samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for task, rows in self.rows.items():
+            documents = samples.setdefault(task, {})
+            for row in sorted(rows, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
+                documents.setdefault(row["doc_id"], []).append(row)
+        return samples
+
+    def _recorded(self, read: Any, file: str = RECORDS) -> dict[Any, Any]:
+        """What `read` takes from a file next to the records; empty for a run of another program."""
+        found: dict[Any, Any] = read((self.run.records or self.run.source) / file) if self.run.kind == "run" else {}
+        return found
+
+    @cached_property
+    def endings(self) -> dict[Key, tuple[str, int]]:
+        """Request -> (finish reason, prompt tokens)."""
+        return self._recorded(read_endings)
+
+    @cached_property
+    def thinking(self) -> dict[Key, tuple[int, bool]]:
+        """Request -> (tokens of its thinking, whether it was truncated), where the end of thinking is named."""
+        return self._recorded(read_thinking)
+
+    @cached_property
+    def outcomes(self) -> dict[Key, str]:
+        """Request -> how the program in it ended, of tasks that run what the model wrote."""
+        return self._recorded(read_outcomes)
+
+    @cached_property
+    def pieces(self) -> dict[int, bytes]:
+        """Token id -> bytes; empty where the run left no tokens.json."""
+        from evalengine.records.tokens import read_tokens
+
+        return self._recorded(read_tokens, TOKENS)
 
     @property
     def tasks(self) -> list[str]:
@@ -116,14 +143,7 @@ class RunData:
 
     def items(self, task: str) -> list[Item]:
         """The task's requests."""
-        return self._items.get(task, [])
-
-    @cached_property
-    def _items(self) -> dict[str, list[Item]]:
-        by_task: dict[str, list[Item]] = {}
-        for item in self.run.items.values():
-            by_task.setdefault(item.task, []).append(item)
-        return by_task
+        return [item for item in self.run.items.values() if item.task == task]
 
     def score_keys(self, task: str) -> list[ScoreKey]:
         """The task's metrics that have a number per document, those of the results first and in their order."""
@@ -146,30 +166,10 @@ def load_run_data(path: str | Path, page: bool = True, complete: bool = True) ->
     page: whether `report.html` is checked, too. complete: whether the manifest must hold all that a page needs.
     Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
     """
-    loaded = load_with_samples(path, page)
-    run = loaded.run
+    run, files = _load(path, page)
     if run.kind == "baseline":
         raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
     if complete and run.kind == "run" and (missing := missing_for_page(run.manifest)):
         raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
-    from evalengine.records.tokens import read_tokens
-
-    samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for task, unsorted in loaded.samples.items():
-        documents = samples.setdefault(task, {})
-        for row in sorted(unsorted, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
-            documents.setdefault(row["doc_id"], []).append(row)
-    ours, place = run.kind == "run", run.records or run.source
-    endings = loaded.endings
-    if endings is None:
-        endings = read_endings(place / RECORDS) if ours else {}
-    return RunData(
-        run=run,
-        results=loaded.results,
-        samples=samples,
-        endings=endings,
-        thinking=read_thinking(place / RECORDS) if ours else {},
-        outcomes=read_outcomes(place / RECORDS) if ours else {},
-        pieces=read_tokens(place / TOKENS) if ours else {},
-    )
+    return RunData(run, *files)

@@ -55,6 +55,7 @@ class Item:
 
 
 Samples = dict[str, list[dict[str, Any]]]  # task -> rows of its samples file, in its order
+LmEvalFiles = tuple[dict[str, Any], Samples]  # a results file, and the samples with it; empty for a baseline
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,16 +129,6 @@ class Run:
     def unbound(self) -> bool:
         """Whether it is a folder of ours whose manifest does not list its files: edits of them would pass unseen."""
         return self.kind == "run" and not is_bound(self.manifest)
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A run, and the newest files in lm-eval's form that it was read from; a baseline has none."""
-
-    run: Run
-    results: dict[str, Any]
-    samples: Samples
-    endings: dict[Key, tuple[str, int]] | None = None  # of a run folder of ours: (finish reason, prompt tokens)
 
 
 def by_name(key: ScoreKey) -> dict[str, str]:

@@ -1,9 +1,16 @@
-"""A run folder of ours, read as evidence: its files are those that the run wrote, and its records give its digest."""
+"""A run's folder read as evidence: its files are those that the run wrote, and its records give its digest.
+
+Two kinds of folder hold records. A run folder of ours does. So does an output folder of lm-eval whose model was our
+engine: `records-<time>-<digest>/` is next to the results, which name it and its digest. lm-eval's files hold what was
+requested and how it scored, the records every token and logprob. Each response in the samples is compared with its
+records, and joined they are a run like any other.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -17,21 +24,26 @@ from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest_data import MANIFEST, Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
-from evalengine.records.shapes import Sha256, fits
-from evalengine.report.numbers import exact_sum, exp, same_value
-from evalengine.report.read.lm_eval_folder import newest, outcome_of
+from evalengine.records.shapes import Sha256, Text, fits, with_fields, wrong
+from evalengine.report.numbers import exact_sum, exp, same_number, same_value
+from evalengine.report.read.identities import MODEL_NAMES
+from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING, asks_nothing
-from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
+from evalengine.report.read.run import Item, Key, LmEvalFiles, Run
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.plain_files import read_bytes
 
 MANY_SAMPLES = 4_000  # rows whose outcome earns a process: some 0.1 s of work
 # What the Parquet reader and a wrong value in a column can raise.
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
+LM_EVAL_KEYS = ("model", "limit", "gen_kwargs", "tasks", *SEED_KEYS, *RUN_KEYS)  # what lm-eval decides in such a run
+COPY_RECORDS = "run the evaluation again, or copy the folder of records next to the results"
+_NAMED = with_fields({"records": Text, "digest": Sha256})
 
 
-def load_folder(path: Path, page: bool = True) -> Loaded:
-    """Reads a finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited.
+def load_folder(path: Path, page: bool = True) -> tuple[Run, LmEvalFiles]:
+    """Read a finished run of ours. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or
+    edited.
 
     page: whether `report.html` is checked, too.
     """
@@ -41,57 +53,82 @@ def load_folder(path: Path, page: bool = True) -> Loaded:
     results, samples = newest(path)
     worthwhile = sum(map(len, samples.values())) >= MANY_SAMPLES
     with ForkedTask(lambda: outcome_of(results, samples, read_kinds(path / RECORDS)), worthwhile) as judged:
-        evidence = _evidence(path, manifest)
+        evidence = read_evidence(path, manifest)
         outcome = judged.result()
-    items = evidence.items
-    same_documents(path, items, outcome["hashes"])
-    same_metrics(path, outcome["scores"], outcome["results"])
-    run = Run(
-        source=path,
-        kind="run",
-        name=path.resolve().name,
-        digest=evidence.digest,
-        task_digests=evidence.task_digests,
-        identity=evidence.manifest.identity,
-        manifest=evidence.manifest,
-        items=items,
-        cut=_cut(items, evidence.endings),
-        **outcome,
-    )
-    return Loaded(run, results, samples, evidence.endings)
+    run = Run(source=path, kind="run", name=path.resolve().name, **evidence, **outcome)
+    _check_agreement(run)
+    return run, (results, samples)
 
 
-def _cut(items: Mapping[Key, Item], endings: Mapping[Key, tuple[str, int]]) -> dict[str, frozenset[int]]:
-    """The documents of each task with a generation that the length limit ended; a task without one is missing."""
-    documents: dict[str, set[int]] = {}
-    for (task, doc, _, _), item in items.items():
-        if item.kind == "generate_until" and endings[item.key][0] == "length":
-            documents.setdefault(task, set()).add(doc)
-    return {task: frozenset(found) for task, found in documents.items()}
+def load_results(path: Path) -> tuple[Run, LmEvalFiles]:
+    """Read the newest run of an lm-eval output folder, or that of a results file; with its records where our engine
+    left them. Raises `ConfigError` for what is missing, damaged or edited, and for records of another run."""
+    results, samples = newest(path)
+    run = of_lm_eval(path, results, samples)
+    if (named := results["config"].get("evalengine")) is not None:
+        run = _with_records(run, path if path.is_dir() else path.parent, named)
+    return run, (results, samples)
 
 
-@dataclass(frozen=True)
-class RunEvidence:
-    """What the engine left of a run: everything but metrics."""
+def _with_records(run: Run, where: Path, named: Any) -> Run:
+    """The run of lm-eval's files with the tokens of its records. named: what the results say of these."""
+    if problem := wrong(named, _NAMED):
+        raise ConfigError(f"{where}: its results name no records ({problem}): they were edited; {COPY_RECORDS}")
+    folder = where / Path(named["records"]).name
+    if folder.name != named["records"] or not folder.is_dir():
+        raise ConfigError(f"{folder}: missing, but the results name it; {COPY_RECORDS}")
+    evidence = read_evidence(folder, open_run(folder, judge=False))
+    if named["digest"] != evidence["digest"]:
+        raise ConfigError(
+            f"{folder}: its digest is {evidence['digest']}, the results name {named['digest']}; {COPY_RECORDS}"
+        )
+    for task, hashes in run.hashes.items():  # lm-eval gives the model numbers that it does not write
+        if {*hashes} != {*range(len(hashes))}:
+            raise ConfigError(
+                f"{run.source}: {task}: its documents were chosen with --samples, and are numbered otherwise in its "
+                "records; run it with --limit, or without either"
+            )
+    decided = {name: run.identity.get(name) for name in LM_EVAL_KEYS}
+    names = {name: value for name, value in run.model_args.items() if name in MODEL_NAMES}
+    evidence |= {"identity": {**evidence["identity"], **decided, "model_args": names}, "cut": run.cut}
+    joined = replace(run, kind="run", records=folder, **evidence)
+    _check_responses(run, joined.items)
+    _check_agreement(joined)
+    return joined
 
-    manifest: Manifest
-    digest: str
-    task_digests: dict[str, str]
-    items: dict[Key, Item]  # in key order
-    endings: dict[Key, tuple[str, int]]  # (finish reason, prompt tokens), as `schema.read_endings` gives them
+
+def _check_responses(run: Run, items: Mapping[Key, Item]) -> None:
+    """Raises `ConfigError` unless each response in the samples is that of its records: a log-likelihood to the last
+    bit, a text to the letter."""
+    windows: dict[Key, list[float]] = defaultdict(list)
+    for (task, doc, _, repeat), item in items.items():
+        if item.kind == ROLLING and item.logprobs is not None:
+            windows[task, doc, 0, repeat] += item.logprobs.tolist()
+    for key, response in run.items.items():
+        record = items.get(key)
+        if record is not None and record.kind == "generate_until":
+            equal = response.text == record.text
+        else:
+            recorded = exact_sum(windows[key]) if response.kind == ROLLING else record and record.sum_logprob
+            equal = None not in (response.sum_logprob, recorded) and same_number(response.sum_logprob, recorded)  # type: ignore[arg-type]
+        if not equal:
+            raise ConfigError(
+                f"{run.source}: samples_{key[0]}_*.jsonl: the response to document {key[1]}, request {key[2]} is not "
+                f"that of its records: one of them was edited; {COPY_RECORDS}"
+            )
 
 
-def read_evidence(path: Path) -> RunEvidence:
-    """Reads the records of a folder and what vouches for them; every digest is computed anew.
+def read_evidence(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """`Run`'s digests, identity, manifest, items and cut documents, from a folder that `open_run` has checked.
 
-    Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
+    Every digest is computed anew. Raises `ConfigError` if a file is missing, damaged or edited.
     """
-    return _evidence(path, open_run(path, judge=False))
-
-
-def _evidence(path: Path, manifest: Manifest) -> RunEvidence:
-    """`read_evidence` of a folder that `open_run` has checked."""
-    digest = _read_digest(path)
+    try:
+        digest = read_bytes(path / DIGEST).decode("utf-8", "replace").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path / DIGEST}: cannot be read ({error}); {AGAIN}") from error
+    if not fits(digest, Sha256):
+        raise ConfigError(f"{path / DIGEST}: not a digest (64 hex digits): it was edited or damaged; {AGAIN}")
     records = _read_records(path / RECORDS)
     leaves = spread(partial(_leaves, path / RECORDS), records, MANY)
     if merkle_root(leaves).hex() != digest:
@@ -103,8 +140,18 @@ def _evidence(path: Path, manifest: Manifest) -> RunEvidence:
     tasks = tree_digests(items)
     if (manifest.digest, manifest.task_digests) != (digest, tasks):
         raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
-    endings = {record.key: (record.finish_reason, len(record.prompt_ids)) for record in records}
-    return RunEvidence(manifest, digest, tasks, items, endings)
+    cut: dict[str, set[int]] = {}
+    for record in records:
+        if record.kind == "generate_until" and record.finish_reason == "length":
+            cut.setdefault(record.task, set()).add(record.doc_id)
+    return {
+        "digest": digest,
+        "task_digests": tasks,
+        "identity": manifest.identity,
+        "manifest": manifest,
+        "items": items,
+        "cut": {task: frozenset(documents) for task, documents in cut.items()},
+    }
 
 
 def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
@@ -115,50 +162,33 @@ def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
     }
 
 
-def _read_digest(path: Path) -> str:
-    try:
-        digest = read_bytes(path / DIGEST).decode("utf-8", "replace").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path / DIGEST}: cannot be read ({error}); {AGAIN}") from error
-    if not fits(digest, Sha256):
-        raise ConfigError(f"{path / DIGEST}: not a digest (64 hex digits): it was edited or damaged; {AGAIN}")
-    return digest
-
-
 def _read_records(path: Path) -> list[RequestRecord]:
     """The records in key order, one for each key. Raises `ConfigError` if they are damaged."""
     if not path.is_file():
         raise ConfigError(f"{path}: missing, so nothing can be compared; {AGAIN}")
     try:
         records = sorted(read_records(path, lists=False), key=lambda record: record.key)
-        if len({record.key for record in records}) == len(records):
-            return records
+        if len({record.key for record in records}) < len(records):
+            raise ValueError("its columns contradict each other")
+        return records
     except DAMAGED as error:
         raise _damaged(path, error) from error
-    raise _contradicts(path)
 
 
 def _leaves(path: Path, records: Sequence[RequestRecord]) -> list[bytes]:
     """The digest's leaves. Raises `ConfigError` for a record that is not consistent in itself."""
     try:
-        if all(_whole(record) for record in records):
-            return [leaf_hash(record) for record in records]
+        for r in records:
+            lengths = len(r.output_ids) == len(r.logprobs)
+            if not lengths or r.logprobs.dtype != np.float32 or r.prompt_sha256 != ids_sha256(r.prompt_ids):
+                raise ValueError("its columns contradict each other")
+        return [leaf_hash(record) for record in records]
     except DAMAGED as error:
         raise _damaged(path, error) from error
-    raise _contradicts(path)
 
 
 def _damaged(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path}: damaged, or no records of a run ({error}); {AGAIN}")
-
-
-def _contradicts(path: Path) -> ConfigError:
-    return ConfigError(f"{path}: its columns contradict each other: it was edited; {AGAIN}")
-
-
-def _whole(record: RequestRecord) -> bool:
-    lengths = len(record.output_ids) == len(record.logprobs)
-    return lengths and record.logprobs.dtype == np.float32 and record.prompt_sha256 == ids_sha256(record.prompt_ids)
+    return ConfigError(f"{path}: damaged, edited, or no records of a run ({error}); {AGAIN}")
 
 
 def _item(record: RequestRecord, leaf: bytes) -> Item:
@@ -179,36 +209,32 @@ def _item(record: RequestRecord, leaf: bytes) -> Item:
     )
 
 
-def same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Raises `ConfigError` unless exactly the recorded documents have samples: a shortened or exchanged samples file
-    is found.
+def _check_agreement(run: Run) -> None:
+    """Raises `ConfigError` unless samples, records and results are of one run: exactly the recorded documents have
+    samples, and each metric with a number for each document is their mean, or exp of minus their mean (LAMBADA's
+    perplexity of log-likelihoods).
 
     An empty text of a rolling task has a sample and no record: there is nothing to score.
     """
-    kinds = {item.task: item.kind for item in items.values()}
-    documents: dict[str, set[int]] = {task: set() for task in {*kinds} | {*hashes}}
-    for item in items.values():
+    kinds = {item.task: item.kind for item in run.items.values()}
+    documents: dict[str, set[int]] = {task: set() for task in {*kinds} | {*run.hashes}}
+    for item in run.items.values():
         documents[item.task].add(item.doc_id)
     for task, recorded in sorted(documents.items()):
-        sampled = {*hashes.get(task, {})}
+        sampled = {*run.hashes.get(task, {})}
         if kinds.get(task) == ROLLING:
-            sampled = {doc for doc in sampled if doc in recorded or not asks_nothing(hashes[task][doc])}
+            sampled = {doc for doc in sampled if doc in recorded or not asks_nothing(run.hashes[task][doc])}
         if recorded != sampled:
-            where = sorted(recorded ^ sampled)[0]
-            raise ConfigError(f"{path}: samples_{task}_*.jsonl and {RECORDS} differ from document {where} on; {AGAIN}")
-
-
-def same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], results: Mapping[ScoreKey, Any]) -> None:
-    """Raises `ConfigError` unless each metric with a number for each document is their mean, or exp of minus their mean
-    (LAMBADA's perplexity of log-likelihoods)."""
-    for key in scores.keys() & results.keys():
-        mean, result = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
+            raise ConfigError(f"{run.source}: samples_{task}_*.jsonl and {RECORDS} differ from document "
+                              f"{min(recorded ^ sampled)} on; {AGAIN}")  # fmt: skip
+    for key in run.scores.keys() & run.results.keys():
+        mean, result = exact_sum(run.scores[key].values()) / len(run.scores[key]), run.results[key][0]
         statistic = "mean"
         if key[1] == "perplexity":
             statistic, mean = "perplexity", exp(-mean)
         if not same_value(mean, result, 1e-9, 1e-12):
             task, metric, name = key
             raise ConfigError(
-                f"{path}: results_*.json has {metric},{name} of {task} at {result}, but its documents' {statistic} is "
-                f"{mean}: one of the two files was edited; {AGAIN}"
+                f"{run.source}: results_*.json has {metric},{name} of {task} at {result}, but its documents' "
+                f"{statistic} is {mean}: one of the two files was edited; {AGAIN}"
             )

@@ -18,7 +18,7 @@ from itertools import combinations
 import numpy as np
 import scipy
 
-from evalengine.report.read.asked import choices
+from evalengine.report.read.documents import choices
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.intervals import Floats
