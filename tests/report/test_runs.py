@@ -188,7 +188,7 @@ def test_an_experiment_is_its_runs_once_it_is_finished(tmp_path: Path, records: 
     sweep = tmp_path / "sweep"
     runs = [write_run(sweep / f"{number}-max_num_seqs_{number}" / "run", records) for number in (1, 2)]
     for use in (lambda: named_runs([str(sweep)]), lambda: load_run(sweep)):
-        with pytest.raises(ConfigError, match=r"not finished \(2 of its runs were begun\); its command, given again"):
+        with pytest.raises(ConfigError, match=r"not finished \(2 of its runs were begun\); rerun its command to resume it"):
             use()
     sources = [{"source": str(run.relative_to(sweep))} for run in runs]
     (sweep / "noise_floor.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": sources}))
@@ -218,7 +218,7 @@ def test_an_edited_experiment_is_refused(tmp_path: Path, records: list[RequestRe
             named_runs([str(sweep)])
     file.write_text(json.dumps(whole))
     (sweep / "x.svg").write_text("<svg>better</svg>")
-    with pytest.raises(ConfigError, match=r"x\.svg beside it is not the picture"):
+    with pytest.raises(ConfigError, match=r"x\.svg next to it is not the picture"):
         named_runs([str(sweep)])
     (sweep / "x.svg").unlink()
     shutil.rmtree(places[1])

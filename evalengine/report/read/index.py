@@ -90,15 +90,14 @@ def entries(root: Path) -> list[Entry]:
 def _with_changes(listed: Sequence[Entry]) -> Iterator[Entry]:
     """The entries, each with its settings in which finished runs of its task and model differ: those of a sweep look
     alike otherwise."""
-    values: dict[tuple[str, str], dict[str, set[str]]] = {}
-    alike: dict[tuple[str, str], list[Entry]] = {}
+    alike: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for entry in listed:
-        alike.setdefault((entry.task, entry.model), []).append(entry)
-    for key, own in alike.items():
-        names = dict.fromkeys(name for entry in own if entry.state == FINISHED for name in entry.settings)
-        values[key] = {name: {e.settings.get(name, "") for e in own if e.state == FINISHED} for name in names}
+        if entry.state == FINISHED:
+            alike.setdefault((entry.task, entry.model), []).append(entry.settings)
     for entry in listed:
-        differing = [name for name, given in values[entry.task, entry.model].items() if len(given) > 1]
+        settings = alike.get((entry.task, entry.model), [])
+        names = dict.fromkeys(name for own in settings for name in own)
+        differing = [name for name in names if len({own.get(name, "") for own in settings}) > 1]
         words = [f"{name}={entry.settings[name]}" for name in differing if name in entry.settings]
         yield replace(entry, changed=listed_words(words, MOST_CHANGES))
 
@@ -152,7 +151,8 @@ def _entries(folder: Path, ours: bool, base_runs: Sequence[Run]) -> Iterator[Ent
         manifest = _manifest(folder) if ours else Manifest({})
         file = results_files(folder)[-1]
         results = read_results(file)
-        _check(file, manifest)
+        if is_bound(manifest) and (manifest.files or {}).get(file.name) != file_sha256(file):
+            raise ConfigError(f"{file}: not the file that the run wrote; {AGAIN}")
         yield from _tasks(folder, manifest, results, base_runs)
     except IndexError:
         yield Entry(folder, DAMAGED, problem=f"results_*.json is missing; {AGAIN}")
@@ -161,47 +161,32 @@ def _entries(folder: Path, ours: bool, base_runs: Sequence[Run]) -> Iterator[Ent
 
 
 def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_runs: Sequence[Run]) -> Iterator[Entry]:
-    started = parsed(manifest.started) or parsed(results.get("date"))
-    model = str(manifest.model.name or results.get("model_name") or "")
+    metrics = {name: tuple(_metrics(results, name)) for name in results["results"]}
     groups = groups_of(results)
-    asked = (
-        roots_of(groups, [name for name in results["results"] if any(_metrics(results, name))]) or results["results"]
-    )
-    settings = settings_of(manifest)
-    for task in asked:
-        inner = dict.fromkeys(below(groups, task))
-        digest = manifest.task_digests.get(task, manifest.digest if len(asked) == 1 else "")
-        metrics = tuple(_metrics(results, task))
-        baseline, verdict = against(task, digest, metrics, manifest, base_runs, tuple(inner))
-        yield Entry(
-            folder=folder,
-            state=FINISHED,
-            started=started,
-            run_id=manifest.run_id or "",
-            command=command_line(manifest.command),
-            model=model,
-            task=task,
-            metrics=metrics,
-            parts=tuple((name, metric) for name in inner for metric in _metrics(results, name)),
-            digest=digest,
-            baseline=baseline,
-            verdict=verdict,
-            numerics=str(manifest.numerics or ""),
-            settings=settings,
-            cut=manifest.counts.length_limited or _cut_by_an_endpoint(results),
-            pace=_pace(manifest) if len(asked) == 1 else None,
-        )
-
-
-def _cut_by_an_endpoint(results: Mapping[str, Any]) -> int:
-    facts = results.get("endpoint")
-    cut = facts.get("length_limited") if isinstance(facts, Mapping) else None
-    return cut if isinstance(cut, int) else 0
-
-
-def _pace(manifest: Manifest) -> float | None:
+    roots = roots_of(groups, [name for name, own in metrics.items() if own]) or [*metrics]
     counts, seconds = manifest.counts, manifest.timings.run_seconds
-    return seconds / counts.documents if counts.documents and seconds > 0 and not not_run(counts) else None
+    paced = len(roots) == 1 and counts.documents and seconds > 0 and not not_run(counts)
+    endpoint = results.get("endpoint")
+    cut = endpoint.get("length_limited") if isinstance(endpoint, Mapping) else None
+    whole = Entry(
+        folder=folder,
+        state=FINISHED,
+        started=parsed(manifest.started) or parsed(results.get("date")),
+        run_id=manifest.run_id or "",
+        command=command_line(manifest.command),
+        model=str(manifest.model.name or results.get("model_name") or ""),
+        numerics=str(manifest.numerics or ""),
+        settings=settings_of(manifest),
+        cut=counts.length_limited or (cut if isinstance(cut, int) else 0),
+        pace=seconds / counts.documents if paced else None,
+    )
+    for task in roots:
+        inner = tuple(dict.fromkeys(below(groups, task)))
+        digest = manifest.task_digests.get(task, manifest.digest if len(roots) == 1 else "")
+        baseline, verdict = against(task, digest, metrics.get(task, ()), manifest, base_runs, inner)
+        parts = tuple((name, metric) for name in inner for metric in metrics.get(name, ()))
+        yield replace(whole, task=task, metrics=metrics.get(task, ()), parts=parts, digest=digest, baseline=baseline,
+                      verdict=verdict)  # fmt: skip
 
 
 def against(
@@ -215,33 +200,26 @@ def against(
     one = next((one for one in holding if one.manifest.model.name == name), holding[0] if holding else None)
     if one is None:
         return "", ""
-    moved = _moved(task, metrics, one)
+    moved = ""  # the first metric whose value is not the baseline's
+    for place, metric in enumerate(metrics):
+        old = one.results.get((task, metric.name, metric.filter))
+        if old is not None and not moved and not same_number(old[0], metric.value):
+            moved = f"{'' if place == 0 else f'{metric.name} '}was {old[0]:.4f}"
     if digest and digest == one.task_digests.get(task, one.digest if inner else None):
         return one.source.name, f"{moved}: the same bits, scored otherwise" if moved else "same bits"
     if any(_rows(identity, name) != _rows(one.identity, name) for name in (task, *inner)):
         return one.source.name, "other documents"
-    same = moved or "equal totals"
-    if identity.get("weights") != one.identity.get("weights"):
-        return one.source.name, f"{same}, another model"
-    if identity.get("prompts") != one.identity.get("prompts"):
-        return one.source.name, f"{same}, other prompts"
+    for setting, words in (("weights", "another model"), ("prompts", "other prompts")):
+        if identity.get(setting) != one.identity.get(setting):
+            return one.source.name, f"{moved or 'equal totals'}, {words}"
     return one.source.name, moved or "other bits, equal totals"
 
 
 def _rows(identity: Mapping[str, Any], task: str) -> tuple[Any, Any]:
-    """What says which documents were asked: exemplars are part of the prompts."""
+    """What says which documents were scored: exemplars are part of the prompts."""
     datasets = identity.get("datasets")
     own = datasets.get(task) if isinstance(datasets, Mapping) else None
     return identity.get("limit"), own.get("sha256") if isinstance(own, Mapping) else own
-
-
-def _moved(task: str, metrics: Sequence[RunMetric], baseline: Run) -> str:
-    """The first metric whose value is not the baseline's, and what it was: `was 0.8167`."""
-    for place, metric in enumerate(metrics):
-        old = baseline.results.get((task, metric.name, metric.filter))
-        if old is not None and not same_number(old[0], metric.value):
-            return f"{'' if place == 0 else f'{metric.name} '}was {old[0]:.4f}"
-    return ""
 
 
 def _metrics(results: Mapping[str, Any], task: str) -> Iterator[RunMetric]:
@@ -263,12 +241,6 @@ def _manifest(folder: Path) -> Manifest:
     if (folder / DIGEST).read_bytes().strip() != manifest.digest.encode():
         raise ConfigError(f"{folder / DIGEST}: not the digest of {MANIFEST}: one of them was edited; {AGAIN}")
     return manifest
-
-
-def _check(file: Path, manifest: Manifest) -> None:
-    """Of a run of ours: that the results are the file that it wrote."""
-    if is_bound(manifest) and (manifest.files or {}).get(file.name) != file_sha256(file):
-        raise ConfigError(f"{file}: not the file that the run wrote; {AGAIN}")
 
 
 def _age(entry: Entry) -> float:

@@ -94,13 +94,33 @@ def _folders(path: Path) -> list[Path]:
 
 
 def experiment_runs(folder: Path) -> list[str]:
-    """The runs that an experiment's file in this folder lists, in its order; none where there is no such file."""
-    for file, content in _experiment(folder):
-        return [str(folder / source) for source in _listed(file, content)]
-    if places := [child for child in _folders(folder) if _is_place(child)]:
+    """The runs that an experiment's file in this folder lists, in its order; none where there is no such file.
+
+    Raises `ConfigError` if the file was edited (it carries its own hash, unless it is older than such hashes), lists
+    another digest or picture than is there, or is still missing. Runs that lack a digest, or are gone, are reported
+    where they are opened.
+    """
+    for file, sweep in _experiment(folder):
+        problem = wrong(sweep, _SWEEP)
+        seal, picture = sweep.pop("sha256", None), file.with_suffix(".svg")
+        if not problem and seal is not None and seal != sha256_of(sweep):
+            problem = "its sha256 is not that of its content"
+        for run in [] if problem else sweep["runs"]:
+            digest = folder / run["source"] / DIGEST
+            if run.get("digest") and digest.is_file() and digest.read_bytes().strip() != run["digest"].encode():
+                problem = problem or f"it lists another digest for {run['source']} than that run has"
+        drawn = None if problem else sweep.get("picture_sha256")
+        if drawn is not None and picture.is_file() and file_sha256(picture) != drawn:
+            problem = f"{picture.name} next to it is not the picture that was drawn"
+        if problem:
+            raise ConfigError(f"{file}: {problem}: it was edited or damaged; take it from where it was copied, or name "
+                              "the runs in its folder one by one")  # fmt: skip
+        return [str(folder / run["source"]) for run in sweep["runs"]]
+    places = [child for child in _folders(folder) if SWEEP_PLACE.fullmatch(child.name) and not is_run_folder(child)]
+    if begun := sum(any(map(is_run_folder, _folders(place))) for place in places):
         raise ConfigError(
-            f"{folder}: an experiment that is not finished ({len(places)} of its runs were begun); its command, given "
-            "again, takes it up; or name its runs"
+            f"{folder}: an experiment that is not finished ({begun} of its runs were begun); rerun its command to "
+            "resume it, or name its runs"
         )
     return []
 
@@ -127,40 +147,6 @@ def inputs(names: Iterable[str | Path]) -> Iterator[Path]:
             yield from (place, *(file for file, _ in _experiment(place)))
 
 
-def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
-    """The places of the runs in an experiment's file. Raises `ConfigError` if it was edited: it carries its own hash,
-    unless it was written before such files did."""
-    problem = wrong(sweep, _SWEEP)
-    seal = sweep.pop("sha256", None)
-    if not problem and seal is not None and seal != sha256_of(sweep):
-        problem = "its sha256 is not that of its content"
-    problem = problem or _elsewhere(file, sweep)
-    if problem:
-        raise ConfigError(f"{file}: {problem}: it was edited or damaged; take it from where it was copied, or name the "
-                          "runs in its folder one by one")  # fmt: skip
-    return [run["source"] for run in sweep["runs"]]
-
-
-def _elsewhere(file: Path, sweep: dict[str, Any]) -> str:
-    """Which run or picture beside an experiment's file is not the one that it lists; "" if none. Runs that lack a
-    digest, or are gone, are reported where they are opened."""
-    for run in sweep["runs"]:
-        digest = file.parent / run["source"] / "digest.txt"
-        if run.get("digest") and digest.is_file() and digest.read_bytes().strip() != run["digest"].encode():
-            return f"it lists another digest for {run['source']} than that run has"
-    picture = file.with_suffix(".svg")
-    if "picture_sha256" in sweep and picture.is_file() and file_sha256(picture) != sweep["picture_sha256"]:
-        return f"{picture.name} beside it is not the picture that was drawn"
-    return ""
-
-
-def _is_place(folder: Path) -> bool:
-    """Whether this is where an experiment put one of its runs."""
-    if not SWEEP_PLACE.fullmatch(folder.name) or not folder.is_dir() or is_run_folder(folder):
-        return False
-    return any(is_run_folder(child) for child in folder.iterdir() if child.is_dir())
-
-
 def stands_for(name: str | Path) -> str | Path:
     """The folder that such a name stands for; any other name as it is.
 
@@ -174,9 +160,20 @@ def stands_for(name: str | Path) -> str | Path:
             return newest_run(RESULTS, text)
         if text.endswith(f":{LATEST}"):
             return newest_run(Path(text.removesuffix(f":{LATEST}")), text)
-        if numbered := _NUMBERED.fullmatch(text):
-            return _numbered(text, numbered[1], int(numbered[2]))
-        return _newest_experiment(text) or name
+        numbered = _NUMBERED.fullmatch(text)
+        if numbered is None:
+            return _newest_experiment(text) or name
+        sweep, number = numbered[1], int(numbered[2])
+        folder = Path(sweep) if Path(sweep).is_dir() else _newest_experiment(sweep)
+        if folder is None:
+            raise ConfigError(f"{text}: {sweep} is neither an experiment's folder nor the name of one in {RESULTS}/")
+        if not (runs := experiment_runs(folder)):
+            raise ConfigError(
+                f"{text}: {folder} is no experiment's folder, so its runs have no numbers; name one of them"
+            )
+        if not 1 <= number <= len(runs):
+            raise ConfigError(f"{text}: {folder} has runs 1 to {len(runs)}")
+        return runs[number - 1]
 
 
 def named_runs(names: Iterable[str]) -> list[str]:
@@ -208,18 +205,6 @@ def newest_run(root: Path, name: str = LATEST) -> Path:
     if not finished:
         raise ConfigError(f"{name}: no finished run in {root}/; name its folder, or another one: FOLDER:{LATEST}")
     return max(finished, key=lambda folder: ((folder / DIGEST).stat().st_mtime_ns, folder.name))
-
-
-def _numbered(name: str, sweep: str, number: int) -> str:
-    folder = Path(sweep) if Path(sweep).is_dir() else _newest_experiment(sweep)
-    if folder is None:
-        raise ConfigError(f"{name}: {sweep} is neither an experiment's folder nor the name of one in {RESULTS}/")
-    runs = named_runs([str(folder)])
-    if runs == [str(folder)]:
-        raise ConfigError(f"{name}: {folder} is no experiment's folder, so its runs have no numbers; name one of them")
-    if not 1 <= number <= len(runs):
-        raise ConfigError(f"{name}: {folder} has runs 1 to {len(runs)}")
-    return runs[number - 1]
 
 
 def _newest_experiment(name: str) -> Path | None:
