@@ -28,7 +28,7 @@ from evalengine.report.gate.policies import Policy, load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
 from evalengine.report.read.index import Entry, entries
-from evalengine.report.read.load import RunData, load_run, load_run_data
+from evalengine.report.read.load import RunData, load_data
 from evalengine.report.read.names import RESULTS, all_runs, skipped_note
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
@@ -90,7 +90,7 @@ def main(arguments: Namespace) -> int:
         warn(skipped)
     if twice := [path for path, count in Counter(Path(path).resolve() for path in paths).items() if count > 1]:
         raise ConfigError([f"plan: runs: {path} is named twice; name each run once" for path in twice])
-    loaded = [_loaded(path) for path in paths]
+    loaded = [load_data(path) for path in paths]
     runs = [data.run for data in loaded]
     held = {name for run in runs for key in run.results for name in (key[0], *run.groups)}
     problems = [f"task={name}: no such task or group, neither shipped (`python -m evalengine tasks`) nor in the runs"
@@ -107,12 +107,6 @@ def main(arguments: Namespace) -> int:
     print_lines([*_answer(policy.name, plan, bool(runs)), *_facts(names, a, policy, plan, loaded)],
                 Console(file=sys.stdout, soft_wrap=True, highlight=False))  # fmt: skip
     return 0
-
-
-def _loaded(name: str) -> RunData:
-    """A run with its samples, or a baseline file, which has none."""
-    run = load_run(name) if Path(name).is_file() else None
-    return RunData(run, {}, {}) if run is not None and run.kind == "baseline" else load_run_data(name)
 
 
 def _parsed(words: Sequence[str]) -> tuple[PlanSettings, Policy]:

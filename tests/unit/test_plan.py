@@ -102,7 +102,7 @@ def loaded(run: Run) -> RunData:
 
 def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Run) -> str:
     monkeypatch.setattr(plan, "all_runs", list)
-    monkeypatch.setattr(plan, "_loaded", lambda name: loaded(runs[int(name)]))
+    monkeypatch.setattr(plan, "load_data", lambda name: loaded(runs[int(name)]))
     return f"runs={','.join(map(str, range(len(runs))))}"
 
 
@@ -193,7 +193,7 @@ def test_the_probability_of_the_right_choice_needs_fewer_documents(
     runs = run(-0.98), run(-1.02)
     assert spreads(*runs, "sciq") == (1.0, pytest.approx(0.01**2, rel=0.01))
     monkeypatch.setattr(plan, "all_runs", list)
-    monkeypatch.setattr(plan, "_loaded", lambda name: runs[int(name)])
+    monkeypatch.setattr(plan, "load_data", lambda name: runs[int(name)])
     text = said(capsys, "task=sciq", "margin=2", "runs=0,1")[1]
     found = re.search(r"by that probability, ([\d,]+) documents are enough instead of ([\d,]+), for", text)
     assert found and int(found[1]) < 200 < 10_000 < int(found[2].replace(",", ""))
@@ -229,7 +229,7 @@ def test_a_folder_of_runs_is_its_runs_and_no_run_counts_twice(
         (tmp_path / "sweep" / name).mkdir(parents=True)
         (tmp_path / "sweep" / name / "digest.txt").touch()
     made = {"one": make_run({"t": [1.0] * 300}), "two": make_run({"t": [0.0] * 3 + [1.0] * 297}, weights="other")}
-    monkeypatch.setattr(plan, "_loaded", lambda name: loaded(made[Path(name).name]))
+    monkeypatch.setattr(plan, "load_data", lambda name: loaded(made[Path(name).name]))
     text = said(capsys, f"runs={tmp_path / 'sweep'}", "margin=1")[1]
     assert "3 of 300 scores flip, measured over one pair of the runs" in text
     assert re.search(r"t exact_match,strict-match +1 point +300 ", text)

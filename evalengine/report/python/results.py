@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,8 @@ from evalengine.records.schema import RequestRecord, read_records
 from evalengine.report.compare.report import value_text
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.read.groups import group_documents, groups_first
-from evalengine.report.read.lm_eval_folder import newest
-from evalengine.report.read.load import load_run as read_run
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.load import RunData, load_data
+from evalengine.report.read.run import Run, Samples, ScoreKey
 from evalengine.report.run_table import results_table, summary_lines
 from evalengine.report.stats.metric_interval import cut_lines, cut_of
 from evalengine.util.sheet import Line, Sheet
@@ -31,6 +30,10 @@ from evalengine.util.tables import print_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+METRICS = ("task", "metric", "filter", "value", "stderr", "higher_is_better", "documents", "cut", "value_finished")
+SAMPLES = ("task", "doc_id", "filter", "target", "prompts", "responses", "answers", "doc", "doc_hash", "prompt_hash")
 
 
 class Shown(ABC):
@@ -41,23 +44,15 @@ class Shown(ABC):
         """Everything to show, in order; a string is one line."""
 
     def __repr__(self) -> str:
-        return as_text(self._lines())
+        """The lines as a terminal without colours shows them, without spaces at their ends."""
+        console = Console(file=io.StringIO(), soft_wrap=True, color_system=None)
+        with console.capture() as captured:
+            print_lines(self._lines(), console)
+        return "\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n")
 
     def _repr_html_(self) -> str:
-        return as_html(self._lines())
-
-
-def as_text(lines: Iterable[Line]) -> str:
-    """The lines as a terminal without colours shows them, without spaces at their ends."""
-    console = Console(file=io.StringIO(), soft_wrap=True, color_system=None)
-    with console.capture() as captured:
-        print_lines(lines, console)
-    return "\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n")
-
-
-def as_html(lines: Iterable[Line]) -> Markup:
-    """The lines as markup: tables, and a paragraph for each line. Texts from outside are escaped."""
-    return tag("div", *(_table(line) if isinstance(line, Sheet) else tag("p", line) for line in lines))
+        """The lines as markup: tables, and a paragraph for each line. Texts from outside are escaped."""
+        return tag("div", *(_table(line) if isinstance(line, Sheet) else tag("p", line) for line in self._lines()))
 
 
 def _table(sheet: Sheet) -> Markup:
@@ -76,8 +71,9 @@ class Results(Shown):
     against the manifest's hashes when the run was loaded.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, data: RunData) -> None:
+        self.run = data.run
+        self._data = data
 
     @property
     def path(self) -> Path:
@@ -96,32 +92,56 @@ class Results(Shown):
 
     @cached_property
     def metrics(self) -> DataFrame:
-        """A row per task, metric and filter (`metrics_frame`)."""
-        return metrics_frame(self.run)
+        """A row per task, metric and filter, a group above its tasks.
+
+        `value` and `stderr` are in the metric's units (a share of 1, a perplexity); what the run does not say is
+        missing. `documents`: how many have a score; of a group, how many its tasks have together. `cut`: the share of
+        documents with an answer that the length limit ended, `value_finished` the value on the others.
+        """
+        run = self.run
+        rows = [
+            (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
+             else group_documents(run, key), *cut_values(run, key))
+            for task in groups_first((key[0] for key in run.results), run.groups)
+            for key in run.results if key[0] == task
+        ]  # fmt: skip
+        frame = _frame(rows, METRICS)
+        numbers = dict.fromkeys(("value", "stderr", "cut", "value_finished"), "float64")
+        return frame.astype({**numbers, "documents": "Int64", "higher_is_better": "boolean"})
 
     @cached_property
     def samples(self) -> DataFrame:
         """A row per task, document and filter (`samples_frame`). Raises `ConfigError` for a baseline."""
-        return samples_frame(self._texts[1], self.run.cut)
+        return samples_frame(self._rows, self.run.cut)
 
     def samples_of(self, task: str) -> DataFrame:
         """The samples of one task, with the columns of its own metrics alone."""
-        samples = self._texts[1]
-        if task not in samples:
-            raise ConfigError(f"samples_of({task!r}): no task is called so; there are {', '.join(samples)}")
-        return samples_frame({task: samples[task]}, self.run.cut)
+        if task not in self._rows:
+            raise ConfigError(f"samples_of({task!r}): no task is called so; there are {', '.join(self._rows)}")
+        return samples_frame({task: self._rows[task]}, self.run.cut)
+
+    @property
+    def _rows(self) -> Samples:
+        if self.run.kind == "baseline":
+            raise ConfigError(f"{self.path}: a baseline holds no texts; load the run's folder")
+        return self._data.rows
 
     @cached_property
     def records(self) -> DataFrame:
-        """A row per request (`records_frame`). Raises `ConfigError` where there are no records."""
-        return records_frame(self.run)
+        """A row per request, in (task, document, request, repeat) order: token ids (lists), raw float32 logprobs in
+        nats (arrays), `sum_logprob` (nats, correctly rounded), finish reason, tokens cut from the prompt's left.
 
-    @cached_property
-    def _texts(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-        """(lm-eval's results, task -> its samples). Raises `ConfigError` for a baseline, which holds no texts."""
-        if self.run.kind == "baseline":
-            raise ConfigError(f"{self.path}: a baseline holds no texts; load the run's folder")
-        return newest(self.path)
+        Raises `ConfigError` for an lm-eval folder or a baseline, which hold no records.
+        """
+        run = self.run
+        if run.kind != "run":
+            raise ConfigError(
+                f"{run.source}: {run.kind} files hold no records; `samples` and `metrics` have what they say"
+            )
+        records = read_records((run.records or run.source) / RECORDS)
+        names = [item.name for item in fields(RequestRecord)]
+        rows = [(*(getattr(record, name) for name in names), run.items[record.key].sum_logprob) for record in records]
+        return _frame(rows, (*names, "sum_logprob"))
 
     def value(self, metric: str, task: str | None = None, filter: str | None = None) -> float:
         """One metric's value, in its own units. Raises `ConfigError` unless exactly one fits the given names."""
@@ -140,7 +160,7 @@ class Results(Shown):
             rows = [[*key, value_text(value)] for key, (value, _) in self.run.results.items()]
             yield Sheet("Metrics", ("Task", "Metric", "Filter", "Value"), rows, (0, 1, 2))
         else:
-            yield results_table(self._texts[0])
+            yield results_table(self._data.results)
         if self.run.kind == "run" and "counts" in self.manifest:
             yield from summary_lines(self.run.manifest)
         yield from cut_lines(self.run)
@@ -154,32 +174,7 @@ def load_run(path: str | Path) -> Results:
 
     Raises `ConfigError` (the file at fault, and the cure) for what is missing, unfinished, damaged or edited.
     """
-    return Results(read_run(path))
-
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-METRICS = ("task", "metric", "filter", "value", "stderr", "higher_is_better", "documents", "cut", "value_finished")
-SAMPLES = ("task", "doc_id", "filter", "target", "prompts", "responses", "answers", "doc", "doc_hash", "prompt_hash")
-RECORD = tuple(item.name for item in fields(RequestRecord))
-
-
-def metrics_frame(run: Run) -> DataFrame:
-    """A row per task, metric and filter. `value` and `stderr` are in the metric's own units (a share of 1, a
-    perplexity); what the run does not say is missing. `documents`: how many have a score of their own; of a
-    group, how many its tasks have together. `cut`: the share of documents with an answer that the length limit ended,
-    `value_finished` the value on the others. A group stands above its tasks."""
-    subtasks = run.groups
-    rows = [
-        (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
-         else group_documents(run, key), *cut_values(run, key))
-        for task in groups_first((key[0] for key in run.results), subtasks)
-        for key in run.results if key[0] == task
-    ]  # fmt: skip
-    frame = _frame(rows, METRICS)
-    numbers = dict.fromkeys(("value", "stderr", "cut", "value_finished"), "float64")
-    return frame.astype({**numbers, "documents": "Int64", "higher_is_better": "boolean"})
+    return Results(load_data(path))
 
 
 def cut_values(run: Run, key: ScoreKey) -> tuple[float, float | None]:
@@ -197,36 +192,20 @@ def samples_frame(
     request; `doc` is the dataset's row, a dict; `cut` is whether the length limit ended one of the responses.
 
     samples: each task's rows, as lm-eval's files have them. cut: `Run.cut`."""
-    rows = list(_samples(samples))
-    frame = _frame([(*row, row[1] in (cut or {}).get(row[0], ())) for row, _ in rows], (*SAMPLES, "cut"))
-    for name in dict.fromkeys(name for _, scores in rows for name in scores):
-        frame[name] = _scores([scores.get(name) for _, scores in rows])
-    return frame.sort_values(["task", "doc_id"], kind="stable", ignore_index=True)
-
-
-def records_frame(run: Run) -> DataFrame:
-    """A row per request, in (task, document, request, repeat) order: token ids (lists), raw float32 logprobs in nats
-    (arrays), `sum_logprob` (nats, correctly rounded), finish reason, tokens cut from the prompt's left.
-
-    Raises `ConfigError` for an lm-eval folder or a baseline, which hold no records.
-    """
-    if run.kind != "run":
-        raise ConfigError(f"{run.source}: {run.kind} files hold no records; `samples` and `metrics` have what they say")
-    records = read_records((run.records or run.source) / RECORDS)
-    rows = [(*(getattr(record, name) for name in RECORD), run.items[record.key].sum_logprob) for record in records]
-    return _frame(rows, (*RECORD, "sum_logprob"))
-
-
-def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """(the values of `SAMPLES`, metric -> this document's value) of each sample."""
-    for task, rows in samples.items():
-        for row in rows:
+    rows, scores = [], []
+    for task, own in samples.items():
+        for row in own:
             calls = row.get("arguments") or {}
             prompts = [next(iter(words.values()), None) for words in calls.values()] if isinstance(calls, dict) else []
             texts = (row.get("target"), prompts, row.get("resps"), row.get("filtered_resps"), row.get("doc"))
+            ended = row["doc_id"] in (cut or {}).get(task, ())
             hashes = (row.get("doc_hash"), row.get("prompt_hash"))
-            scores = {name: row[name] for name in row.get("metrics") or () if name in row}
-            yield (task, row["doc_id"], row["filter"], *texts, *hashes), scores
+            rows.append((task, row["doc_id"], row["filter"], *texts, *hashes, ended))
+            scores.append({name: row[name] for name in row.get("metrics") or () if name in row})
+    frame = _frame(rows, (*SAMPLES, "cut"))
+    for name in dict.fromkeys(name for own in scores for name in own):
+        frame[name] = _scores([own.get(name) for own in scores])
+    return frame.sort_values(["task", "doc_id"], kind="stable", ignore_index=True)
 
 
 def _scores(values: list[Any]) -> Any:

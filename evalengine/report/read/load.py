@@ -15,7 +15,7 @@ from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest_data import MANIFEST, missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
-from evalengine.report.read.run import Item, Key, LmEvalFiles, Run, Samples, ScoreKey
+from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
 from evalengine.report.read.run_folder import load_folder, load_results
 from evalengine.util.plugins import load
 
@@ -29,44 +29,7 @@ def load_run(path: str | Path, page: bool = True) -> Run:
     Raises `ConfigError` (the file at fault, and the fix) for what is missing, unreadable, unfinished, damaged or
     edited.
     """
-    return _load(path, page)[0]
-
-
-def _load(name: str | Path, page: bool) -> tuple[Run, LmEvalFiles]:
-    """The run that `load_run` reads, and lm-eval's files that it was read from."""
-    with readable(name):
-        path = Path(stands_for(name))
-        if path.is_file():
-            if results_files(path):
-                return load_results(path)
-            if _is_inspect_log(path):
-                read: tuple[Run, LmEvalFiles] = load("evalengine.integrations.inspect_ai.log:load_inspect_log")(path)
-                return read
-            from evalengine.report.read.baseline import is_baseline, load_baseline  # runs of ours need no other reader
-
-            if not is_baseline(path) and is_run_folder(path.parent):
-                raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
-            return load_baseline(path), ({}, {})
-        if not path.is_dir():
-            raise ConfigError(
-                f"{path}: no such file or folder; name a run's folder, or latest: the newest in {RESULTS}/"
-            )
-        any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
-        if is_run_folder(path):
-            return load_folder(path, page)
-        if results_files(path):
-            return load_results(path)
-        # lm-eval writes into <output_path>/<model>/, and results/ may hold a single run.
-        if of_experiment := experiment_runs(path):
-            many, first = len(of_experiment), of_experiment[0]
-            raise ConfigError(f"{path}: an experiment of {many} runs; name one of them, such as {first}")
-        runs, _ = runs_in(path)
-        if len(runs) == 1:
-            return _load(runs[0], page)
-        if runs:
-            names = listed([str(run.relative_to(path)) for run in runs], 4)
-            raise ConfigError(f"{path}: it holds {len(runs)} runs ({names}); name one of them")
-        raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
+    return load_data(path, page).run
 
 
 def _is_inspect_log(path: Path) -> bool:
@@ -160,16 +123,53 @@ class RunData:
         return [row["filter"] for row in rows]
 
 
+def load_data(name: str | Path, page: bool = True) -> RunData:
+    """Read the run that `load_run` reads, with its texts."""
+    with readable(name):
+        path = Path(stands_for(name))
+        if path.is_file():
+            if results_files(path):
+                return RunData(*load_results(path))
+            if _is_inspect_log(path):
+                return RunData(*load("evalengine.integrations.inspect_ai.log:load_inspect_log")(path))
+            from evalengine.report.read.baseline import is_baseline, load_baseline  # runs of ours need no other reader
+
+            if not is_baseline(path) and is_run_folder(path.parent):
+                raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
+            return RunData(load_baseline(path), {}, {})
+        if not path.is_dir():
+            raise ConfigError(
+                f"{path}: no such file or folder; name a run's folder, or latest: the newest in {RESULTS}/"
+            )
+        any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
+        if is_run_folder(path):
+            return RunData(*load_folder(path, page))
+        if results_files(path):
+            return RunData(*load_results(path))
+        # lm-eval writes into <output_path>/<model>/, and results/ may hold a single run.
+        if of_experiment := experiment_runs(path):
+            many, first = len(of_experiment), of_experiment[0]
+            raise ConfigError(f"{path}: an experiment of {many} runs; name one of them, such as {first}")
+        runs, _ = runs_in(path)
+        if len(runs) == 1:
+            return load_data(runs[0], page)
+        if runs:
+            names = listed([str(run.relative_to(path)) for run in runs], 4)
+            raise ConfigError(f"{path}: it holds {len(runs)} runs ({names}); name one of them")
+        raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")
+
+
 def load_run_data(path: str | Path, page: bool = True, complete: bool = True) -> RunData:
     """Reads a run with its texts.
 
     page: whether `report.html` is checked, too. complete: whether the manifest must hold all that a page needs.
     Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
     """
-    run, files = _load(path, page)
+    data = load_data(path, page)
+    run = data.run
     if run.kind == "baseline":
         raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
     if complete and run.kind == "run" and (missing := missing_for_page(run.manifest)):
         raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
-    return RunData(run, *files)
+    return data

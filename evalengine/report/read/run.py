@@ -55,7 +55,7 @@ class Item:
 
 
 Samples = dict[str, list[dict[str, Any]]]  # task -> rows of its samples file, in its order
-LmEvalFiles = tuple[dict[str, Any], Samples]  # a results file, and the samples with it; empty for a baseline
+LmEvalRun = tuple["Run", dict[str, Any], Samples]  # with the results file and the samples that it was read from
 
 
 @dataclass(frozen=True, eq=False)

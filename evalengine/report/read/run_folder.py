@@ -29,7 +29,7 @@ from evalengine.report.numbers import exact_sum, exp, same_number, same_value
 from evalengine.report.read.identities import MODEL_NAMES
 from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING, asks_nothing
-from evalengine.report.read.run import Item, Key, LmEvalFiles, Run
+from evalengine.report.read.run import Item, Key, LmEvalRun, Run
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.plain_files import read_bytes
 
@@ -41,7 +41,7 @@ COPY_RECORDS = "run the evaluation again, or copy the folder of records next to 
 _NAMED = with_fields({"records": Text, "digest": Sha256})
 
 
-def load_folder(path: Path, page: bool = True) -> tuple[Run, LmEvalFiles]:
+def load_folder(path: Path, page: bool = True) -> LmEvalRun:
     """Read a finished run of ours. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or
     edited.
 
@@ -57,17 +57,17 @@ def load_folder(path: Path, page: bool = True) -> tuple[Run, LmEvalFiles]:
         outcome = judged.result()
     run = Run(source=path, kind="run", name=path.resolve().name, **evidence, **outcome)
     _check_agreement(run)
-    return run, (results, samples)
+    return run, results, samples
 
 
-def load_results(path: Path) -> tuple[Run, LmEvalFiles]:
+def load_results(path: Path) -> LmEvalRun:
     """Read the newest run of an lm-eval output folder, or that of a results file; with its records where our engine
     left them. Raises `ConfigError` for what is missing, damaged or edited, and for records of another run."""
     results, samples = newest(path)
     run = of_lm_eval(path, results, samples)
     if (named := results["config"].get("evalengine")) is not None:
         run = _with_records(run, path if path.is_dir() else path.parent, named)
-    return run, (results, samples)
+    return run, results, samples
 
 
 def _with_records(run: Run, where: Path, named: Any) -> Run:
