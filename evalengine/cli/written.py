@@ -59,4 +59,4 @@ def _baseline(
 
 
 BASELINE = "Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."
-baseline = Command("baseline", _baseline, "evalengine.report.cli.baseline:main", BASELINE)
+baseline = Command("baseline", _baseline, "evalengine.report.cli.report:baseline", BASELINE)

@@ -56,7 +56,14 @@ def main(arguments: Namespace) -> int:
         _print(report, arguments)
     except OSError as error:
         problems.append(f"gate: standard output cannot be written ({error.strerror or error})")
-    if problems := problems + _write(report, arguments):  # bad usage: exit code 1 is that of a failed gate
+    texts = {"junit": junit, "summary": markdown, "json": to_json, "html": _page}
+    for option, path in _files(arguments).items():
+        if text := texts.get(option):
+            try:  # each file, whatever becomes of the others
+                write_text_file(path, text(report), append=option == "summary")
+            except EvalEngineError as error:
+                problems.append(f"gate: --{option}: {error}")
+    if problems:  # bad usage: exit code 1 is that of a failed gate
         raise ConfigError(problems)
     return report.exit_code
 
@@ -95,8 +102,13 @@ def _report(arguments: Namespace) -> Report:
         warn(plain(line))
     try:
         with made_run(arguments.settings, arguments.keep, {} if first else _steps(arguments)) as folder:
-            if problem is not None:
-                return _bootstrapped(problem, folder, arguments)
+            if problem is not None:  # a first run, which nothing judges, is left as a baseline to commit
+                write_baseline(load_run(folder), arguments.bootstrap, force=True)
+                text = (
+                    f"{arguments.baseline}: there is no such baseline yet; this run is written as one to "
+                    f"{arguments.bootstrap}: if it is good, commit it as {arguments.baseline}"
+                )
+                return replace(problem, problems=(text,), run=str(folder))
             report = gate(arguments.baseline, folder, *policy_and_base, arguments.noise)
             return report if arguments.keep is not None else _without_run(report)
     except EvalEngineError as error:
@@ -124,16 +136,6 @@ def _steps(arguments: Namespace) -> dict[str, str]:
     return {"sequential.step": str(arguments.step), **named, **base}
 
 
-def _bootstrapped(report: Report, folder: Path, arguments: Namespace) -> Report:
-    """The report of a first run: it is judged by nothing, and is left as a baseline to commit."""
-    write_baseline(load_run(folder), arguments.bootstrap, force=True)
-    problem = (
-        f"{arguments.baseline}: there is no such baseline yet; this run is written as one to {arguments.bootstrap}: if "
-        f"it is good, commit it as {arguments.baseline}"
-    )
-    return replace(report, problems=(problem,), run=str(folder))
-
-
 def _print(report: Report, arguments: Namespace) -> None:
     out = sys.stderr if arguments.json == "-" else sys.stdout
     console = Console(file=out, soft_wrap=True, highlight=False)
@@ -149,19 +151,6 @@ def _print(report: Report, arguments: Namespace) -> None:
             print(command, file=out)
     if arguments.json == "-":
         print(to_json(report), end="")
-
-
-def _write(report: Report, arguments: Namespace) -> list[str]:
-    """Writes the report's files, each whatever becomes of the others; returns why some could not be written."""
-    texts = {"junit": junit, "summary": markdown, "json": to_json, "html": _page}
-    problems = []
-    for option, path in _files(arguments).items():
-        if text := texts.get(option):
-            try:
-                write_text_file(path, text(report), append=option == "summary")
-            except EvalEngineError as error:
-                problems.append(f"gate: --{option}: {error}")
-    return problems
 
 
 def _page(report: Report) -> str:

@@ -1,5 +1,5 @@
 """`python -m evalengine report`: a run, several compared, or the list of a folder's runs, as one HTML file; tables and
-files for other programs, any number of them in one call."""
+files for other programs, any number of them in one call. And `python -m evalengine baseline`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from evalengine.report.compare.sibling_runs import is_pair
 from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
 from evalengine.report.html.index_page import write_index
 from evalengine.report.html.matrix_page import matrix_page
+from evalengine.report.html.on_complete import refresh_index
 from evalengine.report.html.run_page import write_run_report
 from evalengine.report.leaderboard.compose import board
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.numbers import counted
+from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run, load_run_data
-from evalengine.report.read.names import holds_runs, inputs, named_runs
+from evalengine.report.read.names import INDEX, holds_runs, inputs, named_runs, root_of
+from evalengine.report.read.run import UNBOUND
 from evalengine.util.command import Namespace
 from evalengine.util.plain_files import YAML_SUFFIXES
 from evalengine.util.plugins import load
@@ -59,7 +62,10 @@ def main(arguments: Namespace) -> int:
     page = not (exports or table or arguments.log_to) or (target is not None and not table)
     if problems := [*_problems(arguments, names, exports, target, page)]:
         raise ConfigError(problems)
-    files = _files(names[0], exports) if exports else []
+    files: list[TextFile] = []
+    if exports:
+        data = load_run_data(names[0], complete=any(EXPORTS[option].complete for option in exports))
+        files = [file for option, path in exports.items() for file in load(EXPORTS[option].work)(data, path)]
     runs = [load_run(name) for name in names] if table or arguments.log_to else []
     text = load("evalengine.integrations.exports.tables:table")(runs, table, arguments.allow) if table else ""
     if table and target is not None:
@@ -80,12 +86,6 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def _files(name: str, exports: Mapping[str, Path]) -> list[TextFile]:
-    """What the options export of a run."""
-    data = load_run_data(name, complete=any(EXPORTS[option].complete for option in exports))
-    return [file for option, path in exports.items() for file in load(EXPORTS[option].work)(data, path)]
-
-
 def _problems(
     arguments: Namespace, names: Sequence[str], exports: Mapping[str, Path], target: Path | None, page: bool
 ) -> Iterator[str]:  # fmt: skip
@@ -104,27 +104,34 @@ def _problems(
 
 
 def _write_page(names: Sequence[str], target: Path | None, allow: bool) -> str:
-    """Writes the page of a run, of a folder of runs, or of a comparison; returns its place and size in words."""
+    """Writes the page of a run, of a folder of runs, or of a comparison; returns its place and size in words. The page
+    of different models is the leaderboard, as in `compare`; two runs of unlike modes show their noise floor too."""
     if len(names) == 1 and holds_runs(Path(names[0])):
         path, count = write_index(Path(names[0]), target)
         return f"{path}: {counted(count, 'run')}"
     if len(names) == 1:
         path, size = write_run_report(names[0], target)
-    else:
-        path = target or Path("comparison.html")
-        size = _write_comparison(names, path, allow)
-    return f"{path}: {size / 1e6:.1f} MB"
-
-
-def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
-    """Writes the comparison's page, which for different models is the leaderboard, as in `compare`. Two runs of unlike
-    modes show their noise floor too."""
-    runs = [load_run(name) for name in names]
+        return f"{path}: {size / 1e6:.1f} MB"
+    path, runs = target or Path("comparison.html"), [load_run(name) for name in names]
     if not allow and are_models(runs):
-        return leaderboard_page(board(runs), beside=path.parent).write(path)
-    if len(runs) > 2:
-        return matrix_page(matrix(runs, allow)).write(path)
-    page = comparison_page(compared(runs[0], runs[1], allow))
-    if is_pair(runs[0], runs[1]):
-        noise_floor_section(page, noise_floor(runs[0], runs[1]))
-    return page.write(path)
+        page = leaderboard_page(board(runs), beside=path.parent)
+    elif len(runs) > 2:
+        page = matrix_page(matrix(runs, allow))
+    else:
+        page = comparison_page(compared(runs[0], runs[1], allow))
+        if is_pair(runs[0], runs[1]):
+            noise_floor_section(page, noise_floor(runs[0], runs[1]))
+    return f"{path}: {page.write(path) / 1e6:.1f} MB"
+
+
+def baseline(arguments: Namespace) -> int:
+    """Runs `baseline RUN -o FILE`: writes the part of a run that later runs are held against, small enough for git;
+    returns the exit code."""
+    file, run = Path(arguments.output), load_run(arguments.run)
+    if run.unbound:
+        warn(f"{run.source}: {UNBOUND}")
+    size = write_baseline(run, file, arguments.force)
+    if (root_of(run.source) / INDEX).exists():
+        refresh_index(root_of(run.source))  # it says of every run whether it equals the latest baseline
+    say(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or f'none ({run.program})'}")
+    return 0

@@ -178,7 +178,7 @@ def load_run(path: str | Path) -> Results:
 
 
 def cut_values(run: Run, key: ScoreKey) -> tuple[float, float | None]:
-    """`cut` and `value_finished` of a metric, as `metrics_frame` has them; NaN for a metric that the run lacks."""
+    """`cut` and `value_finished` of a metric, as the frame of metrics has them; NaN for a metric that the run lacks."""
     cut = cut_of(run, key)
     value, _ = run.results.get(key, (math.nan, None))
     return (0.0, value) if cut is None else (cut.count / cut.total, cut.finished)
