@@ -12,7 +12,7 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.read.lm_eval_folder import newest
-from evalengine.report.read.lm_eval_samples import continuations, target_index
+from evalengine.report.read.lm_eval_samples import continuations, requests_of, target_index
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Run
 
@@ -47,9 +47,7 @@ def asked_of(runs: Sequence[Run], documents: Collection[Document]) -> dict[Docum
 
 def prompt_of(sample: Mapping[str, Any]) -> str:
     """The context of the first request; all requests of a sample share it, but for rolling ones, which score it."""
-    arguments = sample.get("arguments")
-    first: Any = next(iter(arguments.values()), {}) if isinstance(arguments, Mapping) else {}
-    return str(first.get("arg_0", "")) if isinstance(first, Mapping) else ""
+    return str(next(iter(requests_of(sample)), {}).get("arg_0", ""))
 
 
 def target_of(sample: Mapping[str, Any], texts: Sequence[str]) -> str:

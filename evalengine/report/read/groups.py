@@ -93,21 +93,20 @@ def groups_of(results: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def roots_of(groups: Mapping[str, Sequence[str]], names: Collection[str]) -> list[str]:
-    """What was asked for, of the `names` that have a metric: groups that are part of no other, and tasks that are in
+    """What was requested, of the `names` that have a metric: groups that are part of no other, and tasks that are in
     none. In the place of a group without a metric of its own (a tag) stand its members."""
-    inside = {member for members_ in groups.values() for member in members_}
-    roots = [name for name in dict.fromkeys([*groups, *names]) if name not in inside]
-    return list(dict.fromkeys(found for root in roots for found in _with_metric(groups, names, root)))
-
-
-def _with_metric(
-    groups: Mapping[str, Sequence[str]], names: Collection[str], name: str, above: tuple[str, ...] = ()
-) -> Iterator[str]:
-    if name in names:
-        yield name
-    elif name not in above:
-        for member in groups.get(name, ()):
-            yield from _with_metric(groups, names, member, (*above, name))
+    inside = {member for listed in groups.values() for member in listed}
+    waiting = [name for name in dict.fromkeys([*groups, *names]) if name not in inside][::-1]
+    roots: dict[str, None] = {}
+    seen = set()
+    while waiting:
+        name = waiting.pop()
+        if name in names:
+            roots[name] = None
+        elif name not in seen:
+            seen.add(name)
+            waiting.extend(reversed(groups.get(name, ())))
+    return list(roots)
 
 
 def above(groups: Mapping[str, Sequence[str]], name: str) -> list[str]:

@@ -68,13 +68,13 @@ def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
         if len(filtered) == 1:
             return filtered[0] if isinstance(filtered[0], str) else json.dumps(filtered[0], ensure_ascii=False)
         return json.dumps(filtered, ensure_ascii=False)
-    scored = [(pair, _continuation(row, place)) for place, pair in enumerate(pairs) if pair is not None]
-    if len(scored) == 1:
-        return str(scored[0][0][1])
+    if len(pairs) == 1:
+        return str(pairs[0][1])  # type: ignore[index]  # no pair is None
     if "acc_mutual_info" in row["metrics"]:  # the second half is the choices without their context
-        scored = scored[: len(scored) // 2]
-    best = int(np.argmax([pair[0] for pair, _ in scored]))
-    return f"{best}: {scored[best][1].strip()}"
+        pairs = pairs[: len(pairs) // 2]
+    best = int(np.argmax([pair[0] for pair in pairs if pair is not None]))
+    text = str((row.get("arguments") or {}).get(f"gen_args_{best}", {}).get("arg_1", ""))
+    return f"{best}: {text.strip()}"
 
 
 def responses(task: str, row: Mapping[str, Any], kind: str | None) -> Iterator[Item]:
@@ -100,10 +100,6 @@ def scored_pair(response: Any) -> tuple[float, bool] | None:
         return None
     value = number(response[0])
     return None if value is None else (value, str(response[1]) == "True")
-
-
-def _continuation(row: Mapping[str, Any], place: int) -> str:
-    return str((row.get("arguments") or {}).get(f"gen_args_{place}", {}).get("arg_1", ""))
 
 
 def choice_texts(rows: Rows, delimiter: str | None) -> dict[int, tuple[str, ...]]:
@@ -139,7 +135,7 @@ def choices_of(rows: Rows, texts: Mapping[int, Sequence[str]]) -> dict[tuple[str
 
 def continuations(row: Mapping[str, Any]) -> list[str]:
     """The text of each choice of a sample; those without their context (acc_mutual_info's second half) left out."""
-    texts = [str(value.get("arg_1", "")) for value in _arguments(row)]
+    texts = [str(value.get("arg_1", "")) for value in requests_of(row)]
     return texts[: len(texts) // 2] if "acc_mutual_info" in row["metrics"] else texts
 
 
@@ -165,7 +161,7 @@ def _taken(row: Mapping[str, Any], metrics: Collection[str], texts: Sequence[str
     if len(free) and "acc_mutual_info" in metrics:
         with np.errstate(invalid="ignore"):  # -inf less -inf is NaN
             yield "acc_mutual_info", int(np.argmax(conditional - free))
-    if len({value.get("arg_0") for value in _arguments(row)[: len(texts)]}) > 1:
+    if len({value.get("arg_0") for value in requests_of(row)[: len(texts)]}) > 1:
         return  # one text after several contexts: the choices, whose lengths would count, are no continuations
     for metric, length in (("acc_norm", len), ("acc_bytes", lambda text: len(text.encode("utf-8", "surrogatepass")))):
         if metric in metrics:
@@ -182,7 +178,7 @@ def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence
     return score in (0.0, 1.0) and (target is None or score == float(choice == target))
 
 
-def _arguments(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def requests_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Each request's arguments, in order."""
     arguments = row.get("arguments")
     requests = arguments.values() if isinstance(arguments, Mapping) else ()
@@ -203,31 +199,20 @@ def aligned(a: Run, b: Run) -> tuple[Run, Run]:
 
 
 def _by_document(run: Run) -> Run:
+    """The run with a rolling document's windows as one item, as lm-eval has it: without the windows' hashes, which say
+    nothing of the document, and with their sum over all tokens at once where they are known (a sum of sums would be
+    rounded twice)."""
     items: dict[Key, Item] = {}
-    for (task, doc_id), group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
+    for (task, doc), group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
         own = list(group)
-        if own[0].kind == ROLLING and asks_nothing(run.hashes.get(task, {}).get(doc_id, ("", "", ""))):
-            continue
-        whole = [_sum(own)] if own[0].kind == ROLLING else own
-        items.update((item.key, item) for item in whole)
+        if own[0].kind != ROLLING:
+            items.update((item.key, item) for item in own)
+        elif not asks_nothing(run.hashes.get(task, {}).get(doc, ("", "", ""))):
+            parts = [[w.sum_logprob] if w.logprobs is None else w.logprobs.tolist() for w in own]
+            values = [value for part in parts for value in part]
+            total = None if None in values else exact_sum(values)
+            truncated = sum(window.truncated for window in own)
+            items[task, doc, 0, 0] = Item(
+                task, doc, 0, 0, ROLLING, sum_logprob=total, text=own[0].text, truncated=truncated
+            )
     return replace(run, items=items)
-
-
-def _sum(windows: list[Item]) -> Item:
-    """The document's item, as lm-eval has it, without the windows' hashes, which say nothing of the document."""
-    first, truncated = windows[0], sum(window.truncated for window in windows)
-    place = (first.task, first.doc_id, 0, 0)
-    return Item(*place, ROLLING, sum_logprob=_sum_logprob(windows), text=first.text, truncated=truncated)
-
-
-def _sum_logprob(windows: list[Item]) -> float | None:
-    """The windows' sum, over all tokens at once where they are known: a sum of sums would be rounded twice."""
-    values: list[float] = []
-    for window in windows:
-        if window.logprobs is not None:
-            values += window.logprobs.tolist()
-        elif window.sum_logprob is not None:
-            values.append(window.sum_logprob)
-        else:
-            return None
-    return exact_sum(values)
