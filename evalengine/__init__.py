@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingParams, ScoreRequest
     from evalengine.errors import ConfigError, EvalEngineError
     from evalengine.invariant import set_batch_invariant_mode
-    from evalengine.report.python.results import Results, load_run
-    from evalengine.report.python.verdicts import compare, gate
+    from evalengine.report.python.results import Results, compare, gate, load_run
 
 _LAZY = {
     "LLM": "evalengine.engine.llm",
@@ -61,9 +60,9 @@ _LAZY = {
     "EvalEngineError": "evalengine.errors",
     "ModelConfig": "evalengine.config.schema",
     "Results": "evalengine.report.python.results",
-    "compare": "evalengine.report.python.verdicts",
+    "compare": "evalengine.report.python.results",
     "evaluate": "evalengine.api.evaluate",
-    "gate": "evalengine.report.python.verdicts",
+    "gate": "evalengine.report.python.results",
     "load_run": "evalengine.report.python.results",
 }
 

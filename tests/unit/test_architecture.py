@@ -277,7 +277,6 @@ LIGHT = [
     "evalengine.__main__",
     "evalengine.api.evaluate",
     "evalengine.report.python.results",
-    "evalengine.report.python.verdicts",
     "evalengine.util.command",
     "evalengine.cli.run",
     "evalengine.cli.bench",

@@ -67,7 +67,8 @@ def edges(values: Sequence[float], whole: bool) -> list[float]:
 
 
 def _figures(data: RunData, task: str) -> Iterator[Markup]:
-    items, generated = data.items(task), data.kinds.get(task) == "generate_until"
+    items = [item for item in data.run.items.values() if item.task == task]
+    generated = data.kinds.get(task) == "generate_until"
     if not items:
         return
     reasons = Counter(data.endings[item.key][0] for item in items if item.key in data.endings)

@@ -159,9 +159,8 @@ def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
 def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[Any]:
     sample, items = data.samples[task][doc][0], data.documents[task, doc]
     texts = continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
-    answer = next(
-        (a for f in data.filters(task) if (a := data.run.answers.get((task, f), {}).get(doc)) is not None), ""
-    )
+    answers = (data.run.answers.get((task, row["filter"]), {}).get(doc) for row in data.samples[task][doc])
+    answer = next((text for text in answers if text is not None), "")
     row: list[Any] = [task] if len(shape.tasks) > 1 else []
     row += [doc, _preview(prompt_of(sample), room)]
     row += [_preview(answer, room)] if shape.answers else []

@@ -104,10 +104,6 @@ class RunData:
         """Each task's kind of request; tasks without a request are missing."""
         return {item.task: item.kind for item in self.run.items.values()}
 
-    def items(self, task: str) -> list[Item]:
-        """The task's requests."""
-        return [item for item in self.run.items.values() if item.task == task]
-
     def score_keys(self, task: str) -> list[ScoreKey]:
         """The task's metrics that have a number per document, those of the results first and in their order."""
         reported = [key for key in self.run.results if key[0] == task and key in self.run.scores]
@@ -116,11 +112,6 @@ class RunData:
     def binary(self, key: ScoreKey) -> bool:
         """Whether every document scored 0 or 1; False for a metric without a score per document."""
         return key in self.run.scores and set(self.run.scores[key].values()) <= {0.0, 1.0}
-
-    def filters(self, task: str) -> list[str]:
-        """The task's filters in the samples' order."""
-        rows = next(iter(self.samples[task].values()), [])
-        return [row["filter"] for row in rows]
 
 
 def load_data(name: str | Path, page: bool = True) -> RunData:
