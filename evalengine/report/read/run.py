@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -141,9 +142,6 @@ def direction(runs: Iterable[Run], key: ScoreKey) -> bool | None:
     return next((run.higher_is_better[key] for run in runs if key in run.higher_is_better), None)
 
 
-LATEST_DATE = 253402300799  # 9999-12-31: a larger number in a file is no date
-
-
 @dataclass(frozen=True)
 class Provenance:
     """A run's origin; None where the run does not say: lm-eval records no command, a run from Python has none."""
@@ -161,10 +159,12 @@ class Provenance:
 def provenance(run: Run) -> Provenance:
     """The provenance of a run folder, an lm-eval folder or a baseline. Runs from before manifests held the date have it
     in their results file, as lm-eval's runs do."""
-    manifest = run.manifest
-    started = parsed(manifest.started) or (None if run.kind == "baseline" else parsed(_results_date(run)))
-    run_id, words = manifest.run_id, manifest.command
-    return Provenance(started, run_id[:40] if run_id else None, command_line(words))
+    started = parsed(run.manifest.started)
+    if started is None and run.kind != "baseline":
+        with suppress(OSError, ValueError, IndexError, AttributeError):
+            started = parsed(read_json(results_files(run.source)[-1]).get("date"))
+    run_id = run.manifest.run_id
+    return Provenance(started, run_id[:40] if run_id else None, command_line(run.manifest.command))
 
 
 def parsed(value: Any) -> datetime | None:
@@ -172,9 +172,9 @@ def parsed(value: Any) -> datetime | None:
     try:
         if isinstance(value, str):
             return datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LATEST_DATE:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return datetime.fromtimestamp(value, timezone.utc)
-    except ValueError:
+    except (ValueError, OverflowError, OSError):  # a number beyond 9999-12-31 is no date
         pass
     return None
 
@@ -184,11 +184,3 @@ def command_line(words: Any) -> str | None:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return None
     return " ".join([PROGRAM, *map(shlex.quote, words)])
-
-
-def _results_date(run: Run) -> Any:
-    try:
-        results = read_json(results_files(run.source)[-1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return results.get("date") if isinstance(results, dict) else None
