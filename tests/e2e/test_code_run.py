@@ -76,7 +76,7 @@ def test_a_run_scores_its_programs_and_says_how_each_ended(tmp_path: Path) -> No
     assert run.manifest["identity"]["definitions"]["humaneval"]["limits"]["cpu_seconds"] == 1
     assert "allow_code_execution" not in run.manifest["identity"], "a permission is no part of a result"
     data_of_run = load_run_data(run.folder)
-    facts = [_facts(data_of_run, item) for item in data_of_run.items("humaneval")]
+    facts = [_facts(data_of_run, item) for item in data_of_run.run.items.values()]
     assert [dict(sample_facts)["program"] for sample_facts in facts] == expected, "each sample on the page says it"
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "humaneval ran 5 generated programs: 1 passed, 2 failed, 1 timeout, 1 memory." in page

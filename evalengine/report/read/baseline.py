@@ -243,7 +243,10 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             (task, metric, name): _rows(count, docs, _numbers, columns)
             for task, metric, name, count, docs, *columns in content.get("weighted", ())
         },
-        clusters={task: _documents(*columns, str) for task, columns in content.get("clusters", {}).items()},
+        clusters={
+            task: _documents(count, docs, names, str)
+            for task, (count, docs, names) in content.get("clusters", {}).items()
+        },
         cut={task: frozenset(unfold(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
         unanswered={task: dict(counts) for task, counts in content.get("unanswered", {}).items()},
         groups={group: list(tasks) for group, tasks in content.get("groups", {}).items()},

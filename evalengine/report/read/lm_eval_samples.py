@@ -209,7 +209,7 @@ def _by_document(run: Run) -> Run:
             items.update((item.key, item) for item in own)
         elif not asks_nothing(run.hashes.get(task, {}).get(doc, ("", "", ""))):
             parts = [[w.sum_logprob] if w.logprobs is None else w.logprobs.tolist() for w in own]
-            values = [value for part in parts for value in part]
+            values: list[Any] = [value for part in parts for value in part]
             total = None if None in values else exact_sum(values)
             truncated = sum(window.truncated for window in own)
             items[task, doc, 0, 0] = Item(
