@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalengine.config.schema import Config
-from evalengine.util.early_gpu import begin_triton_key
 from evalengine.util.phases import phase
 from evalengine.util.plugins import load
 
@@ -34,7 +33,6 @@ def perform(
     with phase("imports"):
         from evalengine.harness.runner import run
         from evalengine.report.html.on_complete import write_list, write_page
-    begin_triton_key()
 
     def on_complete(folder: Path) -> None:
         with phase("page"):

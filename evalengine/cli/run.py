@@ -23,7 +23,6 @@ from evalengine.config.shipped import available
 from evalengine.errors import ConfigError, listed
 from evalengine.plain_text import say, warn
 from evalengine.util.command import PROGRAM, Namespace, exit_code
-from evalengine.util.early_gpu import wake_gpu
 from evalengine.util.phases import phase
 from evalengine.util.plugins import load
 from evalengine.version import CONTRACT_VERSION, __version__
@@ -177,8 +176,6 @@ def work(arguments: Namespace) -> int:
     from evalengine.config.compose import compose_jobs, experiment_name
     from evalengine.config.schema import to_yaml
 
-    if not arguments.cfg and not arguments.multirun:
-        wake_gpu(arguments.settings)
     with phase("settings"):
         jobs = compose_jobs(arguments.settings, arguments.multirun)
     if arguments.cfg:

@@ -57,7 +57,6 @@ class ForkedTask(Generic[Result]):
         with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
-            early_gpu.wait()
             try:
                 self._process = os.fork()
             except OSError as error:
