@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from benchmarks.kernels_and_steps import BENCHES, MODELS
-from evalengine.cli.bench import Files, Output, Requests
 from evalengine.cli.command import Command, names
+from evalengine.cli.commands import Files, Output, Requests
 from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 

@@ -13,7 +13,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from evalengine.util.endings import ended, say, watch_signals
 
@@ -49,14 +48,13 @@ def _command(words: list[str]) -> int:
         return complete(words)
     if words[:1] in (["help"], ["-h"], ["--help"]):
         words = [*words[1:], "--help"]  # `help compare` and `--help compare` ask for the help of compare
-    from evalengine.cli import MODULES, command_of
+    from evalengine.cli.commands import COMMANDS
 
-    code: int
-    if words and words[0] in MODULES:
-        code = command_of(words[0])(words[1:])
-    else:
-        code = import_module("evalengine.cli.run").main(words)
-    return code
+    if words and words[0] in COMMANDS:
+        return COMMANDS[words[0]](words[1:])
+    from evalengine.cli.run import main as run
+
+    return run(words)
 
 
 def program() -> int:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, wraps
+from inspect import cleandoc
 from typing import Any
 
 from typer import BadParameter, Exit, Typer, TyperException
@@ -56,26 +57,23 @@ class Words(TyperCommand):
         formatter.write(f"\n{self.epilog}\n")
 
 
-class BadUsage(Exception):
-    """A command's words are wrong. `Command` adds the name of the command and of its help."""
-
-
 class Command:
     """A sub-command: its arguments and options, and the function that does its work.
 
-    name: its word ("compare"). words: a function whose annotated parameters are the arguments and
-    options and whose docstring is the help's first part; it returns them as a namespace, or raises `BadUsage`. work:
+    name: its word ("compare"). words: a function whose annotated parameters are the arguments and options; it raises
+    `TyperException` for bad usage, and returns a namespace, or None for its arguments unchanged. Its docstring's first
+    paragraph is the help's first part, the rest of it follows the options (or `epilog`, if given). work:
     "module:function", imported after the words were parsed; it takes the namespace and returns the exit code.
     program: what stands before the name on the command line.
     """
 
     def __init__(
-        self, name: str, words: Callable[..., Namespace], work: str, epilog: str, program: str = PROGRAM
+        self, name: str, words: Callable[..., Any], work: str, epilog: str | None = None, program: str = PROGRAM
     ) -> None:
         self.name, self.words, self.work, self.epilog, self.program = name, words, work, epilog, program
 
     def __call__(self, argv: Sequence[str]) -> int:
-        """Runs the command with the words after its name; returns the exit code. Raises ConfigError for wrong words."""
+        """Runs the command with the words after its name; returns the exit code. Raises ConfigError for bad usage."""
         arguments = self.parse(argv)
         if arguments is None:  # --help
             return 0
@@ -83,28 +81,37 @@ class Command:
         return code
 
     def parse(self, argv: Sequence[str]) -> Any:
-        """The namespace that the declared function returns, with `argv` added; None for --help."""
+        """The namespace of the arguments, with `argv` added; None for --help. An absent list is empty."""
         try:
             # Not by typer's `main`, which returns 130 for a Ctrl-C as it returns 0 for --help.
             with self.typer_command.make_context(f"{self.program} {self.name}", list(argv)) as context:
                 arguments = self.typer_command.invoke(context)
         except Exit:
             return None
-        except (TyperException, BadUsage) as error:
-            raise self.bad_usage(error.format_message() if isinstance(error, TyperException) else str(error)) from error
+        except TyperException as error:
+            raise self.bad_usage(error.format_message()) from error
         arguments.argv = list(argv)
         return arguments
 
-    def bad_usage(self, said: str) -> ConfigError:
-        """The error that says what is wrong with the words, and names the help."""
-        return ConfigError(f"{self.name}: {said} (see {self.name} --help)")
+    def bad_usage(self, problem: str) -> ConfigError:
+        """The error for bad usage; it names the command's help."""
+        return ConfigError(f"{self.name}: {problem} (see {self.name} --help)")
 
     @cached_property
     def typer_command(self) -> TyperCommand:
         """The command that typer makes of the declared words; shell completion reads it as well."""
+
+        @wraps(self.words)
+        def declared(**given: Any) -> Namespace:
+            lists = [param.name for param in command.params if param.nargs == -1 or getattr(param, "multiple", False)]
+            given |= {name: [] for name in lists if given[name] is None}
+            return self.words(**given) or Namespace(**given)
+
+        summary, _, rest = cleandoc(self.words.__doc__ or "").partition("\n\n")
+        epilog = rest if self.epilog is None else self.epilog
         app = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         context = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-        app.command(cls=Words, epilog=self.epilog, context_settings=context)(self.words)
+        app.command(cls=Words, help=summary, epilog=epilog, context_settings=context)(declared)
         command: Any = get_command(app)
         return command
 

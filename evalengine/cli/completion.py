@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from typer import Typer
@@ -12,9 +11,9 @@ from typer.completion import get_completion_script, install
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evalengine.cli import MODULES, command_of
+from evalengine.cli import run
 from evalengine.cli.command import SETTING, Command
-from evalengine.cli.run import SETTING_NAME
+from evalengine.cli.commands import COMMANDS
 from evalengine.errors import ConfigError
 from evalengine.plain_text import say
 
@@ -27,14 +26,12 @@ class _Commands(TyperGroup):
     """The sub-commands. A command is imported only when its own words are completed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return ["run", *MODULES]
+        return ["run", *COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name == "run":
-            return import_module("evalengine.cli.run").command().typer_command
-        if cmd_name not in MODULES:
-            return None
-        command = command_of(cmd_name)
+            return run.command().typer_command
+        command = COMMANDS.get(cmd_name)
         return command.typer_command if isinstance(command, Command) else None
 
 
@@ -77,10 +74,10 @@ def _name_the_run() -> None:
         words = words[: int(os.environ["COMP_CWORD"]) + 1]
         if "=" in words[-2:]:
             end = -2 if words[-1] == "=" else -3
-            os.environ[SETTING_NAME] = words[end]
+            os.environ[run.SETTING_NAME] = words[end]
             words[end:] = [words[-1].removeprefix("=")]
         words = between.join(words).replace(f"{between}={between}", "=").split(between)
-    is_setting = os.environ.get(SETTING_NAME) or any(map(SETTING.match, words))
-    if is_setting and words[1:2] not in ([name] for name in ("run", *MODULES)):
+    is_setting = os.environ.get(run.SETTING_NAME) or any(map(SETTING.match, words))
+    if is_setting and words[1:2] not in ([name] for name in ("run", *COMMANDS)):
         words.insert(1, "run")
     os.environ |= {variable: " ".join(words), "COMP_CWORD": str(len(words) - 1)}

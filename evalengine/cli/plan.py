@@ -1,36 +1,322 @@
-"""The arguments of `plan`."""
+"""`python -m evalengine plan task=gsm8k`: how many documents a gate needs, before a run is made."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any
 
-from typer import Argument
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator, Field
+from rich.console import Console
 
-from evalengine.cli.command import Command
+from evalengine.cli.tasks import task_metrics
+from evalengine.config.check import read_settings
+from evalengine.config.schema import ITEM_MARK, Config, leaves
+from evalengine.config.shipped import available, outline
+from evalengine.config.typed import KNOWN_NAMES, must
+from evalengine.errors import ConfigError
+from evalengine.plain_text import warn
+from evalengine.records.manifest_data import Manifest
+from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_rules, plan_of
+from evalengine.report.gate.policies import Policy, load_policy
+from evalengine.report.numbers import counted
+from evalengine.report.read.groups import below
+from evalengine.report.read.index import Entry, entries
+from evalengine.report.read.load import RunData, load_data
+from evalengine.report.read.names import RESULTS, all_runs, skipped_note
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
+from evalengine.report.stats.pass_probability import Design
+from evalengine.report.stats.perplexity import Kind, value_of
+from evalengine.tasks.registry import task_class
 from evalengine.util.command import Namespace
+from evalengine.util.plain_files import read_json
+from evalengine.util.sheet import Line, Sheet
+from evalengine.util.tables import print_lines
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+CHOICES = {"gsm8k": 1, "mmlu": 4, "hellaswag": 4}  # workload of `bench throughput` -> requests of a document
+SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which the need is given, where runs tell of any
+RATIOS: dict[str, Kind] = {"weighted_perplexity": "perplexity", "bits_per_byte": "bits"}  # aggregation -> kind of ratio
+HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better")  # of a run, what a plan reads
 
 
-def _words(
-    words: Annotated[list[str], Argument(metavar="task=NAME [policy=NAME] [runs=RUN,RUN] [flips=2%] [margin=POINTS] "
-                     "[margin_percent=PERCENT] [alpha=0.05] [power=0.8]", show_default=False, help="one task, a group, "
-                     "or several with commas; the gate's policy, a name or a file (accuracy); runs or baseline files, "
-                     "whose documents, clusters and differences are used; the share of answers that change without a "
-                     "reason; the policy's limits, if others than its own")],
-) -> Namespace:  # fmt: skip
-    """Show how many documents each check of a gate needs, and how likely the gate passes with those that there are."""
-    return Namespace(words=words)
+def _of_percent(text: str) -> Any:
+    return float(text[:-1]) / 100 if text.endswith("%") else text
 
 
-EPILOG = """\
-With so many documents all checks of the policy pass with probability `power`, if nothing is lost. The checks count as
-independent: those that share documents pass together more often. Time is by the newest finished run of the task in
-results/, or by a checkout's reference records; it says by which.
+Names = Annotated[list[str], BeforeValidator(lambda text: [name for name in text.strip("[]").split(",") if name])]
+Share = Annotated[float, Gt(0), Lt(1), BeforeValidator(_of_percent), must("be more than 0 and less than 1, or as 5%")]
+Flips = Annotated[float, Ge(0), Le(1), BeforeValidator(_of_percent), must("be a share from 0 to 1, such as 0.02 or 2%")]
+Margin = Annotated[float, Gt(0), Field(allow_inf_nan=False), must(
+    "be a number alone, more than 0 and finite; margin=1 is one point (0.75 to 0.74), and margin_percent=1 is 1 % of a "
+    "perplexity")]  # fmt: skip
 
-  plan task=gsm8k,arc_easy margin=1
-  plan task=gsm8k,drop policy=own.yaml runs=baseline.json   a policy's checks; passages of drop as the baseline has them
-  plan task=wikitext runs=RUN,RUN                           perplexities need two runs, which show their differences
-  plan task=gsm8k runs=noise_floor-gsm8k-...                how many answers change by the schedule alone
-  plan task=gsm8k runs=latest                               of task.repeats=8: what more samples buy
 
-Exit codes: 0 said, 2 bad usage."""
-main = Command("plan", _words, "evalengine.cli.documents_needed:main", EPILOG)
+@dataclass(frozen=True)
+class Limits:
+    """Settings of the policy's accuracy rules."""
+
+    margin: Margin | None = None
+    margin_percent: Margin | None = None
+    alpha: Share | None = None
+    power: Share | None = None
+
+
+@dataclass(frozen=True)
+class PlanSettings(Limits):
+    """The command's settings."""
+
+    __pydantic_config__ = KNOWN_NAMES
+
+    task: Names = field(default_factory=list)  # tasks and groups; none: those of the runs
+    runs: Names = field(default_factory=list)
+    policy: str = "accuracy"
+    flips: Flips | None = None
+
+
+def main(arguments: Namespace) -> int:
+    """Run `plan` with its words, and return the exit code. Raises `ConfigError` for bad usage, and for bad runs."""
+    settings, policy = _parsed(arguments.words)
+    chosen = [*dict.fromkeys(settings.task)]
+    paths = all_runs(settings.runs)
+    if len(settings.runs) == 1 and (skipped := skipped_note(settings.runs[0])):
+        warn(skipped)
+    if twice := [path for path, count in Counter(Path(path).resolve() for path in paths).items() if count > 1]:
+        raise ConfigError([f"plan: runs: {path} is named twice; name each run once" for path in twice])
+    loaded = [load_data(path) for path in paths]
+    runs = [data.run for data in loaded]
+    held = {name for run in runs for key in run.results for name in (key[0], *run.groups)}
+    problems = [f"task={name}: no such task or group, neither shipped (`python -m evalengine tasks`) nor in the runs"
+                for name in chosen if name not in available("task") and name not in held]  # fmt: skip
+    if problems:
+        raise ConfigError([f"plan: {problem}" for problem in problems])
+    a, unknown, unscored = _baseline(chosen, runs)
+    pairs = pairs_of(runs)[0]
+    rates: tuple[Rate, ...] = RATES if settings.flips is None else (settings.flips + 0.0,)  # no -0
+    if pairs and settings.flips is None:
+        rates = (AS_SEEN,)
+    plan = plan_of(policy, a, rates, pairs, unknown, unscored)
+    names = chosen or sorted({key[0] for key in a.scores})
+    print_lines([*_answer(policy.name, plan, bool(runs)), *_facts(names, a, policy, plan, loaded)],
+                Console(file=sys.stdout, soft_wrap=True, highlight=False))  # fmt: skip
+    return 0
+
+
+def _parsed(words: Sequence[str]) -> tuple[PlanSettings, Policy]:
+    """The settings, and the policy with their limits. Raises ConfigError with all problems."""
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    settings, problems = read_settings(PlanSettings, values)
+    there = f"; there is: {', '.join(item.name for item in fields(PlanSettings))}"
+    problems = [problem + there * problem.endswith("no such setting") for problem in problems]
+    problems += [f"{word!r}: settings are written name=value" for word in words if "=" not in word]
+    named = Counter(word.partition("=")[0] for word in words)
+    problems += [f"{name} is given twice" for name, count in named.items() if count > 1]
+    problems += [] if settings.task or settings.runs else ["task=NAME or runs=RUN is needed"]
+    limits = {item.name: getattr(settings, item.name) for item in fields(Limits)}
+    try:
+        policy = load_policy(settings.policy, {name: value for name, value in limits.items() if value is not None})
+        if not accuracy_rules(policy.rule):
+            problems.append(f"policy={policy.name}: has no accuracy rule, so no number of documents matters to it")
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError([f"plan: {problem}" for problem in problems])
+    return settings, policy
+
+
+def _baseline(names: Sequence[str], runs: Sequence[Run]) -> tuple[Run, dict[str, str], set[str]]:
+    """(a run as the gate would judge it, the tasks whose documents are not known, with the reason, the tasks whose
+    scores are not known): what the runs hold, the first first, and by the settings of shipped tasks what they lack.
+    Without `names`, all that the runs hold."""
+    held = {key[0] for run in runs for key in (*run.scores, *run.results)}
+    composed = [outline(name) for name in names if name not in held and name in available("task")]
+    by_settings, unknown = _by_settings([config for config in composed if not held & {*config.tasks}])
+    inside = {task for config in composed for task in (*config.tasks, *config.groups)}
+    for name in names:
+        inside |= {name, *(task for run in runs for task in below(run.groups, name))}
+    merged: dict[str, Any] = {}
+    for held_field in HELD:
+        values = [getattr(run, held_field) for run in (by_settings, *reversed(runs))]
+        merged[held_field] = {key: value for own in values for key, value in own.items()
+                         if not names or (key if isinstance(key, str) else key[0]) in inside}  # fmt: skip
+    unscored = {key[0] for key in by_settings.scores} - held
+    unknown = {task: unknown[task] for task in unknown.keys() - held}
+    return replace(runs[0] if runs else by_settings, **merged), unknown, unscored
+
+
+def _by_settings(configs: Sequence[Config]) -> tuple[Run, dict[str, str]]:
+    """A run of the tasks' documents, whose scores mean nothing, and the tasks whose documents are not known.
+
+    Means differ between tasks, so that a group's value tells how it weights them.
+    """
+    run = Run(Path("the tasks' settings"), "baseline", "settings", None, {}, {}, Manifest({}), {}, {}, {}, {}, {}, {})
+    unknown: dict[str, str] = {}
+    tasks = {name: task for config in configs for name, task in config.tasks.items()}
+    for number, (name, task) in enumerate(tasks.items()):
+        rows = task.dataset.rows
+        if task.cluster is not None:
+            unknown[name] = (f"the gate counts clusters, rows of one {task.cluster!r}, and the settings do not say how "
+                             "many there are; name a run of it: runs=RUN")  # fmt: skip
+        elif rows is None:
+            unknown[name] = "the settings do not say how many documents there are; name a run of it: runs=RUN"
+        documents = range(2 if rows is None else rows)
+        if task.items is not None:
+            run.clusters[name] = {doc: f"{task.items}{ITEM_MARK}{doc}" for doc in documents}
+        right = round(len(documents) * number / len(tasks))
+        for metric, own in task_metrics(task, name).items():
+            for filter_name in task_class(task.cls or "", f"tasks.{name}.cls").filter_names(task):
+                key = (name, metric, filter_name)
+                run.higher_is_better[key] = own.higher_is_better
+                run.results[key] = (0.0, None)
+                if own.aggregation == "mean":
+                    run.scores[key] = {doc: float(doc < right) for doc in documents}
+                    run.results[key] = (right / len(documents), None)
+                elif own.aggregation == "perplexity":  # of log-likelihoods by document: LAMBADA's
+                    run.scores[key] = dict.fromkeys(documents, -1.0)
+                    run.results[key] = (value_of(1.0, "perplexity"), None)
+                elif isinstance(own.aggregation, str) and own.aggregation in RATIOS:
+                    run.weighted[key] = dict.fromkeys(documents, (-1.0, 1.0))
+                    run.results[key] = (value_of(1.0, RATIOS[own.aggregation]), None)
+    for config in configs:
+        for name, group in config.groups.items():
+            run.groups[name] = group.tasks
+            for entry in group.aggregate_metric_list or ():
+                _add_mean(run, name, leaves(name, config.groups), entry["metric"], entry.get("weight_by_size", True))
+    return run, unknown
+
+
+def _add_mean(run: Run, group: str, tasks: Sequence[str], metric: str, by_size: bool) -> None:
+    """Add a group's mean under each filter that its tasks have."""
+    for filter_name in sorted({key[2] for key in run.scores if key[0] in tasks and key[1] == metric}):
+        keys = [key for key in run.scores if key[0] in tasks and key[1:] == (metric, filter_name)]
+        weights = [len(run.scores[key]) if by_size else 1 for key in keys]
+        total = math.fsum(weight * run.results[key][0] for key, weight in zip(keys, weights, strict=True))
+        run.results[group, metric, filter_name] = (total / sum(weights), None)
+        run.higher_is_better[group, metric, filter_name] = run.higher_is_better[keys[0]]
+
+
+def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
+    count = len(plan.checks)
+    powers = {check.limits.power for check in plan.checks}
+    power = f"probability {max(powers):g}" if len(powers) == 1 else "the power that the policy sets for each"
+    passes = "its one check passes" if count == 1 else f"its {count} checks all pass"
+    if plan.either:
+        passes = f"all checks of one rule ({count} checks in all) pass"
+    yield (f"policy {policy}: documents needed so that {passes} with {power}, if nothing is lost, by the share of "
+           "answers that change")  # fmt: skip
+    rows = []
+    for check in plan.checks:
+        has = "?" if check.documents is None else f"{check.documents:,}"
+        if check.clusters is not None and check.clusters != check.documents:
+            has += f" in {counted(check.clusters, 'cluster')}"
+        cells = ["too many" if need is None else f"{need:,}" + "*" * (need > (check.documents or 0))
+                 for need in check.needs]  # fmt: skip
+        rows.append([check.label, check.limit, has, *(cells or "?" * len(plan.rates))])
+    if any(check.passes for check in plan.checks):
+        whole = "the accuracy rules pass" if plan.either else "all accuracy checks pass"
+        label = f"{whole if plan.partial else 'the whole gate passes'} (probability)"
+        rows.append([label, "", "as they are", *map(plan.chance, range(len(plan.rates)))])
+    rates = [
+        "as the runs differ" if rate is None else f"{100 * rate:.3g} %{' (bits)' * (not rate)}" for rate in plan.rates
+    ]
+    yield Sheet("Documents", ("Check", "Margin", "Documents", *rates), rows, (0, 1, 2))
+    if any(cell.endswith("*") for row in rows for cell in row):
+        yield f"* more than {'the runs have' if by_runs else 'there are'}"
+    reasons: dict[str, list[str]] = {}
+    for check in plan.checks:
+        if check.why:
+            reasons.setdefault(check.why, []).append(check.label)
+    yield from (f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
+    if 0.0 in plan.rates:
+        yield "Answers that are equal in every bit always pass. 0 % (bits): bits change, but no answer does."
+    if plan.rates == RATES:
+        yield ("Half of the changed answers become right and half become wrong, each by a whole score. Exact and "
+               "native runs with equal weights change none, two checkpoints often 2 to 10 %.")  # fmt: skip
+
+
+def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Sequence[RunData]) -> Iterator[str]:
+    """Yield what else is known of the tasks: how long they take, how much their runs differ, and which scores would
+    need fewer documents."""
+    for name in names:
+        tasks = [name, *below(a.groups, name)]
+        keys = [key for key in (*a.weighted, *a.scores) if key[0] in tasks]
+        counts = {key[0]: len(a.scores.get(key) or a.weighted[key]) for key in keys}
+        if (took := pace(name, RESULTS)) is not None:
+            count, (seconds, source) = sum(counts.values()), took
+            yield (f"{name}: {counted(count, 'document')} take{'s' * (count == 1)} {_duration(seconds * count)} "
+                   f"({seconds:.3g} s each, without loading; by {source})")  # fmt: skip
+        seen = flips([data.run for data in runs], tasks)
+        if seen is not None:
+            pairs = "one pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
+            between = "fast runs of one configuration, which differ by schedule alone" if seen.schedule else "the runs"
+            yield (f"{name}: {seen.flipped} of {counted(seen.documents, 'score')} flip, measured over {pairs} of "
+                   f"{between} (at most {100 * seen.most:.2g} % at 95 % confidence)")  # fmt: skip
+        for data in runs:
+            for (task, metric, filter_name), (count, parts) in sampled(data.run, tasks).items():
+                needs = ", ".join(f"{_needed(2 * parts.within / k, policy, (task, metric, filter_name), plan)} ({k})"
+                                  for k in SAMPLES)  # fmt: skip
+                yield (f"{task} {metric}, {data.run.name}: the variance is {parts.between:.3g} between documents and "
+                       f"{parts.within:.3g} within one ({count} samples each). Runs of one model differ only by the "
+                       "variance within, which k samples divide by k. Documents needed (samples each): "
+                       f"{needs}")  # fmt: skip
+        for task in counts:
+            apart = [found for pair in combinations(runs, 2) if (found := spreads(*pair, task)) is not None]
+            if any(right for right, _ in apart):
+                right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
+                key = next(key for key in a.scores if key[0] == task)
+                better, plain = (_needed(variance, policy, key, plan) for variance in (likely, right))
+                yield (f"{task}: the mean squared difference of these runs is {right:.3g} in right or wrong, and "
+                       f"{likely:.3g} in the probability of the right choice. Scored by that probability, {better} "
+                       f"documents are enough instead of {plain}, for a margin in points of probability")  # fmt: skip
+
+
+def _needed(variance: float, policy: Policy, key: ScoreKey, plan: Plan) -> str:
+    """Return the documents that a metric's checks need, one for each accuracy rule, if its differences have this
+    variance. A part of a group has no check: those that one would need."""
+    label = f"{key[0]} {key[1]},{key[2]}"
+    checks = [(check.limits, check.each) for check in plan.checks if check.label == label]
+    if not checks:
+        checks = [(own, own.power) for own in (rule.of(*key) for rule in accuracy_rules(policy.rule))]
+    needs = [Design.of_variance(variance, limits.alpha).needed(limits.margin / 100, power)
+             for limits, power in checks if limits.margin is not None and limits.alpha is not None]  # fmt: skip
+    if not needs:
+        return "?"
+    return "too many" if None in needs else f"{max(need for need in needs if need is not None):,}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "less than 1 s"
+    return f"about {f'{seconds:,.0f} s' if seconds < 600 else f'{seconds / 60:,.0f} min'}"
+
+
+def pace(task: str, root: Path) -> tuple[float, str] | None:
+    """Seconds a document of a task or group, and what says so; None where nothing is known."""
+    try:
+        listed: Sequence[Entry] = entries(root) if root.is_dir() else ()
+    except OSError:
+        listed = ()
+    for entry in listed:  # the newest first
+        if entry.task == task and entry.pace is not None:
+            return entry.pace, f"{entry.folder}, {entry.model or 'a model without a name'}"
+    found = []  # the quickest invariant run of the workload of this name, on the smallest model
+    for file in sorted(REFERENCE.glob("throughput-*.json")) if task in CHOICES else ():
+        try:
+            content = read_json(file)
+            gpu = content["environment"]["gpu"]
+            rows = [row for row in content["rows"] if row["workload"] == task and row["mode"] != "fast"]
+            found += [(row["wall_s"] * CHOICES[task] / row["requests"], row["preset"], gpu, file.name)
+                      for row in rows if row["engine"] == "evalengine"]  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    if not found:
+        return None
+    seconds, preset, gpu, name = min(found)
+    return seconds, f"results/reference/{name}, {preset} on {gpu}"

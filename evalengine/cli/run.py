@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from evalengine.cli import MODULES
 from evalengine.cli.command import Command
+from evalengine.cli.commands import COMMANDS
 from evalengine.config.shipped import available
 from evalengine.errors import ConfigError, listed
 from evalengine.plain_text import say, warn
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAMED = ("task", "model", "experiment", "cluster")  # the settings whose values are names of files
 # The variable with the setting's name, where a shell sends its value alone.
 SETTING_NAME = "_EVALENGINE_COMPLETED_SETTING"
-COMMANDS = ("run", *MODULES)
+NAMES = ("run", *COMMANDS)  # of the commands
 OPTIONS = ("-m", "-c", "-h", "--multirun", "--cfg", "--version", "--help")
 EPILOG = """\
   task=gsm8k                    what to run; several: 'task=[gsm8k,arc_easy]'; a file of yours: ./my_task.yaml
@@ -150,15 +150,15 @@ def _with_dashes(argv: Sequence[str]) -> str | None:
 
 def _unknown_word(word: str, first: bool) -> str:
     """Return the message about a word that is no setting."""
-    if word in MODULES:
+    if word in COMMANDS:
         return f"{word}: a command's name comes first: {PROGRAM} {word} ..."
     meant = {name: f"{group}={name}" for group in ("experiment", "model", "task") for name in available(group)}
     if word in meant:
         return f"{word}: settings are written name=value; did you mean {meant[word]}?"
     if not first:
         return f"{word}: a setting is one word, without spaces around its =; quote what holds spaces: 'task=[a, b]'"
-    near = difflib.get_close_matches(word, COMMANDS, 1)
-    known = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
+    near = difflib.get_close_matches(word, NAMES, 1)
+    known = f"did you mean {near[0]}?" if near else f"there is: {', '.join(NAMES)} (see --help)"
     return f"{word}: no such command; {known}"
 
 

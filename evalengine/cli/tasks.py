@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Option
-
-from evalengine.cli.command import Command
 from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError, listed
 from evalengine.plain_text import printable, warn
@@ -30,20 +27,7 @@ INSTALL = "pip install "
 SHORT = 8  # hex digits of a commit that are shown
 
 
-def _words(
-    words: Annotated[list[str] | None, Argument(metavar="[NAME|FILE] [setting=value ...]", show_default=False,
-                     help="one task (or a group, or a YAML file of your own: ./my_task.yaml), and settings as for a "
-                     "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...",
-                     autocompletion=lambda incomplete: available("task"))] = None,
-    show: Annotated[int | None, Option(metavar="N", help="its first N documents: the rows, the prompts as the model "
-                    "sees them, the targets")] = None,
-) -> Namespace:  # fmt: skip
-    """Lists the tasks that can be run: where their rows come from (Hub id @ pinned commit), how many documents are
-    evaluated, the metrics, and what a task needs in addition to the rows."""
-    return Namespace(words=words or [], show=show)
-
-
-def work(arguments: Namespace) -> int:
+def main(arguments: Namespace) -> int:
     """Runs `tasks` with its words; returns the exit code. Raises ConfigError for bad usage."""
     from rich.console import Console
 
@@ -226,7 +210,3 @@ def _part(name: str, content: str) -> Iterator[Text]:
 
 def _plain(target: Any) -> str:
     return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)
-
-
-EPILOG = "Exit codes: 0 listed, 2 bad usage, or rows or settings that cannot be used."
-main = Command("tasks", _words, "evalengine.cli.tasks:work", EPILOG)

@@ -52,7 +52,6 @@ class ForkedTask(Generic[Result]):
             return
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
         parent = os.getpid()
-        from evalengine.util import early_gpu  # most commands fork nothing
 
         with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.

@@ -12,7 +12,8 @@ import pytest
 
 from evalengine.bench import start
 from evalengine.bench.start import Started, TimedCommand, phases_of, table
-from evalengine.cli.bench import START, main
+from evalengine.cli.commands import START
+from evalengine.cli.commands import bench as main
 from evalengine.errors import ConfigError
 
 

@@ -13,10 +13,11 @@ import torch
 from evalengine.__main__ import main
 from evalengine.bench import throughput, timed_engine
 from evalengine.bench.throughput import PROFILED_STEPS, STEADY_STEPS, _Enough, _Window
-from evalengine.bench.throughput_cli import THROUGHPUT_MODELS, _without_folders, record_name
+from evalengine.bench.throughput_cli import _without_folders, record_name
 from evalengine.bench.workload_files import generation
 from evalengine.bench.workloads import Workload
 from evalengine.certify.model import open_checkpoint
+from evalengine.cli.commands import SHAPES
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM
 from tests.bench.workload_lines import SCORE, a_row, write_lines, write_rows
@@ -75,7 +76,7 @@ def test_a_run_that_fails_is_written_down_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("models", "sizes", "name"),
     [
-        (THROUGHPUT_MODELS.split(","), [1], "throughput"),
+        (SHAPES.split(","), [1], "throughput"),
         (["shape:qwen3-32b"], [2], "throughput-qwen3-32b-tp2"),
         (["shape:qwen3.5-4b", "folder/Qwen3-8B/"], [1, 2, 4], "throughput-qwen3-5-4b-qwen3-8b-tp1-2-4"),
     ],

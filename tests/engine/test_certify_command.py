@@ -18,7 +18,7 @@ from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
 from evalengine.certify import axes, certificate, kernels, proof
 from evalengine.certify.cases import EFFORTS
-from evalengine.cli import verify
+from evalengine.cli import commands
 from evalengine.engine import settings
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.layers import kernel_support
@@ -199,7 +199,7 @@ def test_what_the_settings_refuse_is_bad_usage(
 
 
 def test_axes_of_the_command_are_the_axes_there_are() -> None:
-    assert set(verify.AXES) == set(axes.AXES) and len(verify.AXES) == len(axes.AXES)
+    assert set(commands.AXES) == set(axes.AXES) and len(commands.AXES) == len(axes.AXES)
 
 
 @pytest.mark.parametrize("name", axes.AXES)

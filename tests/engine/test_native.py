@@ -23,7 +23,7 @@ import torch
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Prover
 from evalengine.certify.subject import Subject
-from evalengine.cli.verify import AXES
+from evalengine.cli.commands import AXES
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import SamplingParams
 from evalengine.verification.exact_kernels import exact_kernels_verdict

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.cli.compare import main as compare
-from evalengine.cli.written import report
+from evalengine.cli.commands import compare, report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records

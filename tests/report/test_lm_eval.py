@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.cli.written import baseline as main
+from evalengine.cli.commands import baseline as main
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.item_differences import differing_leaves

@@ -44,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     | {"verification", "records", "report", "config", "util", "errors"},
     "__init__": {"api", "engine", "invariant", "report", "config", "errors", "version"},
     "api": {"engine", "harness", "report", "config", "util", "errors"},
-    "cli": {"api", "bench", "engine", "harness", "report", "records", "tasks", "config"}
+    "cli": {"api", "engine", "harness", "report", "records", "tasks", "config"}
     | {"util", "errors", "version"},
     "__main__": {"cli", "util"},
 }

@@ -279,7 +279,7 @@ LIGHT = [
     "evalengine.report.python.results",
     "evalengine.util.command",
     "evalengine.cli.run",
-    "evalengine.cli.bench",
+    "evalengine.cli.commands",
     "benchmarks.words",
     "evalengine.cli.completion",
     "evalengine.report.run_table",

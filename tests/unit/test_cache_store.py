@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalengine.cache.store import FILE, Row, Store
-from evalengine.cli.cache import main
+from evalengine.cli.commands import cache as main
 from evalengine.errors import ConfigError
 
 FACTS = {"name": "m", "weights": "ab" * 32, "numerics": "exact", "dtype": "float32", "contract_version": 2}

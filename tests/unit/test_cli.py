@@ -18,8 +18,8 @@ import pytest
 
 from evalengine import __version__
 from evalengine.__main__ import main
-from evalengine.cli import MODULES, command_of, explain, verify
 from evalengine.cli.command import Command
+from evalengine.cli.commands import COMMANDS, explain, verify
 from evalengine.cli.run import command as run_command
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, EvalEngineError
@@ -68,7 +68,7 @@ def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]
         "-m, --multirun",
     ):
         assert word in text
-    assert all(re.search(rf"^  {name}\b", text, re.MULTILINE) for name in MODULES), "a command is not listed"
+    assert all(re.search(rf"^  {name}\b", text, re.MULTILINE) for name in COMMANDS), "a command is not listed"
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -164,13 +164,13 @@ def test_bad_usage_is_one_line_and_exit_2(
 def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Whether help is asked for behind the command's name or before it."""
     assert main(words) == 0
-    name = next((word for word in words if word in MODULES), "run")
+    name = next((word for word in words if word in COMMANDS), "run")
     assert re.match(rf"Usage: python -m evalengine {name} ", capsys.readouterr().out)
 
 
 ALL = [
     run_command(),
-    *map(command_of, MODULES),
+    *COMMANDS.values(),
 ]
 DECLARED = [command for command in ALL if isinstance(command, Command)]
 
@@ -203,9 +203,9 @@ def test_a_comparison_of_two_runs_loads_fewer_than_60_of_our_modules(tmp_path: P
 
 
 def test_an_option_takes_several_words_up_to_the_next() -> None:
-    args = explain.main.parse(["A", "B", "--with", "data_dir=x", "model.path=y", "--alone"])
+    args = explain.parse(["A", "B", "--with", "data_dir=x", "model.path=y", "--alone"])
     assert (args.sources, args.places) == (["A", "B"], ["data_dir=x", "model.path=y"])
-    args = verify.main.parse(["--axes", "batch", "order", "limit=3", "engine", "--quick"])
+    args = verify.parse(["--axes", "batch", "order", "limit=3", "engine", "--quick"])
     assert (args.axes, args.settings, args.what, args.quick) == (["batch", "order"], ("limit=3",), "engine", True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.cli import MODULES
+from evalengine.cli.commands import COMMANDS
 from evalengine.config.schema import Config, EngineConfig
 from evalengine.integrations.lm_eval_tasks.index import NEEDED
 from tests.parity.lm_eval_runs import TOLERANCE
@@ -89,8 +89,8 @@ def test_every_page_is_linked_from_the_readme() -> None:
 def test_every_command_and_setting_stands_on_a_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     settings = [field.name for field in (*fields(Config), *fields(EngineConfig))]
-    assert [name for name in (*MODULES, *settings) if not re.search(rf"\b{name}\b", text)] == []
-    assert [name for name in MODULES if f"`{name}`" not in (ROOT / "docs" / "settings.md").read_text()] == []
+    assert [name for name in (*COMMANDS, *settings) if not re.search(rf"\b{name}\b", text)] == []
+    assert [name for name in COMMANDS if f"`{name}`" not in (ROOT / "docs" / "settings.md").read_text()] == []
 
 
 def test_the_life_of_a_request_has_the_codes_names() -> None:

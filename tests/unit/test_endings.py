@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.cli import MODULES
 from evalengine.cli.command import Words
+from evalengine.cli.commands import COMMANDS
 from evalengine.report.gate.gate import made_run
 from evalengine.util.endings import Terminated
 
@@ -158,7 +158,7 @@ def test_a_signal_that_the_shell_ignores_stays_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Terminated])
-@pytest.mark.parametrize("command", [name for name in ("run", *MODULES) if name != "lm_eval"])
+@pytest.mark.parametrize("command", [name for name in ("run", *COMMANDS) if name != "lm_eval"])
 def test_a_signal_while_words_are_parsed_is_no_help(
     command: str, error: type[KeyboardInterrupt], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.cli import documents_needed as plan
+from evalengine.cli import plan
 from evalengine.report.read.index import FINISHED, Entry
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item, Key, Run

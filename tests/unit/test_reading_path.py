@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Any
 
 import evalengine
-from evalengine import cli
 from evalengine.__main__ import main
+from evalengine.cli.commands import COMMANDS
 from evalengine.config import compose
 
 PACKAGE = Path(evalengine.__file__).parent
@@ -28,7 +28,7 @@ def test_words_become_a_configuration_in_the_files_of_the_page(capsys: Any) -> N
         if event == "call":
             names.add(frame.f_code.co_filename)
 
-    assert compose.MAX_RUNS and cli.MODULES  # imported before, so that modules' own code is not counted
+    assert compose.MAX_RUNS and COMMANDS  # imported before, so that modules' own code is not counted
     sys.setprofile(see)
     try:
         assert main(["task=gsm8k", "limit=16", "--cfg"]) == 0

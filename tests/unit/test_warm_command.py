@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.cli import command_of
+from evalengine.cli.commands import warm
 from evalengine.engine import llm as llm_module
 from evalengine.engine import settings as settings_module
 from evalengine.engine import warm_up as warm_up_module
@@ -16,7 +16,7 @@ from evalengine.errors import ConfigError
 
 
 def test_a_cpu_has_nothing_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_of("warm")(["tinymath", "engine.device=cpu"]) == 0
+    assert warm(["tinymath", "engine.device=cpu"]) == 0
     assert capsys.readouterr().out == "tinymath: computes on the CPU here, for which nothing is compiled\n"
 
 
@@ -48,13 +48,13 @@ def test_on_a_gpu_the_engine_is_warmed_up_and_every_graph_captured(
     monkeypatch.setattr(settings_module, "resolve_settings", resolved)
     monkeypatch.setattr(llm_module, "LLM", Engine)
     monkeypatch.setattr(warm_up_module, "warm_up", lambda engine: done.append("warm"))
-    assert command_of("warm")(["tinymath", "engine.max_num_seqs=8", "engine.device=cpu"]) == 0
+    assert warm(["tinymath", "engine.max_num_seqs=8", "engine.device=cpu"]) == 0
     assert done == [("asset:tinymath", True, 8), "warm", "captured", "closed"]
     assert capsys.readouterr().out.startswith("tinymath: 31 schedules compared, kernels compiled, in ")
 
 
 def test_a_models_folder_is_found_and_what_is_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
-        command_of("warm")([str(tmp_path / "nowhere")])
+        warm([str(tmp_path / "nowhere")])
     with pytest.raises(ConfigError, match="must set one of model"):
-        command_of("warm")(["tinymath", "task=gsm8k"])
+        warm(["tinymath", "task=gsm8k"])
