@@ -16,10 +16,9 @@ from pydantic import BeforeValidator, Field
 from rich.console import Console
 
 from evalengine.cli.tasks import task_metrics
-from evalengine.config.check import read_settings
 from evalengine.config.schema import ITEM_MARK, Config, leaves
 from evalengine.config.shipped import available, outline
-from evalengine.config.typed import KNOWN_NAMES, must
+from evalengine.config.typed import KNOWN_NAMES, must, read_as
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.manifest_data import Manifest
@@ -59,22 +58,19 @@ Margin = Annotated[float, Gt(0), Field(allow_inf_nan=False), must(
     "perplexity")]  # fmt: skip
 
 
+LIMITS = ("margin", "margin_percent", "alpha", "power")  # settings of the policy's accuracy rules
+
+
 @dataclass(frozen=True)
-class Limits:
-    """Settings of the policy's accuracy rules."""
+class PlanSettings:
+    """The command's settings."""
+
+    __pydantic_config__ = KNOWN_NAMES
 
     margin: Margin | None = None
     margin_percent: Margin | None = None
     alpha: Share | None = None
     power: Share | None = None
-
-
-@dataclass(frozen=True)
-class PlanSettings(Limits):
-    """The command's settings."""
-
-    __pydantic_config__ = KNOWN_NAMES
-
     task: Names = field(default_factory=list)  # tasks and groups; none: those of the runs
     runs: Names = field(default_factory=list)
     policy: str = "accuracy"
@@ -112,20 +108,19 @@ def main(arguments: Namespace) -> int:
 def _parsed(words: Sequence[str]) -> tuple[PlanSettings, Policy]:
     """The settings, and the policy with their limits. Raises ConfigError with all problems."""
     values = dict(word.split("=", 1) for word in words if "=" in word)
-    settings, problems = read_settings(PlanSettings, values)
     there = f"; there is: {', '.join(item.name for item in fields(PlanSettings))}"
-    problems = [problem + there * problem.endswith("no such setting") for problem in problems]
-    problems += [f"{word!r}: settings are written name=value" for word in words if "=" not in word]
+    problems = [f"{word!r}: settings are written name=value" for word in words if "=" not in word]
     named = Counter(word.partition("=")[0] for word in words)
     problems += [f"{name} is given twice" for name, count in named.items() if count > 1]
-    problems += [] if settings.task or settings.runs else ["task=NAME or runs=RUN is needed"]
-    limits = {item.name: getattr(settings, item.name) for item in fields(Limits)}
     try:
-        policy = load_policy(settings.policy, {name: value for name, value in limits.items() if value is not None})
+        settings = read_as(PlanSettings, values)
+        problems += [] if settings.task or settings.runs else ["task=NAME or runs=RUN is needed"]
+        limits = {name: value for name in LIMITS if (value := getattr(settings, name)) is not None}
+        policy = load_policy(settings.policy, limits)
         if not accuracy_rules(policy.rule):
             problems.append(f"policy={policy.name}: has no accuracy rule, so no number of documents matters to it")
     except ConfigError as error:
-        problems += error.problems
+        problems += [problem + there * problem.endswith("no such setting") for problem in error.problems]
     if problems:
         raise ConfigError([f"plan: {problem}" for problem in problems])
     return settings, policy

@@ -6,18 +6,25 @@ And settings that stand for others: `task.` for every task's, a model's path for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from evalengine.config.arguments import integer, is_unicode, shown
-from evalengine.config.kinds import LEVELS, MAX_MODEL_NAME, TASK_NAME, as_typed, is_folder
-from evalengine.config.schema import Config, EngineConfig, GroupConfig, ModelConfig, Numerics
-from evalengine.config.typed import adapter, problems_of
+from evalengine.config.schema import (
+    LEVELS,
+    MAX_MODEL_NAME,
+    TASK_NAME,
+    Config,
+    EngineConfig,
+    GroupConfig,
+    ModelConfig,
+    Numerics,
+    is_folder,
+)
+from evalengine.config.typed import as_typed, read_as
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
 
@@ -30,46 +37,11 @@ HTTP = ("http", "https")
 TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
 
 
-def config_problems(
-    config: Any, complete: Callable[[Config], Config] = lambda read: read, selects: bool = True
-) -> tuple[Config, list[str]]:
-    """(the configuration, everything that is wrong with it, a sentence each). config: a `Config`, or settings as plain
-    values. complete: fills in what other settings imply, before settings are checked beside each other. selects:
-    whether a task must be selected."""
-    read, problems = read_settings(Config, config)
-    wrong = tuple(re.split(r"[=:]", problem)[0] for problem in problems)
-    config = complete(read)
-    between = [*(_selection_problems(config) if selects else ()), *run_problems(config)]
-    between += numerics_problems(config.batch_invariant, config.numerics)
-    between += [*_engine_contradictions(config.engine), *_text_problems(asdict(config), "")]
-    # A wrong setting was read as its default, of which nothing is said.
-    return config, [*problems, *(problem for problem in between if not wrong or not problem.startswith(wrong))]
-
-
-def read_settings(kind: type[T], settings: Any, where: str = "", strict: bool | None = None) -> tuple[T, list[str]]:
-    """(the settings as `kind`, what is wrong with them). A setting of a wrong type or out of range has its default.
-
-    settings: plain values, or an object of `kind`. strict: texts are no numbers.
-    """
-    reader = adapter(kind)  # type: ignore[arg-type]  # a class is hashable
-    try:
-        return reader.validate_python(settings, strict=strict), []
-    except ValidationError as error:
-        right: Any = settings
-        for problem in error.errors(include_url=False):
-            right = _without(right, [part for part in problem["loc"] if part != "[key]"])
-        return reader.validate_python(right), problems_of(error, where, as_typed)
-
-
-def _without(settings: Any, place: list[int | str]) -> Any:
-    """A copy of the settings without the one at `place`; a list with something wrong in it is left out as a whole."""
-    settings = vars(settings) if is_dataclass(settings) else settings
-    if not place or not isinstance(settings, dict):
-        return {}
-    name, *below = place
-    inner = settings.get(name)
-    kept = {name: _without(inner, below)} if below and (isinstance(inner, dict) or is_dataclass(inner)) else {}
-    return {key: value for key, value in settings.items() if key != name} | kept
+def config_problems(config: Config, selects: bool = True) -> list[str]:
+    """What is wrong with settings of the right types, a sentence each. selects: whether a task must be selected."""
+    problems = [*(_selection_problems(config) if selects else ()), *run_problems(config)]
+    problems += numerics_problems(config.batch_invariant, config.numerics)
+    return [*problems, *_engine_contradictions(config.engine), *_text_problems(asdict(config), "")]
 
 
 def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
@@ -107,16 +79,18 @@ def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
 def engine_problems(engine: EngineConfig) -> list[str]:
     """What is wrong with the engine's settings, a sentence each. `settings_problems` and `memory_problems` check what
     depends on the model or on free memory."""
-    read, problems = read_settings(EngineConfig, engine, "engine", strict=True)
-    return [*problems, *_engine_contradictions(read)]
+    try:
+        return list(_engine_contradictions(read_as(EngineConfig, engine, "engine", strict=True)))
+    except ConfigError as error:
+        return error.problems
 
 
-def model_problems(model: ModelConfig) -> list[str]:
-    """What is wrong with the words among a model's settings; its paths are looked for where it is opened."""
+def check_model(model: ModelConfig) -> None:
+    """Raise ConfigError for wrong words among a model's settings; its paths are looked for where it is opened."""
     words = ModelConfig(
         load_format=model.load_format, implementation=model.implementation, generation_config=model.generation_config
     )
-    return read_settings(ModelConfig, words, "model", strict=True)[1]
+    read_as(ModelConfig, words, "model", strict=True)
 
 
 def _engine_contradictions(engine: EngineConfig) -> Iterator[str]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from evalengine.config.check import complete_model, completed, config_problems, read_settings
+from evalengine.config.check import complete_model, completed, config_problems
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF, available
 from evalengine.config.sources import MERGED, Source, namesakes, register, searched
+from evalengine.config.typed import read_as
 from evalengine.config.words import REMOVED, SEARCHED, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
@@ -104,14 +105,12 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
         _remove(written, name)
     for override in parsed if isinstance(written, dict) else []:
         _set(written, override.key_or_group, override.value())
-    config, problems = read_settings(Config, written)
-    if problems:
-        raise ConfigError(f"{file}: damaged or of another version ({listed(problems, 5, '; ')})")
-    keys = {override.key_or_group for override in parsed}
-    config, problems = config_problems(
-        config, lambda read: replace(read, model=complete_model(read.model, keys)), selects
-    )
-    if problems:
+    try:
+        config = read_as(Config, written)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: damaged or of another version ({listed(error.problems, 5, '; ')})") from error
+    config = replace(config, model=complete_model(config.model, {override.key_or_group for override in parsed}))
+    if problems := config_problems(config, selects):
         raise ConfigError(problems)
     return config
 
@@ -160,9 +159,12 @@ def _composed(overrides: Sequence[str], settings: Mapping[str, Any]) -> Config:
     problems: list[str] = []
     data = read_texts(data, typed, problems)
     keys = typed | {override.key_or_group for override in parsed}
-    config, wrong = config_problems(data, partial(completed, keys=keys))
     missing = ": no such setting"
-    problems += [unknown(one.removesuffix(missing)) if one.endswith(missing) else one for one in wrong]
+    try:
+        config = completed(read_as(Config, data), keys)
+        problems += config_problems(config)
+    except ConfigError as error:
+        problems += [unknown(p.removesuffix(missing)) if p.endswith(missing) else p for p in error.problems]
     if problems:
         raise ConfigError(problems)
     return config

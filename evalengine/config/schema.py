@@ -6,13 +6,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
+from annotated_types import Ge, Gt, Le, MinLen, Predicate
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import Required, TypedDict
 
-from evalengine.config import kinds
+from evalengine.config.arguments import integer, number
+from evalengine.config.typed import must
 
 Numerics = Literal["fast", "exact", "native"]
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock
@@ -30,24 +38,100 @@ LM_EVAL_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
 LM_EVAL_OWN = ("cls", "cluster", "items", "fewshot_file", "judge")  # settings in a task's file that lm-eval lacks
 
 
+MAX_RANKS = 64  # ranks of one model: more GPUs than any machine has
+MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index both with int32
+TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+MAX_MODEL_NAME = 200
+
+
+def is_folder(path: str) -> bool:
+    """Whether the path is a folder; False also for names that are too long, and below folders that may not be read."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
+
+
+def _whole(value: Any) -> Any:
+    """NumPy's and torch's integers as Python's, and texts as they are; no truth value and no fraction is an integer."""
+    if (read := integer(value)) is None and not isinstance(value, str):
+        raise PydanticCustomError("int", "no integer")
+    return value if read is None else read
+
+
+def _real(value: Any) -> Any:
+    if (read := number(value)) is None and not isinstance(value, str):
+        raise PydanticCustomError("float", "no number")
+    return value if read is None else read
+
+
+# A number is taken as a text, since a Hub configuration may be called 2024. Objects that Python made are checked, too.
+SETTINGS = ConfigDict(extra="forbid", coerce_numbers_to_str=True, revalidate_instances="always")
+Whole = Annotated[int, BeforeValidator(_whole)]
+Real = Annotated[float, BeforeValidator(_real)]
+Documents = Annotated[Whole, must("be a whole number of documents, not a share of them"), Ge(1)]
+Least0 = Annotated[Whole, Ge(0)]
+Least1 = Annotated[Whole, Ge(1)]
+Size = Annotated[Whole, Ge(1), Le(MAX_SIZE)]
+Share = Annotated[Real, Gt(0), Le(1), must("lie in (0, 1]")]
+ShareOfAnswers = Annotated[Real, Ge(0), Le(1), must("lie in 0 .. 1, a share of the answers")]
+Seed = Annotated[Whole, Ge(0), Le((1 << 63) - 1), must("lie in 0 .. 2^63 - 1")]
+Day = Annotated[
+    str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(lambda text: str(date.fromisoformat(text))),
+    must("be a day, as in 2024-07-26"),
+]  # fmt: skip
+ModelName = Annotated[
+    str, Predicate(lambda name: name.isprintable() and len(name) <= MAX_MODEL_NAME),
+    must(f"be at most {MAX_MODEL_NAME} printable characters; it names the run in folders and tables"),
+]  # fmt: skip
+TokenOrText = Annotated[
+    Least0 | Annotated[str, MinLen(1)], must("be the text or the id of what ends a thinking, or null")
+]
+Implementation = Literal["auto", "native", "transformers"]
+Chosen = Literal["auto", "always", "off"]
+AttentionBackend = Literal["auto", "flash_attn", "triton", "sdpa"]
+Level = Literal["auto", "native", "exact", "fast"]
+LEVELS = get_args(Level)
+Sequences = Annotated[Whole, Ge(1), Le((1 << 16) - 1)]  # a decode kernel's grid has one row per sequence
+# OpenMP ends a process that gets no more threads. A larger machine's run may be explained on a smaller one.
+Threads = Annotated[Whole, Ge(1), Le(max(256, os.cpu_count() or 1))]
+Seconds = Annotated[Whole, Ge(1), Le(86_400)]
+NonEmpty = Annotated[str, MinLen(1)]
+Device = Annotated[
+    str, Predicate(lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None),
+    must("be auto, cpu, cuda or cuda:<number>"),
+]  # fmt: skip
+BlockSize = Annotated[Literal["auto"] | Size, must(f"be auto or a number of tokens from 1 to {MAX_SIZE}")]
+Replicas = Annotated[Literal["auto"] | Annotated[Whole, Ge(1), Le(4096)], must("be auto or a number from 1 to 4096")]
+ChatVariables = Annotated[dict[str, Any], must("be variables with their values, as in {effort: high}")]
+Resume = Annotated[
+    str, Predicate(lambda name: name in ("auto", "never") or is_folder(name)),
+    must("be auto, never, or an existing run folder"),
+]  # fmt: skip
+CodeExecution = Annotated[
+    Literal[False, True, "without_isolation"],
+    must("be false, true or without_isolation (no more than limits; for a container or virtual machine)"),
+]
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Where the weights and the tokenizer come from."""
 
-    __pydantic_config__ = kinds.SETTINGS
+    __pydantic_config__ = SETTINGS
 
-    name: kinds.ModelName = ""  # a short name for run folders and tables; empty: the path's last part
+    name: ModelName = ""  # a short name for run folders and tables; empty: the path's last part
     path: str = "???"  # a directory, a Hub id, a .gguf file, `package:<module>/<file>`, or `asset:<name>`
     revision: str | None = None  # Hub revision (a commit)
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
-    load_format: kinds.LoadFormat = "auto"  # dummy: seeded random weights of a config
-    implementation: kinds.Implementation = "auto"  # auto: native where there is a family, else transformers
+    load_format: Literal["auto", "safetensors", "pytorch", "gguf", "dummy"] = "auto"  # dummy: seeded random weights
+    implementation: Implementation = "auto"  # auto: native where there is a family, else transformers
     adapter: str | None = None  # a LoRA adapter, merged at load: a directory or Hub id
     adapter_revision: str | None = None  # Hub revision (a commit) of the adapter
     generation_config: Literal["auto", "none"] = "auto"  # auto: apply the logits processors of generation_config.json
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
     api: str | None = None  # the address of an endpoint that answers in its place, as https://HOST/v1; asked for `name`
-    think_end_token: kinds.TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
+    think_end_token: TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
 
     def __post_init__(self) -> None:
         """As in lm-eval, a text of digits is a token id."""
@@ -61,27 +145,27 @@ class EngineConfig:
     """The engine. Only `dtype`, `max_model_len` and, with numerics=fast, `attention_backend` can change a result; the
     rest is schedule."""
 
-    __pydantic_config__ = kinds.SETTINGS
+    __pydantic_config__ = SETTINGS
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"  # auto: the checkpoint's
-    device: kinds.Device = "auto"
-    max_model_len: kinds.Size | None = None  # tokens; null: the model's own limit
-    max_num_seqs: kinds.Sequences = 256  # sequences in one step
-    max_num_batched_tokens: kinds.Size = 4096  # tokens in one step
-    attention_backend: kinds.AttentionBackend = field(default="auto", metadata=RESOLVED)  # only numerics=fast has one
-    block_size: kinds.BlockSize = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
-    num_kv_blocks: kinds.Size | None = field(default=None, metadata=RESOLVED)  # pages; null: from the memory fraction
-    kv_cache_memory_fraction: kinds.Share = 0.5  # share of the memory that is free after loading
-    gpu_memory_utilization: kinds.Share | None = None  # instead: of the GPU's whole memory, weights included (as vLLM)
+    device: Device = "auto"
+    max_model_len: Size | None = None  # tokens; null: the model's own limit
+    max_num_seqs: Sequences = 256  # sequences in one step
+    max_num_batched_tokens: Size = 4096  # tokens in one step
+    attention_backend: AttentionBackend = field(default="auto", metadata=RESOLVED)  # only numerics=fast has one
+    block_size: BlockSize = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
+    num_kv_blocks: Size | None = field(default=None, metadata=RESOLVED)  # pages; null: from the memory fraction
+    kv_cache_memory_fraction: Share = 0.5  # share of the memory that is free after loading
+    gpu_memory_utilization: Share | None = None  # instead: of the GPU's whole memory, weights included (as vLLM)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
     # auto: tokens are guessed and checked where that pays | always | off
-    speculation: kinds.Chosen = field(default="auto", metadata=RESOLVED)
-    cascade_attention: kinds.Chosen = "auto"  # auto: pages that decodes share are read once where it pays
-    num_threads: kinds.Threads | None = None  # CPU threads; null: torch's default
-    tensor_parallel_size: kinds.Ranks = 1  # processes that share the model, each on its own GPU (or all on the CPU)
+    speculation: Chosen = field(default="auto", metadata=RESOLVED)
+    cascade_attention: Chosen = "auto"  # auto: pages that decodes share are read once where it pays
+    num_threads: Threads | None = None  # CPU threads; null: torch's default
+    tensor_parallel_size: Annotated[Whole, Ge(1), Le(MAX_RANKS)] = 1  # processes that share the model, a GPU for each
     # auto: at the first use of a kind of model on a GPU | always: at every start | off
-    self_test: kinds.Chosen = field(default="auto", metadata=RESOLVED)
+    self_test: Chosen = field(default="auto", metadata=RESOLVED)
 
 
 @dataclass(frozen=True)
@@ -89,9 +173,9 @@ class ClusterConfig:
     """The engines that answer the requests. No setting here can change a batch-invariant result."""
 
     backend: Literal["local", "ray"] = "local"  # local: an engine in this process | ray: replicas of it
-    replicas: kinds.Replicas = 1  # a number; auto: as many as the GPUs of this machine or Ray cluster allow
+    replicas: Replicas = 1  # a number; auto: as many as the GPUs of this machine or Ray cluster allow
     address: str | None = None  # a running Ray cluster's (host:port, auto); null: Ray is started here, for this run
-    audit: kinds.ShareOfAnswers = 0.0  # share of requests that a second replica answers, too; a difference fails
+    audit: ShareOfAnswers = 0.0  # share of requests that a second replica answers, too; a difference fails
 
 
 @dataclass(frozen=True)
@@ -104,7 +188,7 @@ class DatasetConfig:
     folder: str | None = None  # folder below data_dir that holds <split>.jsonl
     files: dict[str, str] = field(default_factory=dict)  # split -> file below data_dir, if not <folder>/<split>.jsonl
     gated: bool | None = None  # true: the Hub gives the rows only to accounts that accepted their conditions
-    rows: kinds.Whole | None = None  # documents in the evaluated split, as published
+    rows: Whole | None = None  # documents in the evaluated split, as published
     where: dict[str, str] = field(default_factory=dict)  # column -> text: only rows with that text are kept
 
 
@@ -112,12 +196,12 @@ class DatasetConfig:
 class GenerationConfig:
     """How answers are generated (generate_until tasks)."""
 
-    max_gen_toks: kinds.Least1 | None = None
-    until: list[kinds.NonEmpty] | None = None  # stop strings, in addition to EOS
-    temperature: kinds.Temperature | None = None
-    top_k: kinds.Least0 | None = None
-    top_p: kinds.Share | None = None
-    repeats: kinds.Least1 | None = None  # samples per document: an older name of the task's own `repeats`
+    max_gen_toks: Least1 | None = None
+    until: list[NonEmpty] | None = None  # stop strings, in addition to EOS
+    temperature: Annotated[Real, Ge(0)] | None = None
+    top_k: Least0 | None = None
+    top_p: Share | None = None
+    repeats: Least1 | None = None  # samples per document: an older name of the task's own `repeats`
 
 
 @dataclass(frozen=True)
@@ -173,10 +257,10 @@ class JudgeConfig:
     labels: str | None = None  # the column of given labels, with which the verdicts are compared
     labelled: str | None = None  # the column of the texts that were given them; null: the run's own answers
     apply_chat_template: bool | None = None  # null: as the run's
-    chat_template_args: kinds.ChatVariables | None = None
+    chat_template_args: ChatVariables | None = None
     system_instruction: str | None = None
-    think_end_token: kinds.TokenOrText | None = None  # as `model.think_end_token`, of the judge
-    max_model_len: kinds.Size | None = None  # tokens; null: the judge's own limit
+    think_end_token: TokenOrText | None = None  # as `model.think_end_token`, of the judge
+    max_model_len: Size | None = None  # tokens; null: the judge's own limit
 
 
 ITEM_MARK = "#"  # stands between the name of a set of items and an item's, in the names of clusters
@@ -192,20 +276,20 @@ class TaskConfig:
 
     cls: str | None = None  # "module:Class" below evalengine.tasks, or of any package that can be imported
     alias: str | None = None  # its name in tables, below a group's
-    version: kinds.Finite | None = None  # lm-eval's task version
+    version: Annotated[Real, Field(allow_inf_nan=False)] | None = None  # lm-eval's task version
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     split: str | None = None  # evaluated split
     fewshot_split: str | None = None  # the split that exemplars are drawn from
     fewshot_file: str | None = None  # exemplars from a file (.jsonl or .yaml) that the user names
-    num_fewshot: kinds.Least0 | None = None
+    num_fewshot: Least0 | None = None
     description: str | None = None
     cluster: str | None = None  # the column that names what rows share (a passage, a video); statistics count these
     items: str | None = None  # the name of a set of items that other tasks ask, too, as a translation: row n is item n
-    repeats: kinds.Least1 | None = None  # samples a document, at a temperature above 0
+    repeats: Least1 | None = None  # samples a document, at a temperature above 0
     gen_prefix: str | None = None  # the start of the assistant's answer: a text, or a template if the task takes them
-    pass_at: list[kinds.Whole] | None = None  # the j of each pass@j that is reported; pass@repeats always is
-    choice_order: kinds.Whole | None = None  # the seed of another order of a question's options; null: the rows' own
-    code_timeout: kinds.Seconds | None = None  # of processor time for each program of a task that runs them; null: 3
+    pass_at: list[Whole] | None = None  # the j of each pass@j that is reported; pass@repeats always is
+    choice_order: Whole | None = None  # the seed of another order of a question's options; null: the rows' own
+    code_timeout: Seconds | None = None  # of processor time for each program of a task that runs them; null: 3
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)  # for tasks that a file describes
     lm_eval: LmEvalConfig = field(default_factory=LmEvalConfig)  # for tasks that lm-eval itself runs
@@ -215,11 +299,11 @@ class TaskConfig:
 class Aggregate(TypedDict, total=False):
     """How a group's metric is made of its tasks' metrics."""
 
-    __pydantic_config__ = kinds.SETTINGS  # type: ignore[misc]
+    __pydantic_config__ = SETTINGS  # type: ignore[misc]
     metric: Required[str]
     weight_by_size: bool
     filter_list: Any
-    aggregation: Annotated[Literal["mean"], kinds.must("be mean: no others are built")]
+    aggregation: Annotated[Literal["mean"], must("be mean: no others are built")]
 
 
 @dataclass(frozen=True)
@@ -236,26 +320,26 @@ class GroupConfig:
 class CacheConfig:
     """Answers kept between runs (`evalengine/cache`); `cache=FOLDER` stands for `cache.path=FOLDER`."""
 
-    path: kinds.NonEmpty | None = None  # a folder, which several processes may share; null: nothing is kept
-    audit: kinds.ShareOfAnswers = 0.0  # the share of the answers read from it that is computed again and compared
+    path: NonEmpty | None = None  # a folder, which several processes may share; null: nothing is kept
+    audit: ShareOfAnswers = 0.0  # the share of the answers read from it that is computed again and compared
 
 
 @dataclass(frozen=True)
 class EndpointConfig:
     """How a model behind an HTTP interface is asked (`model.api`)."""
 
-    concurrency: kinds.Least1 = 16  # requests at once
-    retries: kinds.Least0 = 5  # of a request that failed for a reason that may pass
-    timeout: kinds.Seconds = 300  # for a whole answer, from the connection to its last byte
-    repeats: kinds.Least1 = 1  # how often each request is asked, identical to the byte: the endpoint's noise is seen
-    body: kinds.ChatVariables | None = None  # more fields of every request, {name: value}; null takes one of ours away
+    concurrency: Least1 = 16  # requests at once
+    retries: Least0 = 5  # of a request that failed for a reason that may pass
+    timeout: Seconds = 300  # for a whole answer, from the connection to its last byte
+    repeats: Least1 = 1  # how often each request is asked, identical to the byte: the endpoint's noise is seen
+    body: ChatVariables | None = None  # more fields of every request, {name: value}; null takes one of ours away
 
 
 @dataclass(frozen=True)
 class SequentialConfig:
     """A run that asks its documents in steps and ends once a gate is decided; `gate --step` sets it."""
 
-    step: kinds.Least1 | None = None  # documents of each task in a step; null: all at once
+    step: Least1 | None = None  # documents of each task in a step; null: all at once
     baseline: str | None = None  # what the gate holds the run to; its digest orders the documents
     policy: str = "accuracy"
     base: str | None = None  # the git revision that the baseline is taken from
@@ -265,7 +349,7 @@ class SequentialConfig:
 class Config:
     """One run."""
 
-    __pydantic_config__ = kinds.SETTINGS
+    __pydantic_config__ = SETTINGS
 
     task: TaskConfig = field(default_factory=TaskConfig)  # set fields apply to every selected task
     tasks: dict[str, TaskConfig] = field(default_factory=dict)  # filled by conf/task/*.yaml
@@ -274,27 +358,27 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     batch_invariant: bool = True
-    numerics: kinds.Level = "auto"
-    limit: kinds.Documents | None = None  # documents per task
-    seed: kinds.Seed = 0  # sampling noise
-    fewshot_seed: kinds.Whole = 1234  # lm-eval's default
+    numerics: Level = "auto"
+    limit: Documents | None = None  # documents per task
+    seed: Seed = 0  # sampling noise
+    fewshot_seed: Whole = 1234  # lm-eval's default
     apply_chat_template: bool = False
-    chat_template_args: kinds.ChatVariables | None = None  # more variables for the chat template
+    chat_template_args: ChatVariables | None = None  # more variables for the chat template
     enable_thinking: bool | None = None  # the chat template's variable of this name; null: not set
     score_unfinished_thinking: bool = False  # true: a text whose thinking did not end is scored as an answer
-    chat_template_date: kinds.Day | None = None  # the date of a chat template's clock; null: TEMPLATE_DATE
+    chat_template_date: Day | None = None  # the date of a chat template's clock; null: TEMPLATE_DATE
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
-    logprobs: kinds.Least1 | None = None  # most probable alternatives kept of every generated token; null: none
+    logprobs: Least1 | None = None  # most probable alternatives kept of every generated token; null: none
     long_prompts: Literal["truncate", "error"] = "truncate"  # truncate: from the left, as lm-eval; counted
     data_dir: str | None = None
     output_dir: str = "results"
-    resume: kinds.Resume = "auto"
+    resume: Resume = "auto"
     progress: bool = True
-    steps: list[kinds.Whole] | None = None  # for experiment=checkpoints: the models' steps, if their names have none
+    steps: list[Whole] | None = None  # for experiment=checkpoints: the models' steps, if their names have none
     log_to: str | None = None  # wandb | mlflow: where the finished run is logged, too
     drafts: str | None = None  # an earlier run's folder, whose answers are guesses of this one's (`engine.speculation`)
-    allow_code_execution: kinds.CodeExecution = False  # true: the model's programs are run, isolated
+    allow_code_execution: CodeExecution = False  # true: the model's programs are run, isolated
     cache: CacheConfig = field(default_factory=CacheConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     sequential: SequentialConfig = field(default_factory=SequentialConfig)

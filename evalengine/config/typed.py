@@ -11,7 +11,7 @@ A class (dataclass, typing_extensions.TypedDict) with `__pydantic_config__ = KNO
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
@@ -37,10 +37,13 @@ EXPECTED = (  # how pydantic's name of an error begins -> what the value must be
 )
 
 
-def read_as(kind: type[T], value: Any, where: str = "") -> T:
-    """The value as `kind`; where: the whole's name in messages. Raises ConfigError that lists all that is wrong."""
+def read_as(kind: type[T], value: Any, where: str = "", strict: bool | None = None) -> T:
+    """The value as `kind`. Raises ConfigError that lists all that is wrong.
+
+    value: plain values, or an object of `kind`. where: the whole's name in messages. strict: texts are no numbers.
+    """
     try:
-        read: T = adapter(kind).validate_python(value)  # type: ignore[arg-type]  # a class is hashable
+        read: T = adapter(kind).validate_python(value, strict=strict)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         raise ConfigError(problems_of(error, where)) from error
     return read
@@ -65,12 +68,17 @@ def must(expected: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-def problems_of(error: ValidationError, where: str = "", show: Callable[[Any], str] = shown) -> list[str]:
-    """A sentence for each problem: the name of the setting, its value by `show`, and what it must be."""
-    return [_sentence(problem, where, show) for problem in error.errors(include_url=False)]
+def as_typed(value: Any) -> str:
+    """A word as on the command line; any other value in quotes or shortened, so that "8" does not look like 8."""
+    return value if isinstance(value, str) and re.fullmatch(r"[a-z][\w:./-]{0,60}", value) else shown(value)
 
 
-def _sentence(problem: ErrorDetails, where: str, show: Callable[[Any], str]) -> str:
+def problems_of(error: ValidationError, where: str = "") -> list[str]:
+    """A sentence for each problem: the name of the setting, its value, and what it must be."""
+    return [_sentence(problem, where) for problem in error.errors(include_url=False)]
+
+
+def _sentence(problem: ErrorDetails, where: str) -> str:
     kind, name, context = problem["type"], name_of(problem["loc"], where) or "it", problem.get("ctx", {})
     if kind == "missing":
         return f"{name}: is missing"
@@ -79,7 +87,7 @@ def _sentence(problem: ErrorDetails, where: str, show: Callable[[Any], str]) -> 
     if kind == "literal_error":
         context["expected"] = context["expected"].replace(" or ", ", ").replace("'", "")
     words = next((f"must be {text.format(**context)}" for start, text in EXPECTED if re.match(start, kind)), None)
-    return f"{name}={show(problem['input'])}: {words or problem['msg'].removeprefix('Value error, ')}"
+    return f"{name}={as_typed(problem['input'])}: {words or problem['msg'].removeprefix('Value error, ')}"
 
 
 def name_of(place: Sequence[str | int], where: str = "") -> str:

@@ -10,8 +10,7 @@ import torch
 
 from evalengine.config.arguments import shown
 from evalengine.config.check import engine_problems, resolve_numerics
-from evalengine.config.kinds import MAX_RANKS
-from evalengine.config.schema import Config, EngineConfig, Numerics
+from evalengine.config.schema import MAX_RANKS, Config, EngineConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.kernels.recurrent_variant import drops_guesses
 from evalengine.layers.attention_backends import backend_problems, possible_backends

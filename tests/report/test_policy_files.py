@@ -128,7 +128,7 @@ def test_policies_extend_each_other_in_a_chain(tmp_path: Path) -> None:
             "(YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4",
         ),
         ("accuracy: {margin: 1.0e308}", "(YAML reads this as text: "),
-        ("accuracy: {margin: two}", "accuracy.margin='two': must be a number"),
+        ("accuracy: {margin: two}", "accuracy.margin=two: must be a number"),
         ("extends: accuracy\ninconclusive: maybe", "fail (exit code 1), report (exit code 3) or pass (exit code 0)"),
         ("extend: accuracy", "did you mean extends?"),
         ("all_of: [{extends: accuracy}]", "all_of[0].extends: not a setting here, but of a policy"),

@@ -203,13 +203,14 @@ def test_all_problems_are_said_at_once(capsys: pytest.CaptureFixture[str]) -> No
     code, text = said(capsys, "margin=1%", "flips=3", "power=0.9", "power=0.8", "limit=3", "alpha=x", "policy=nosuch")
     assert code == 2
     for problem in (
-        "task=NAME or runs=RUN is needed",
         "margin='1%': must be a number alone, more than 0 and finite; margin=1 is one",
         "flips='3': must be a share from 0 to 1", "power is given twice", "limit: no such setting; there is: margin, ",
-        "alpha=x: must be more than 0 and less than 1", "plan: policy=nosuch: no such policy or file",
+        "alpha=x: must be more than 0 and less than 1",
     ):  # fmt: skip
         assert problem in text
     for words, problem in (
+        (("margin=1",), "task=NAME or runs=RUN is needed"),
+        (("task=gsm8k", "policy=nosuch"), "plan: policy=nosuch: no such policy or file"),
         (("task=nosuch",), "task=nosuch: no such task or group, neither shipped (`python"),
         (("task=gsm8k", "margin=0"), "plan: margin='0': must be a number alone, more than 0 and finite"),
         (("task=gsm8k", "margin=nan"), "plan: margin=nan: must be a number alone, more than 0 and finite"),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evalengine.config.check import model_problems
+from evalengine.config.check import check_model
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.adapter import Adapter, resolve_adapter
@@ -121,8 +121,7 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
 
     Raises `ConfigError` for a missing or unsupported model, `EvalEngineError` for a damaged file.
     """
-    if problems := model_problems(model):
-        raise ConfigError(problems)
+    check_model(model)
     located = locate_model(model)
     path, kind = _weights_of(located.path, model.load_format)
     setting = f"model.path={located.source}"

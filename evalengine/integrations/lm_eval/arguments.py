@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from evalengine.config.arguments import integer, shown
-from evalengine.config.check import name_of_path, numerics_problems, read_settings, run_problems
+from evalengine.config.check import name_of_path, numerics_problems, run_problems
 from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelConfig
+from evalengine.config.typed import read_as
+from evalengine.errors import ConfigError
 
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))
@@ -68,8 +70,11 @@ def read_arguments(given: Mapping[str, Any]) -> tuple[ModelArguments, list[str]]
     )
     own = {name: values[name] for name in (*OWN, "output_dir") if name in values}
     arguments = ModelArguments(config, **own)
-    right, wrong = read_settings(Config, config, strict=True)
-    problems += [*wrong, *run_problems(right), *numerics_problems(right.batch_invariant, right.numerics)]
+    try:
+        right = read_as(Config, config, strict=True)
+        problems += [*run_problems(right), *numerics_problems(right.batch_invariant, right.numerics)]
+    except ConfigError as error:
+        problems += error.problems
     return arguments, [*problems, *_own_problems(arguments)]
 
 

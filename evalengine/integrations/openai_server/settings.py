@@ -9,8 +9,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from evalengine.config.check import read_settings
-from evalengine.config.kinds import Whole
+from evalengine.config.schema import Whole
+from evalengine.config.typed import read_as
 from evalengine.errors import ConfigError
 
 # Settings of a run that a server has, too; a name that ends with a dot stands for all below it.
@@ -66,7 +66,10 @@ def read_words(words: Sequence[str]) -> tuple[ServeSettings, list[str]]:
         else:
             known = ", ".join([*sorted(names), *(f"{n}*" if n.endswith(".") else n for n in OF_THE_ENGINE)])
             problems.append(f"{name}: no setting of a server; there are {known}, {', '.join(OF_THE_TEMPLATE)}")
-    settings, wrong = read_settings(ServeSettings, own)
-    if problems := [*problems, *wrong]:
+    try:
+        settings = read_as(ServeSettings, own)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
         raise ConfigError([f"serve: {problem}" for problem in problems])
     return settings, others
