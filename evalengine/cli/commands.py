@@ -421,7 +421,7 @@ def plan(
 
     With so many documents all checks of the policy pass with probability `power`, if nothing is lost. The checks count
     as independent: those that share documents pass together more often. Time is by the newest finished run of the task
-    in results/, or by a checkout's reference records; it says by which.
+    in results/.
 
       plan task=gsm8k,arc_easy margin=1
       plan task=gsm8k,drop policy=own.yaml runs=baseline.json   a policy's checks; drop's passages as in the baseline

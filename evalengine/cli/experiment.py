@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
-from evalengine.records.manifest_data import MANIFEST, glance_at_manifest
 from evalengine.util.command import exit_code
 from evalengine.util.progress import duration
 
@@ -33,11 +32,11 @@ PROMPTS = "prompts"  # one model and the same documents under several prompts: t
 OF_PROMPTS = ("fewshot_seed", "num_fewshot", "description", "choice_order", "system_instruction", "apply_chat_template",
               "fewshot_as_multiturn", "gen_prefix", "doc_to_text", "fewshot_file", "fewshot_split",
               "target_delimiter", "fewshot_delimiter", "enable_thinking", "chat_template_args")  # fmt: skip
-SEVERAL = {  # experiment -> how it is given several runs
-    CHECKPOINTS: "name several folders, as in model.path=out/checkpoint-1000,out/checkpoint-2000, or a pattern: "
-    "\"model.path=glob('out/checkpoint-*')\"",
-    PROMPTS: 'give fewshot_seed=1,2,3 or \'task.description="a","b"\'',
-}
+SWEEPS: dict[str, tuple[str, tuple[str, ...], str]] = {  # -> what one run is, what it sweeps, how to give several
+    CHECKPOINTS: ("checkpoint", ("model.path",), "name several folders, as in model.path=out/checkpoint-1000,"
+                  "out/checkpoint-2000, or a pattern: \"model.path=glob('out/checkpoint-*')\""),
+    PROMPTS: ("prompt", OF_PROMPTS, 'give fewshot_seed=1,2,3 or \'task.description="a","b"\''),
+}  # fmt: skip
 SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they change neither model nor rows
 
 
@@ -51,49 +50,22 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
     name = sanitise(name)  # it names files below; experiment=mine/short holds a slash
     folder = _open(name, jobs)
     places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
-    codes = []
-    finished = {number for number, place in enumerate(places, 1) if finished_run(place) is not None}
-    took = {number: seconds for number in finished if (seconds := _seconds(places[number - 1])) is not None}
+    codes: list[int] = []
+    left = sum(finished_run(place) is None for place in places)
+    begin, status = time.monotonic(), ""
     for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
-        left = [other for other in range(number, len(jobs) + 1) if other not in finished]
-        status = ": kept, it is finished" if number in finished else _time_left(jobs, took, left)
-        warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{status}", "")
-        if number not in finished:
-            begin = time.monotonic()
+        finished = finished_run(place) is not None
+        if codes:
+            seconds = (time.monotonic() - begin) / len(codes) * left
+            status = f" (about {duration(seconds)} left for {left} run{'' if left == 1 else 's'})"
+        warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{': kept, it is finished' if finished else status}", "")
+        if not finished:
             codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
-            took |= {number: time.monotonic() - begin} if codes[-1] == 0 else {}
+            left -= 1
     if failed := sum(code != 0 for code in codes):
         warn(f"{failed} of {len(jobs)} runs failed; the same command runs those again")
         return max(codes)
     return _report(name, folder, jobs, places)
-
-
-def expected_seconds(jobs: Sequence[Job], took: Mapping[int, float], job: int) -> float:
-    """The seconds that a job will take: the mean of the finished jobs that share most of its settings.
-
-    Jobs are numbered from 1. took: seconds of each finished job, at least one.
-    """
-    mine = set(jobs[job - 1].overrides)
-    alike = {number: len(mine & set(jobs[number - 1].overrides)) for number in took}
-    nearest = [took[number] for number in took if alike[number] == max(alike.values())]
-    return sum(nearest) / len(nearest)
-
-
-def _time_left(jobs: Sequence[Job], took: Mapping[int, float], left: Sequence[int]) -> str:
-    """The time left for the whole sweep, in words; "" before a run has finished."""
-    if not took:
-        return ""
-    seconds = sum(expected_seconds(jobs, took, job) for job in left)
-    return f" (about {duration(seconds)} left for {len(left)} run{'' if len(left) == 1 else 's'})"
-
-
-def _seconds(place: Path) -> float | None:
-    """The seconds that a job's finished run took, by its manifest; None without one."""
-    folder = finished_run(place)
-    try:
-        return (glance_at_manifest(folder / MANIFEST).timings.total_seconds or None) if folder else None
-    except (OSError, ValueError):
-        return None
 
 
 def label(job: Job) -> str:
@@ -194,31 +166,27 @@ def _settings(job: Job) -> dict[str, str]:
 def _sweep_problems(name: str, jobs: Sequence[Job]) -> Iterator[str]:
     """Yields what is wrong with what an experiment sweeps, a sentence each."""
     swept = {override.partition("=")[0] for job in jobs for override in job.overrides}
-    config = jobs[0].config
+    config, paths = jobs[0].config, [job.config.model.path for job in jobs]
+    kind, allowed, how = SWEEPS.get(name, ("run", (), "give a setting several values (a=1,2)"))
+    others = sorted(setting for setting in swept if not {setting, setting.rpartition(".")[2]} & {*allowed})
     if len(jobs) < 2:
-        what = {CHECKPOINTS: "checkpoint", PROMPTS: "prompt"}.get(name, "run")
-        how = SEVERAL.get(name, "give a setting several values (a=1,2)")
-        yield f"experiment={name}: one {what} is no sweep; {how}"
+        yield f"experiment={name}: one {kind} is no sweep; {how}"
+    elif allowed and others:
+        yield f"{', '.join(others)}: experiment={name} sweeps only {', '.join(allowed)}; give one value"
     elif name == CHECKPOINTS:
-        steps, paths = config.steps, [job.config.model.path for job in jobs]
-        if others := sorted(swept - {"model.path"}):
-            yield f"{', '.join(others)}: experiment={name} sweeps model.path alone; give one value"
-        elif steps is None and _named_steps(jobs) is None:
+        if (steps := config.steps) is None and _named_steps(jobs) is None:
             yield (
-                f"model.path={','.join(paths)}: these names do not say different steps, as checkpoint-1000 or "
+                f"model.path={','.join(paths)}: these names contain no different steps, as checkpoint-1000 or "
                 "step_2000; give them: 'steps=[1000,2000]'"
             )
-        if steps is not None and (len(steps) != len(jobs) or len(set(steps)) < len(steps) or min(steps) < 0):
+        elif steps is not None and (len(steps) != len(jobs) or len(set(steps)) < len(steps) or min(steps) < 0):
             yield f"steps={steps}: must be {len(jobs)} different numbers from 0 on, one for each of {', '.join(paths)}"
-    if name == PROMPTS:
-        if others := sorted(setting for setting in swept if setting.rpartition(".")[2] not in OF_PROMPTS):
-            yield f"{', '.join(others)}: experiment={name} sweeps what writes prompts ({', '.join(OF_PROMPTS)}) alone"
-        for task, own in config.tasks.items() if swept == {"fewshot_seed"} else ():
-            if not (config.task.num_fewshot if own.num_fewshot is None else own.num_fewshot):
-                yield (
-                    f"experiment={name}: {task} shows no exemplars, so that fewshot_seed changes no prompt; set "
-                    'task.num_fewshot=4, or sweep another setting: fewshot_seed=1234 \'task.description="a","b"\''
-                )
+    for task, own in config.tasks.items() if name == PROMPTS and swept == {"fewshot_seed"} else ():
+        if not (config.task.num_fewshot if own.num_fewshot is None else own.num_fewshot):
+            yield (
+                f"experiment={name}: {task} shows no exemplars, so fewshot_seed changes no prompt; set "
+                'task.num_fewshot=4, or sweep another setting: fewshot_seed=1234 \'task.description="a","b"\''
+            )
 
 
 def _named_steps(jobs: Sequence[Job]) -> list[int] | None:

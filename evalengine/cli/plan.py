@@ -26,7 +26,7 @@ from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_
 from evalengine.report.gate.policies import Policy, load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
-from evalengine.report.read.index import Entry, entries
+from evalengine.report.read.index import entries
 from evalengine.report.read.load import RunData, load_data
 from evalengine.report.read.names import RESULTS, all_runs, skipped_note
 from evalengine.report.read.run import Run, ScoreKey
@@ -35,12 +35,10 @@ from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Kind, value_of
 from evalengine.tasks.registry import task_class
 from evalengine.util.command import Namespace
-from evalengine.util.plain_files import read_json
+from evalengine.util.progress import duration
 from evalengine.util.sheet import Line, Sheet
 from evalengine.util.tables import print_lines
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
-CHOICES = {"gsm8k": 1, "mmlu": 4, "hellaswag": 4}  # workload of `bench throughput` -> requests of a document
 SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which the need is given, where runs tell of any
 RATIOS: dict[str, Kind] = {"weighted_perplexity": "perplexity", "bits_per_byte": "bits"}  # aggregation -> kind of ratio
 HELD = ("scores", "results", "weighted", "clusters", "groups", "higher_is_better")  # of a run, what a plan reads
@@ -239,14 +237,15 @@ def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
 def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Sequence[RunData]) -> Iterator[str]:
     """Yield what else is known of the tasks: how long they take, how much their runs differ, and which scores would
     need fewer documents."""
+    listed = entries(RESULTS) if RESULTS.is_dir() else []
     for name in names:
         tasks = [name, *below(a.groups, name)]
         keys = [key for key in (*a.weighted, *a.scores) if key[0] in tasks]
         counts = {key[0]: len(a.scores.get(key) or a.weighted[key]) for key in keys}
-        if (took := pace(name, RESULTS)) is not None:
-            count, (seconds, source) = sum(counts.values()), took
-            yield (f"{name}: {counted(count, 'document')} take{'s' * (count == 1)} {_duration(seconds * count)} "
-                   f"({seconds:.3g} s each, without loading; by {source})")  # fmt: skip
+        for entry in [entry for entry in listed if entry.task == name and entry.pace is not None][:1]:  # the newest
+            count, seconds = sum(counts.values()), entry.pace or 0.0
+            yield (f"{name}: {counted(count, 'document')} take{'s' * (count == 1)} about {duration(seconds * count)} "
+                   f"({seconds:.3g} s each, without loading; by {entry.folder}, {entry.model or '?'})")  # fmt: skip
         seen = flips([data.run for data in runs], tasks)
         if seen is not None:
             pairs = "one pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
@@ -284,34 +283,3 @@ def _needed(variance: float, policy: Policy, key: ScoreKey, plan: Plan) -> str:
     if not needs:
         return "?"
     return "too many" if None in needs else f"{max(need for need in needs if need is not None):,}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return "less than 1 s"
-    return f"about {f'{seconds:,.0f} s' if seconds < 600 else f'{seconds / 60:,.0f} min'}"
-
-
-def pace(task: str, root: Path) -> tuple[float, str] | None:
-    """Seconds a document of a task or group, and what says so; None where nothing is known."""
-    try:
-        listed: Sequence[Entry] = entries(root) if root.is_dir() else ()
-    except OSError:
-        listed = ()
-    for entry in listed:  # the newest first
-        if entry.task == task and entry.pace is not None:
-            return entry.pace, f"{entry.folder}, {entry.model or 'a model without a name'}"
-    found = []  # the quickest invariant run of the workload of this name, on the smallest model
-    for file in sorted(REFERENCE.glob("throughput-*.json")) if task in CHOICES else ():
-        try:
-            content = read_json(file)
-            gpu = content["environment"]["gpu"]
-            rows = [row for row in content["rows"] if row["workload"] == task and row["mode"] != "fast"]
-            found += [(row["wall_s"] * CHOICES[task] / row["requests"], row["preset"], gpu, file.name)
-                      for row in rows if row["engine"] == "evalengine"]  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    if not found:
-        return None
-    seconds, preset, gpu, name = min(found)
-    return seconds, f"results/reference/{name}, {preset} on {gpu}"

@@ -37,9 +37,9 @@ def test_the_experiment_leaves_a_page_and_its_list(tmp_path: Path) -> None:
     assert f"verdict: {content['metrics'][0]['said']}" in done.out
     assert "Variance components" in (folder / "prompts.html").read_text()
     again = call("experiment=prompts", *settings[:2], *settings[3:])
-    assert again.code == 2 and "arithmetic shows no exemplars, so that fewshot_seed changes no prompt" in again.err
+    assert again.code == 2 and "arithmetic shows no exemplars, so fewshot_seed changes no prompt" in again.err
     other = call("experiment=prompts", *settings[:4], "fewshot_seed=1", "seed=1,2")
-    assert other.code == 2 and "seed: experiment=prompts sweeps what writes prompts" in other.err
+    assert other.code == 2 and "seed: experiment=prompts sweeps only fewshot_seed, " in other.err
 
 
 def test_the_parts_are_those_of_the_scores() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -74,26 +73,16 @@ def test_what_the_settings_do_not_tell_is_said(capsys: pytest.CaptureFixture[str
     assert len(re.findall(r"2 points +2,750 in 250 clusters +[\d,]+", shared)) == 2
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_the_time_is_that_of_the_newest_run_here_or_a_reference_record(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+def test_the_time_is_that_of_the_newest_run_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("task=gsm8k", "margin=2", "flips=0")
-    if here:
-        (tmp_path / "results").mkdir()
-        runs = [Entry(tmp_path / "newest", FINISHED, task="gsm8k", model="m", pace=pace) for pace in (None, 0.5, 9.0)]
-        monkeypatch.setattr(plan, "entries", lambda root: runs)  # the newest first
-        assert re.search(r"gsm8k: 1,319 documents take about 11 min \(0.5 s each.*newest, m\)", said(capsys, *words)[1])
-        return
-    text = said(capsys, *words)[1]
-    found = re.search(r"([\d.]+) s each, without loading; by results/reference/(\S+\.json), qwen3-0.6b on NVIDIA", text)
-    assert found
-    rows = json.loads((plan.REFERENCE / found[2]).read_text())["rows"]
-    times = [row["wall_s"] / row["requests"] for row in rows if row["workload"] == "gsm8k" and row["mode"] != "fast"]
-    assert float(found[1]) in [pytest.approx(time, rel=0.01) for time in times]
-    monkeypatch.setattr(plan, "REFERENCE", tmp_path)
     assert "take about" not in said(capsys, *words)[1], "no figure where nothing is known"
+    (tmp_path / "results").mkdir()
+    runs = [Entry(tmp_path / "newest", FINISHED, task="gsm8k", model="m", pace=pace) for pace in (None, 0.5, 9.0)]
+    monkeypatch.setattr(plan, "entries", lambda root: runs)  # the newest first
+    assert re.search(r"gsm8k: 1,319 documents take about 11 min \(0.5 s each.*newest, m\)", said(capsys, *words)[1])
 
 
 def loaded(run: Run) -> RunData:
@@ -241,10 +230,9 @@ def test_a_folder_of_runs_is_its_runs_and_no_run_counts_twice(
 
 def test_tasks_given_twice_and_small_numbers_read_well(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "task=gsm8k,gsm8k", "margin=1", "flips=-0.0")[1]
-    assert "its 2 checks all pass" in text and text.count("gsm8k: 1,319 documents take about") == 1
+    assert "its 2 checks all pass" in text
     assert " 0 % (bits)" in text and "-0 %" not in text
     assert "Answers that are equal in every bit always pass. 0 % (bits): bits change, but no answer does." in text
-    assert plan._duration(0.4) == "less than 1 s"
 
 
 def test_lambadas_perplexity_is_planned_as_one(capsys: pytest.CaptureFixture[str]) -> None:
