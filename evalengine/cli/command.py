@@ -97,6 +97,11 @@ class Command:
         """The error for bad usage; it names the command's help."""
         return ConfigError(f"{self.name}: {problem} (see {self.name} --help)")
 
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the words' docstring, in one line."""
+        return " ".join(cleandoc(self.words.__doc__ or "").partition("\n\n")[0].split())
+
     @cached_property
     def typer_command(self) -> TyperCommand:
         """The command that typer makes of the declared words; shell completion reads it as well."""
@@ -107,11 +112,11 @@ class Command:
             given |= {name: [] for name in lists if given[name] is None}
             return self.words(**given) or Namespace(**given)
 
-        summary, _, rest = cleandoc(self.words.__doc__ or "").partition("\n\n")
+        rest = cleandoc(self.words.__doc__ or "").partition("\n\n")[2]
         epilog = rest if self.epilog is None else self.epilog
         app = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         context = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-        app.command(cls=Words, help=summary, epilog=epilog, context_settings=context)(declared)
+        app.command(cls=Words, help=self.summary, epilog=epilog, context_settings=context)(declared)
         command: Any = get_command(app)
         return command
 

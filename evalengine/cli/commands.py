@@ -485,8 +485,8 @@ def tasks(
                      help="one task (or a group, or a YAML file of your own: ./my_task.yaml), and settings as for a "
                      "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...",
                      autocompletion=lambda incomplete: available("task"))] = None,
-    show: Annotated[int | None, Option(metavar="N", help="its first N documents: the rows, the prompts as the model "
-                    "sees them, the targets")] = None,
+    show: Annotated[int | None, Option(metavar="N", min=1, max=1000, help="its first N documents: the rows, the "
+                    "prompts as the model sees them, the targets")] = None,
 ) -> None:  # fmt: skip
     """List the tasks that can be run: where their rows come from (Hub id @ pinned commit), how many documents are
     evaluated, the metrics, and what a task needs in addition to the rows.

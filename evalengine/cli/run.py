@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -55,22 +54,9 @@ EPILOG = """\
   experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
   --install-completion [SHELL]  completes commands, tasks and models in your shell; --show-completion prints how
 
-Commands of their own:
-  tasks [NAME --show 3]         the tasks: rows, metrics, what they need; a task's prompts and targets (tasks --help)
-  compare RUN RUN               are runs the same; if not, where, and why; of models: which is better (compare --help)
-  baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
-  gate BASELINE RUN             may this change be merged: exit code 0, 1 or 3 (gate --help)
-  report RUN [RUN ...]          a run, several compared, or a folder's list of runs, as one HTML file (report --help)
-  explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
-  verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
-  bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
-  prove RUN --item ITEM -o FILE one item of a run as a receipt that anyone can check (prove --help)
-  check FILE --model PATH       computes a receipt's item, or a sample of a run's, again: does every bit agree
-  plan task=NAME margin=POINTS  how many documents a gate needs, and how long they take here (plan --help)
-  cache FOLDER                  what a cache of answers holds, and making it smaller (cache --help)
-  warm MODEL                    compiles a model's kernels on this GPU before its first run (warm --help)
-  serve                         a model by OpenAI's HTTP interface: the same request, the same bytes (serve --help)
-  lm_eval                       lm-eval's own command line, any of its tasks on this engine (lm_eval --help)
+Commands, each with its --help:
+{commands}
+  lm_eval   lm-eval's own command line, any of its tasks on this engine
 
 A RUN is a run's folder; or `latest` (the newest in results/), FOLDER:latest, or SWEEP:3 (run 3 of an experiment).
 
@@ -85,8 +71,11 @@ def main(argv: Sequence[str]) -> int:
 
 def command() -> Command:
     """The command. Its help names the tasks and models that are there."""
-    epilog = EPILOG.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
-    return _Run("run", _words, "evalengine.cli.run:work", epilog)
+    lists = {f"{group}s": _wrapped(32, "  ".join(available(group))) for group in ("task", "model")}
+    summaries = {name: command.summary for name, command in COMMANDS.items() if isinstance(command, Command)}
+    lines = [f"  {name:10}{_wrapped(12, text.partition('. ')[0]).lstrip()}" for name, text in summaries.items()]
+    lists["commands"] = "\n".join(lines)
+    return _Run("run", _words, "evalengine.cli.run:work", EPILOG.format(**lists))
 
 
 def _names(incomplete: str) -> list[str]:
@@ -112,15 +101,17 @@ def _words(
 
 
 class _Run(Command):
-    """A word of `run` that is no setting may be the name of a command, misspelt: that is said before all else."""
+    """A word of `run` that is no setting may be the name of a command, misspelt: that is reported before all else."""
 
     def parse(self, argv: Sequence[str]) -> Any:
+        options = [word for word in argv if word.startswith("-") and word.partition("=")[0] not in OPTIONS]
         for word in _settings([word for word in argv if not word.startswith("-")]):
-            if "=" not in word and not word.startswith("~"):
-                first = word == argv[0]
-                raise ConfigError((None if first else _with_dashes(argv)) or _unknown_word(word, first))
-        if hint := _with_dashes(argv):
-            raise ConfigError(hint)
+            if "=" not in word and not word.startswith("~") and (word == argv[0] or not options):
+                raise ConfigError(_unknown_word(word, word == argv[0]))
+        if options:
+            name = options[0].lstrip("-").partition("=")[0].replace("-", "_")
+            raise ConfigError(f"{options[0]}: settings have no dashes; write {PROGRAM} {name}=VALUE; {PROGRAM} lm_eval "
+                              "takes lm-eval's own options")  # fmt: skip
         return super().parse(argv)
 
 
@@ -128,44 +119,22 @@ def _settings(words: list[str]) -> list[str]:
     return words[1:] if words[:1] == ["run"] else words
 
 
-def _with_dashes(argv: Sequence[str]) -> str | None:
-    """Return the message about options that are not options of `run`; None if there are none."""
-    from evalengine.config.words import SYNONYMS
-
-    options, settings = [], []
-    for word, after in zip(argv, (*argv[1:], "-"), strict=False):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and word.partition("=")[0] not in OPTIONS:
-            value = value if equals else "VALUE" if after.startswith("-") or "=" in after else after
-            name = name.replace("-", "_")
-            options.append(word.partition("=")[0])
-            settings.append(f"{SYNONYMS.get(name, name)}={value}")
-    if not options:
-        return None
-    return (
-        f"{' '.join(options)}: settings have no dashes; write {PROGRAM} {shlex.join(settings)}; "
-        f"{PROGRAM} lm_eval takes lm-eval's own options"
-    )
-
-
 def _unknown_word(word: str, first: bool) -> str:
     """Return the message about a word that is no setting."""
     if word in COMMANDS:
         return f"{word}: a command's name comes first: {PROGRAM} {word} ..."
-    meant = {name: f"{group}={name}" for group in ("experiment", "model", "task") for name in available(group)}
-    if word in meant:
-        return f"{word}: settings are written name=value; did you mean {meant[word]}?"
-    if not first:
-        return f"{word}: a setting is one word, without spaces around its =; quote what holds spaces: 'task=[a, b]'"
+    meant = [f"{group}={word}" for group in ("task", "model", "experiment") if word in available(group)]
+    if meant or not first:
+        hint = f"; did you mean {meant[0]}?" if meant else "; quote what holds spaces: 'task=[a, b]'"
+        return f"{word}: a setting is one word, name=value, without spaces around its ={hint}"
     near = difflib.get_close_matches(word, NAMES, 1)
     known = f"did you mean {near[0]}?" if near else f"there is: {', '.join(NAMES)} (see --help)"
     return f"{word}: no such command; {known}"
 
 
-def _wrapped(names: list[str]) -> str:
-    """The names in lines of the help's width, indented like the help's second column."""
-    indent = " " * 32
-    return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+def _wrapped(indent: int, text: str) -> str:
+    """The text in lines of the help's width, indented."""
+    return textwrap.fill(text, 120, initial_indent=" " * indent, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def work(arguments: Namespace) -> int:

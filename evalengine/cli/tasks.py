@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError, listed
-from evalengine.plain_text import printable, warn
+from evalengine.plain_text import say, warn
 from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from evalengine.config.schema import Config, TaskConfig
     from evalengine.tasks.base import Task
     from evalengine.tasks.instance import Instance
     from evalengine.tasks.metric import Metric
     from evalengine.util.sheet import Sheet
 
-MOST = 1000  # documents shown at most
 LISTED_METRICS = 1  # of a task among others; `tasks NAME` names all of them
-INSTALL = "pip install "
 SHORT = 8  # hex digits of a commit that are shown
 
 
@@ -35,8 +31,6 @@ def main(arguments: Namespace) -> int:
 
     names = [word for word in arguments.words if "=" not in word]
     settings = [word for word in arguments.words if "=" in word]
-    if arguments.show is not None and not 1 <= arguments.show <= MOST:
-        raise ConfigError(f"tasks: --show {arguments.show}: must lie in 1 .. {MOST} documents")
     if len(names) > 1:
         raise ConfigError(f"tasks: {' '.join(names)}: name one task, or none to list them all")
     if named := [word for word in settings if word.startswith("task=")]:
@@ -44,28 +38,21 @@ def main(arguments: Namespace) -> int:
     if arguments.show is not None and not names:
         raise ConfigError("tasks: --show needs a task: python -m evalengine tasks NAME --show 3")
     configs = list(_configs(names, settings))
-    console = Console(file=sys.stdout, soft_wrap=True)
     if arguments.show is None:
-        print_sheet(task_table(configs, folded=not names), console)
-    else:
-        for line in shown_documents(configs[0], arguments.show):
-            console.print(line, end="")
+        print_sheet(task_table(configs, folded=not names), Console(file=sys.stdout, soft_wrap=True))
+    for line in () if arguments.show is None else shown_documents(configs[0], arguments.show):
+        say(line)
     return 0
 
 
 def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
     """The configuration of the named task, or of every task. Each is composed by itself, since a group may change the
     settings of its tasks."""
-    from rich.console import Console
-    from rich.progress import track
-
     from evalengine.config.compose import compose_jobs
     from evalengine.config.sources import offered
 
     shipped = [] if names or settings else available("task")
-    chosen = names or sorted({*available("task"), *offered()})
-    seen = Console(stderr=True)
-    for name in track(chosen, "tasks", console=seen, transient=True, disable=len(chosen) == 1 or not seen.is_terminal):
+    for name in names or sorted({*available("task"), *offered()}):
         if name in shipped:
             yield outline(name)
         else:
@@ -99,11 +86,7 @@ def _cells(config: Config, depth: int, name: str, members: Sequence[str], short:
         f"{sum(sizes):,}" if len(sizes) == len(tasks) else "",
         _common(str(task.num_fewshot or 0) for task in tasks),
         listed(metrics, LISTED_METRICS if short else len(metrics)),
-        "; ".join(
-            dict.fromkeys(
-                need.removeprefix(INSTALL).strip("'") if short else need for task in tasks for need in needs(task)
-            )
-        ),
+        "; ".join(dict.fromkeys(need for task in tasks for need in needs(task))),
     ]
 
 
@@ -154,7 +137,7 @@ def task_metrics(task: TaskConfig, name: str) -> dict[str, Metric]:
 
 
 def needs(task: TaskConfig) -> Iterator[str]:
-    """Yields what a run of the task needs beside the rows."""
+    """Yields what a run of the task needs in addition to the rows."""
     from evalengine.tasks.registry import task_class
 
     exemplars = task.fewshot_split or task.fewshot_file or task.template.fewshot_config.samples
@@ -165,13 +148,13 @@ def needs(task: TaskConfig) -> Iterator[str]:
         yield "allow_code_execution=true"
     extra = cls.extra or ("lm-eval" if task.template.lm_eval_file is not None else None)
     if extra is not None:
-        yield f"{INSTALL}'evalengine[{extra}]'"
+        yield f"evalengine[{extra}]"
     elif task.num_fewshot and not exemplars:
         yield "task.fewshot_file=FILE"
 
 
-def shown_documents(config: Config, count: int) -> Iterator[Text]:
-    """The first documents of each of the tasks, as text. Raises ConfigError as a run would."""
+def shown_documents(config: Config, count: int) -> Iterator[str]:
+    """The first documents of each of the tasks, as lines. Raises ConfigError as a run would."""
     from evalengine.harness.plan import load_tasks
 
     for task in load_tasks(config):
@@ -179,34 +162,22 @@ def shown_documents(config: Config, count: int) -> Iterator[Text]:
         for line in task.warnings(len(documents)):
             warn(line)
         for doc_id, instances in enumerate(documents):
-            yield from _document(task, doc_id, instances)
+            yield f"{task.name}, document {doc_id} of {len(task.docs)}"
+            for name, content in _parts(task, doc_id, instances):
+                text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+                yield f"  {name}"
+                yield from (f"  | {line}" for line in text.split("\n"))  # white space shows behind the bar
+            yield ""
 
 
-def _document(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[Text]:
-    from rich.text import Text
-
-    doc = task.docs[doc_id]
-    yield Text(f"{printable(task.name)}, document {doc_id} of {len(task.docs)}\n", style="bold")
-    yield from _part("row", json.dumps(doc, ensure_ascii=False, default=str))
+def _parts(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[tuple[str, object]]:
+    """The name and the content of each part of a document."""
+    yield "row", task.docs[doc_id]
     shown: str | None = None
     for instance in instances:
         if instance.context != shown:
-            yield from _part("text" if instance.kind == "loglikelihood_rolling" else "prompt", instance.context)
+            yield "text" if instance.kind == "loglikelihood_rolling" else "prompt", instance.context
             shown = instance.context
         if instance.kind == "loglikelihood":
-            yield from _part(f"continuation {instance.index}", instance.continuation)
-    yield from _part("target", _plain(task.target(doc)))
-    yield Text("\n")
-
-
-def _part(name: str, content: str) -> Iterator[Text]:
-    """A name, and below it the content line by line, each line behind a bar so that its white space shows."""
-    from rich.text import Text
-
-    yield Text(f"  {name}\n", style="dim")
-    for line in content.split("\n"):
-        yield Text(f"  | {printable(line)}\n")
-
-
-def _plain(target: Any) -> str:
-    return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)
+            yield f"continuation {instance.index}", instance.continuation
+    yield "target", task.target(task.docs[doc_id])
