@@ -100,20 +100,58 @@ def _engine_contradictions(engine: EngineConfig) -> Iterator[str]:
 
 
 def run_problems(config: Config) -> Iterator[str]:
-    """Yields what is wrong with a run's settings beside each other and on this machine, other than tasks, numerics and
-    engine, a sentence each."""
-    if (config.sequential.step is None) != (config.sequential.baseline is None):
-        yield "sequential: step and baseline are set together, as `gate BASELINE --step 100 -- SETTINGS` does"
+    """Yields what contradicts among a run's settings or is missing on this machine, other than tasks, numerics and
+    engine, a sentence each. The Ray integration checks what depends on Ray (`ray_problems`)."""
+    cluster, cache, drafts, end = config.cluster, config.cache, config.drafts, config.model.think_end_token
+    local, audit, replicas, address = cluster.backend == "local", cluster.audit, cluster.replicas, cluster.address
+    variables = config.chat_template_args or {}
+    thinks = variables.get("enable_thinking") if config.enable_thinking is None else config.enable_thinking
+    problems = (  # (whether it is so, the sentence)
+        ((config.sequential.step is None) != (config.sequential.baseline is None),
+         "sequential: step and baseline are set together, as `gate BASELINE --step 100 -- SETTINGS` does"),
+        (drafts is not None and not (Path(drafts or "") / "records.parquet").is_file(),
+         f"drafts={drafts}: holds no records.parquet; name the folder of a finished run"),
+        (drafts is not None and not local,
+         f"drafts={drafts}: replicas make their own guesses; leave it null, or set cluster=local"),
+        (drafts is not None and config.engine.speculation == "off",
+         f"drafts={drafts}: contradicts engine.speculation=off; leave that at auto"),
+        (config.enable_thinking is not None and not config.apply_chat_template,
+         "enable_thinking: has no effect without a chat template; set apply_chat_template=true"),
+        (variables and not config.apply_chat_template,
+         "chat_template_args: has no effect without a chat template; set apply_chat_template=true"),
+        (own := sorted(TEMPLATE_OWN & variables.keys()),
+         f"chat_template_args: {', '.join(own)}: reserved variables cannot be overridden; remove them"),
+        (config.enable_thinking is not None and variables.get("enable_thinking") not in (None, config.enable_thinking),
+         "chat_template_args.enable_thinking: contradicts enable_thinking; set one of them"),
+        (config.score_unfinished_thinking and end is None,
+         "score_unfinished_thinking=true: needs an end of thinking, as model.think_end_token='</think>'"),
+        (thinks and end is None,
+         "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: write "
+         "'model.think_end_token=\"</think>\"', or the token's id"),
+        (cache.path is None and cache.audit,
+         f"cache.audit={cache.audit}: there is no cache to audit; set cache=FOLDER"),
+        (cache.path is not None and (not config.batch_invariant or config.numerics == "fast"),
+         f"cache={cache.path}: bits of fast numerics depend on the batch; remove it, or set batch_invariant=true"),
+        (local and replicas not in ("auto", 1),
+         f"cluster.replicas={shown(replicas)}: several replicas run on Ray; add cluster=ray"),
+        (local and address is not None,
+         f"cluster.address={as_typed(address)}: it is a Ray cluster's; add cluster=ray"),
+        (not local and address is not None and not re.fullmatch(r"auto|[^/\s]+:\d{1,5}", address),
+         f"cluster.address={shown(address)}: must be host:port of a Ray cluster, auto, or null"),
+        (not local and config.engine.device.startswith("cuda:"),
+         f"engine.device={config.engine.device}: Ray chooses each replica's GPUs; set it to cuda or auto"),
+        (audit > 0 and not config.batch_invariant,
+         f"cluster.audit={audit}: compares bits, which need batch_invariant=true; set that, or cluster.audit=0"),
+        (audit > 0 and integer(replicas) == 1,
+         f"cluster.audit={audit}: it needs a second replica; set cluster=ray cluster.replicas=2 or more"),
+        (config.data_dir is not None and not is_folder(config.data_dir or ""),
+         f"data_dir={config.data_dir}: no such folder"),
+        (not config.output_dir, "output_dir: names no folder; results is the default"),
+    )  # fmt: skip
     yield from tracker_problems("log_to", config.log_to)
-    yield from _drafts_problems(config)
-    yield from _thinking_problems(config)
-    yield from _cache_problems(config)
-    yield from _cluster_problems(config)
-    if config.data_dir is not None and not is_folder(config.data_dir):
-        yield f"data_dir={config.data_dir}: no such folder"
-    if not config.output_dir:
-        yield "output_dir: names no folder; results is the default"
-    yield from _file_problems("output_dir", config.output_dir)
+    yield from (problem for is_wrong, problem in problems if is_wrong)
+    for name, folder in (("output_dir", config.output_dir), ("cache", cache.path)):
+        yield from _file_problems(name, folder) if folder is not None else ()
 
 
 def _file_problems(name: str, folder: str) -> Iterator[str]:
@@ -143,65 +181,6 @@ def address_problems(setting: str, address: str) -> Iterator[str]:
         yield f"{setting}: no name, key or query belongs into the address; the key is {API_KEYS[0]}'s value"
     elif not url.netloc or (url.scheme not in HTTP and url.scheme not in added(MODELS)):
         yield f"{setting}={address}: must be an address as https://HOST/v1"
-
-
-def _cache_problems(config: Config) -> Iterator[str]:
-    path, audit = config.cache.path, config.cache.audit
-    if path is None:
-        if audit:
-            yield f"cache.audit={audit}: there is no cache to audit; set cache=FOLDER"
-        return
-    if not config.batch_invariant or config.numerics == "fast":
-        yield f"cache={path}: bits of fast numerics depend on the batch; leave cache out, or set batch_invariant=true"
-    yield from _file_problems("cache", path)
-
-
-def _drafts_problems(config: Config) -> Iterator[str]:
-    if config.drafts is None:
-        return
-    if not (Path(config.drafts) / "records.parquet").is_file():
-        yield f"drafts={config.drafts}: holds no records.parquet; name the folder of a finished run"
-    if config.cluster.backend != "local":
-        yield f"drafts={config.drafts}: replicas make their own guesses; leave it null, or set cluster=local"
-    if config.engine.speculation == "off":
-        yield f"drafts={config.drafts}: contradicts engine.speculation=off; leave that at auto"
-
-
-def _thinking_problems(config: Config) -> Iterator[str]:
-    variables = config.chat_template_args or {}
-    for name, value in (("enable_thinking", config.enable_thinking), ("chat_template_args", variables or None)):
-        if value is not None and not config.apply_chat_template:
-            yield f"{name}: has no effect without a chat template; set apply_chat_template=true"
-    if own := sorted(TEMPLATE_OWN & variables.keys()):
-        yield f"chat_template_args: {', '.join(own)}: reserved variables cannot be overridden; remove them"
-    if config.enable_thinking is not None and variables.get("enable_thinking") not in (None, config.enable_thinking):
-        yield "chat_template_args.enable_thinking: enable_thinking says otherwise; set one of them"
-    if config.score_unfinished_thinking and config.model.think_end_token is None:
-        yield "score_unfinished_thinking=true: needs an end of thinking, as model.think_end_token='</think>'"
-    if (config.enable_thinking or variables.get("enable_thinking")) and config.model.think_end_token is None:
-        yield (
-            "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: write "
-            "'model.think_end_token=\"</think>\"', or the token's id"
-        )
-
-
-def _cluster_problems(config: Config) -> Iterator[str]:
-    """The integration checks what depends on Ray and the machine (`ray_problems`)."""
-    cluster, audit = config.cluster, config.cluster.audit
-    if cluster.backend == "local":
-        if cluster.replicas not in ("auto", 1):
-            yield f"cluster.replicas={shown(cluster.replicas)}: several replicas run on Ray; add cluster=ray"
-        if cluster.address is not None:
-            yield f"cluster.address={as_typed(cluster.address)}: it is a Ray cluster's; add cluster=ray"
-    else:
-        if cluster.address is not None and not re.fullmatch(r"auto|[^/\s]+:\d{1,5}", cluster.address):
-            yield f"cluster.address={shown(cluster.address)}: must be host:port of a Ray cluster, auto, or null"
-        if config.engine.device.startswith("cuda:"):
-            yield f"engine.device={config.engine.device}: Ray chooses each replica's GPUs; set it to cuda or auto"
-    if audit > 0 and not config.batch_invariant:
-        yield f"cluster.audit={audit}: compares bits, which need batch_invariant=true; set that, or cluster.audit=0"
-    if audit > 0 and integer(cluster.replicas) == 1:
-        yield f"cluster.audit={audit}: it needs a second replica; set cluster=ray cluster.replicas=2 or more"
 
 
 def _selection_problems(config: Config) -> Iterator[str]:

@@ -31,7 +31,7 @@ from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF, available
 from evalengine.config.sources import MERGED, Source, namesakes, register, searched
 from evalengine.config.typed import read_as
-from evalengine.config.words import REMOVED, SEARCHED, names_set, parse, quoted, read_texts, unknown
+from evalengine.config.words import SEARCHED, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
@@ -101,10 +101,11 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
         written = read_yaml(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: missing, damaged or of another version ({error})") from error
-    for name in REMOVED:  # earlier runs have these settings
-        _remove(written, name)
-    for override in parsed if isinstance(written, dict) else []:
-        _set(written, override.key_or_group, override.value())
+    if isinstance(written, dict):
+        for override in parsed:
+            _set(written, override.key_or_group, override.value())
+        if isinstance(sequential := written.get("sequential"), dict):
+            sequential.pop("seed", None)  # earlier runs have this setting
     try:
         config = read_as(Config, written)
     except ConfigError as error:
@@ -123,15 +124,6 @@ def _set(data: dict[str, Any], name: str, value: Any) -> None:
             data[part] = {}
         data = data[part]
     data[last] = value
-
-
-def _remove(data: Any, name: str) -> None:
-    """Removes a setting from nested mappings by its dotted name, if it is there."""
-    *above, last = name.split(".")
-    for part in above:
-        data = data.get(part) if isinstance(data, dict) else None
-    if isinstance(data, dict):
-        data.pop(last, None)
 
 
 def _choices(override: Override) -> list[str]:

@@ -47,36 +47,27 @@ TOKEN = re.compile(
     rf"|(?<!\\)(?P<slashes>\\\\?)(?P<letter>n(?!(?:{LATEX})(?![A-Za-z]))|[rt](?![a-z]))",
     re.DOTALL,
 )
-SYNONYMS = {  # a setting's last name in other programs -> ours
-    # lm-eval's options, and entries of --model_args and --gen_kwargs
-    "tasks": "task",
-    "num_fewshot": "task.num_fewshot",
-    "output_path": "output_dir",
-    "use_cache": "cache",
-    **dict.fromkeys(("batch_size", "max_batch_size"), "engine.max_num_seqs"),
-    **dict.fromkeys(("pretrained", "path"), "model.path"),
-    **{name: f"model.{name}" for name in ("revision", "tokenizer", "think_end_token", "generation_config")},
-    "peft": "model.adapter",
-    **dict.fromkeys(("max_length", "max_model_len"), "engine.max_model_len"),
-    **{name: f"engine.{name}" for name in ("dtype", "device", "gpu_memory_utilization", "tensor_parallel_size")},
-    **{name: name for name in ("limit", "seed", "enable_thinking", "chat_template_args", "system_instruction")},
-    **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens"), "task.generation.max_gen_toks"),
-    **{name: f"task.generation.{name}" for name in ("temperature", "top_p", "top_k", "until")},
-    # others
-    **dict.fromkeys(("fewshot", "few_shot", "fewshots", "n_shot", "nshot", "shots"), "task.num_fewshot"),
-    **dict.fromkeys(("batch", "bs", "num_seqs", "max_batch"), "engine.max_num_seqs"),
-    **dict.fromkeys(("precision", "torch_dtype"), "engine.dtype"),
-    **dict.fromkeys(("num_samples", "max_samples", "n_samples", "samples"), "limit"),
-    **dict.fromkeys(("output", "out", "out_dir", "output_folder"), "output_dir"),
-    **dict.fromkeys(("context_length", "max_seq_len", "max_seq_length"), "engine.max_model_len"),
-    **dict.fromkeys(("max_output_tokens", "max_completion_tokens"), "task.generation.max_gen_toks"),
-    **dict.fromkeys(("stop", "stop_strings"), "task.generation.until"),
-    **dict.fromkeys(("tp", "tp_size", "tensor_parallel"), "engine.tensor_parallel_size"),
-    **dict.fromkeys(("dataset", "benchmark"), "task"),
-    **dict.fromkeys(("chat_template", "chat"), "apply_chat_template"),
-    **dict.fromkeys(("base_url", "api_base"), "model.api"),
-    "model_name": "model.path",
-    **dict.fromkeys(("lora", "lora_path", "adapter_path", "peft_path"), "model.adapter"),
+SYNONYMS = {  # a setting's last name in lm-eval or elsewhere -> ours
+    name: ours
+    for ours, names in {
+        "task": "tasks dataset benchmark",
+        "task.num_fewshot": "fewshot few_shot fewshots n_shot nshot shots",
+        "task.generation.max_gen_toks": "max_gen_toks max_new_tokens max_tokens max_completion_tokens",
+        "task.generation.until": "stop stop_strings",
+        "task.generation.temperature": "temperature",
+        "limit": "num_samples max_samples n_samples samples",
+        "output_dir": "output_path output out out_dir output_folder",
+        "cache": "use_cache",
+        "apply_chat_template": "chat_template chat",
+        "model.path": "pretrained path model_name",
+        "model.adapter": "peft lora lora_path adapter_path peft_path",
+        "model.api": "base_url api_base",
+        "engine.max_num_seqs": "batch_size max_batch_size batch bs num_seqs max_batch",
+        "engine.max_model_len": "max_length context_length max_seq_len max_seq_length",
+        "engine.dtype": "precision torch_dtype",
+        "engine.tensor_parallel_size": "tp tp_size tensor_parallel",
+    }.items()
+    for name in names.split()
 }
 REMOVED = {  # a setting that there was -> why it is gone
     "sequential.seed": "the order of asking follows from the gate's baseline and cannot be chosen; leave it out",
@@ -96,16 +87,16 @@ def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
             override = parser.parse_override(text)
         except (HydraException, ValueError) as error:  # ValueError: a number with more digits than Python reads
             name, _, value = text.partition("=")
-            fix = f"quote a value that holds = , or brackets: write {shlex.quote(f'{name}={quoted(_shown(value))}')}"
-            hint = f" ({fix})" if isinstance(error, HydraException) else ""
-            problems.append(f"{_shown(text)[:MOST_SHOWN]}: {_shown(str(error).splitlines()[0])[:MOST_SHOWN]}{hint}")
+            fix = f" (quote a value that holds = , or brackets: write {shlex.quote(f'{name}={quoted(value)}')})"
+            said = f"{text[:MOST_SHOWN]}: {str(error).splitlines()[0][:MOST_SHOWN]}"
+            problems.append(said + fix * isinstance(error, HydraException))
             continue
         if override.key_or_group == GLOBBED and isinstance(override.value(), Glob):
             override = parser.parse_override(f"{GLOBBED}={','.join(map(written, _matches(override)))}")
         parsed.append(override)
         problems.extend(_problems(override, multirun))
         for name in names_set(override.key_or_group, override.value()):
-            given.setdefault(name, {})[_shown(str(override.input_line))] = None
+            given.setdefault(name, {})[str(override.input_line)] = None
     # Hydra takes the last of them, and the others would be dropped in silence. The same words twice do no harm.
     problems += [f"{name}: is given as {' and as '.join(texts)}; give it once"
                  for name, texts in given.items() if len(texts) > 1]  # fmt: skip
@@ -149,10 +140,6 @@ def written(value: Any) -> str:
     return value if BARE.fullmatch(value) else str(QuotedString(literal, Quote.single).with_quotes())
 
 
-def _shown(text: str) -> str:
-    return text.replace("\n", "\\n")
-
-
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
     key, line, chosen = override.key_or_group, str(override.input_line), override.value()
     value = line.partition("=")[2]  # "" for `~task`, which Hydra raises for
@@ -163,13 +150,11 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
         yield unknown(key or line)
     each = "for a run of each write run -m "
     for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if key in GROUPS else ():
-        if isinstance(one, list) and key != "task":
-            names = shlex.quote(f"{key}={re.sub(r'[][]', '', value)}")
-            yield f"{line}: a run has one {key}{f'; {each}{names}' if one and key != 'experiment' else ''}"
-        elif not isinstance(one, dict) and any(
-            name is None or isinstance(name, int | float | list | dict)
-            for name in (one if isinstance(one, list) else [one])
-        ):
+        names = one if isinstance(one, list) else [one]
+        if names is one and key != "task":
+            swept = shlex.quote(f"{key}={re.sub(r'[][]', '', value)}")
+            yield f"{line}: a run has one {key}{f'; {each}{swept}' if one and key != 'experiment' else ''}"
+        elif not isinstance(one, dict) and any(isinstance(name, int | float | list | dict | None) for name in names):
             yield f"{line}: {key} takes names, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
     if override.is_sweep_override() and not multirun:
         ways = [f"for one text write {shlex.quote(f'{key}={quoted(value)}')}"] if is_text(key) else []
@@ -184,14 +169,14 @@ def unknown(key: str) -> str:
         return f"{key}: no longer a setting: {REMOVED[key]}"
     known, last = [*known_keys()], key.rpartition(".")[2]
     near = [SYNONYMS[last]] if last in SYNONYMS else []  # before names that only look alike
-    if own := re.match(r"(tasks|groups)\.[^.]+\.", key):
-        general = f"{own[1]}.<name>."
-        near = near or difflib.get_close_matches(key.replace(own[0], general, 1), known, 1, 0.7)
-        near = [re.sub(rf"^(task\.|{general})", own[0], name) for name in near]
-    else:
-        near = near or [name for name in known if name.rpartition(".")[2] == last and "<" not in name]
-        near = near or difflib.get_close_matches(key, known, 2, 0.7)
-    return f"{key}: no such setting" + (f"; did you mean {' or '.join(near)}?" if near else "; see --help")
+    near = near or [name for name in known if name.rpartition(".")[2] == last and "<" not in name]
+    own = re.match(r"(tasks\.|groups\.)[^.]+\.", key)
+    general = key.replace(own[0], f"{own[1]}<name>.", 1) if own else key
+    near = near or difflib.get_close_matches(general, known, 1 if own else 2, 0.7)
+    if own:
+        near = [re.sub(rf"^(task\.|{own[1]}<name>\.)", own[0], name) for name in near]
+    hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else "; see --help"
+    return f"{key}: no such setting{hint}"
 
 
 def names_set(name: str, value: Any) -> Iterator[str]:
