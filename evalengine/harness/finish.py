@@ -23,8 +23,7 @@ from evalengine.records.evidence import TOKENS, bind, bind_failed
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
 from evalengine.records.manifest import build_manifest
-from evalengine.records.manifest_data import MANIFEST
-from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
+from evalengine.records.manifest_data import MANIFEST, Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import tokens_json, used_ids
 from evalengine.util.forked import ForkedTask

@@ -24,8 +24,7 @@ from evalengine.config.schema import (
     template_date,
 )
 from evalengine.records.digest import Digests
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
+from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical, content_sha256
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES

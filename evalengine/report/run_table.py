@@ -15,8 +15,7 @@ from evalengine.records.lm_eval_file import (
     read_results,
     results_files,
 )
-from evalengine.records.manifest_data import Manifest, credit_words, not_run, resumed_fast
-from evalengine.records.manifest_parts import CacheUse, Cluster
+from evalengine.records.manifest_data import CacheUse, Cluster, Manifest, credit_words, not_run, resumed_fast
 from evalengine.report.numbers import arrow, outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.read.load import load_run

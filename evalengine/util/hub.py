@@ -1,4 +1,5 @@
-"""Whether the Hugging Face Hub can be reached, found out by one request instead of its client's many."""
+"""Whether the Hugging Face Hub can be reached, found out by one request instead of its client's many; and what a
+command waits for, where that may take long."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 
-from evalengine.util.waiting import said_if_long
+from evalengine.plain_text import printable
 
+SILENCE = 2.0  # seconds, after which a command says what it waits for
 PROBE_SECONDS = 5
 REMEMBERED_SECONDS = 60  # a run asks for its model and for each of its splits
 _known: dict[str, tuple[float, str]] = {}  # endpoint -> (when it was asked, `_unreachable`)
@@ -70,3 +72,21 @@ def _ask(endpoint: str) -> str:
             return ""
         return f"{endpoint} cannot be reached ({cause})"
     return ""
+
+
+@contextmanager
+def said_if_long(what: str) -> Iterator[None]:
+    """Prints `what` to standard error if the block takes more than `SILENCE` seconds."""
+    stream = sys.stderr  # as it is now: the block may redirect it
+
+    def say() -> None:
+        stream.write(printable(f"evalengine: {what}") + "\n")
+        stream.flush()
+
+    timer = threading.Timer(SILENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from evalengine.plain_text import printable
@@ -40,18 +40,13 @@ def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
 
 
 def print_sheet(sheet: Sheet, console: Console) -> None:
-    """Prints a sheet whole, in the style of every table on the terminal."""
-    print_table(rich_table(sheet), console)
-
-
-def rich_table(sheet: Sheet) -> Table:
-    """Nothing in a sheet is markup, nor moves the cursor."""
+    """Prints a sheet whole, in the style of every table on the terminal. It has no markup and no control codes."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(sheet.head):
         table.add_column(Text(printable(heading)), justify="left" if number in sheet.words else "right", no_wrap=True)
     for row in sheet.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+    print_table(table, console)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -70,7 +65,15 @@ def print_table(table: Table, console: Console) -> None:
     elif whole <= console.width or _fold(table, console):
         console.print(table)
     else:
-        _print_rows(table, console)
+        for row in zip(*(column.cells for column in table.columns), strict=True):
+            lines = Table.grid(padding=(0, 3, 0, 0))
+            lines.add_column(no_wrap=True)
+            lines.add_column(overflow="fold")
+            for column, cell in zip(table.columns, row, strict=True):
+                if _length(cell):
+                    lines.add_row(Text(f" {column.header}"), cell)
+            console.print(lines)
+            console.print()
 
 
 def wrapped(line: str, console: Console) -> list[str]:
@@ -78,8 +81,7 @@ def wrapped(line: str, console: Console) -> list[str]:
     command, which must stay one line to be pasted. Continuations of a list's line are indented."""
     if not console.is_terminal or cell_len(line) <= console.width or PROGRAM in line:
         return [line]
-    lead = re.match(r" *(?:- )?", line)
-    start = lead[0] if lead else ""
+    start = re.findall(r"^ *(?:- )?", line)[0]
     first, *words = line[len(start) :].split(" ")
     lines = [start + first]
     for word in words:
@@ -100,8 +102,10 @@ def _fold(table: Table, console: Console) -> bool:
     table.padding = (0, 1, 0, 0)
     whole = [max(map(_length, (column.header, *column.cells))) for column in table.columns]
     room = console.width - (_width(table, console) - sum(whole))
+    names = (str(cell) for cell in (table.columns[0].header, *table.columns[0].cells))
+    longest = max(_length(word) for name in names for word in re.findall(r"^ *\S*|\S+", name))  # with its indent
     widths = [
-        width if column.justify == "right" else _longest_word(column) if place == 0 else min(width, FOLDED)
+        width if column.justify == "right" else longest if place == 0 else min(width, FOLDED)
         for place, (column, width) in enumerate(zip(table.columns, whole, strict=True))
     ]
     room -= sum(widths)
@@ -112,24 +116,6 @@ def _fold(table: Table, console: Console) -> bool:
     for column, width in zip(table.columns, widths, strict=True):
         column.width, column.no_wrap, column.overflow = width, False, "fold"
     return room >= 0
-
-
-def _longest_word(column: Column) -> int:
-    """The length of the longest word of a column, with the spaces before it that indent a name."""
-    texts = [str(cell) for cell in (column.header, *column.cells)]
-    return max(_length(word) for text in texts for word in re.findall(r"^ *\S*|\S+", text))
-
-
-def _print_rows(table: Table, console: Console) -> None:
-    for row in zip(*(column.cells for column in table.columns), strict=True):
-        lines = Table.grid(padding=(0, 3, 0, 0))
-        lines.add_column(no_wrap=True)
-        lines.add_column(overflow="fold")
-        for column, cell in zip(table.columns, row, strict=True):
-            if _length(cell):
-                lines.add_row(Text(f" {column.header}"), cell)
-        console.print(lines)
-        console.print()
 
 
 def _length(cell: object) -> int:

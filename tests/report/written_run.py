@@ -16,8 +16,7 @@ from evalengine.records.digest import digests
 from evalengine.records.evidence import bind
 from evalengine.records.lm_eval import ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.manifest import build_manifest
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
+from evalengine.records.manifest_data import Manifest, Model, RunCounts, RunTimings
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 from evalengine.records.tokens import tokens_json
 from evalengine.version import CONTRACT_VERSION

@@ -44,8 +44,7 @@ ARROWS: dict[str, set[str]] = {
     | {"verification", "records", "report", "config", "util", "errors"},
     "__init__": {"api", "engine", "invariant", "report", "config", "errors", "version"},
     "api": {"engine", "harness", "report", "config", "util", "errors"},
-    "cli": {"api", "engine", "harness", "report", "records", "tasks", "config"}
-    | {"util", "errors", "version"},
+    "cli": {"api", "engine", "harness", "report", "records", "tasks", "config"} | {"util", "errors", "version"},
     "__main__": {"cli", "util"},
 }
 # wing of `report` -> the other wings that it may import

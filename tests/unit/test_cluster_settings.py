@@ -34,7 +34,7 @@ from evalengine.integrations.ray.pool import (
 )
 from evalengine.integrations.ray.replica import ReplicaFacts, tokenizer_sha256
 from evalengine.records.manifest import run_identity
-from evalengine.records.manifest_parts import Hardware
+from evalengine.records.manifest_data import Hardware
 from tests.e2e.command import call
 
 CPU, GPU = {"CPU": 16.0}, {"CPU": 16.0, "GPU": 8.0}

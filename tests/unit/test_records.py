@@ -31,8 +31,7 @@ from evalengine.records.lm_eval import (
     write_samples,
 )
 from evalengine.records.manifest import build_manifest, code_version, run_id, run_identity
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import Code, Model, RunCounts, RunTimings, read_part
+from evalengine.records.manifest_data import Code, Manifest, Model, RunCounts, RunTimings, read_part
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
 from evalengine.report.run_table import print_report
 from tests.run_double import bind_again

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.records.manifest_parts import Code
+from evalengine.records.manifest_data import Code
 from tests.results_file import GPU_PATH, _Results, describe_gpu_record
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import constants
 
 from evalengine.errors import ConfigError
-from evalengine.util import hub, waiting
-from evalengine.util.hub import offline_if_unreachable
+from evalengine.util import hub
+from evalengine.util.hub import offline_if_unreachable, said_if_long
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(hub.urllib.request, "urlopen", urlopen)
     monkeypatch.setattr(hub, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(hub, "_known", {})
-    monkeypatch.setattr(waiting, "SILENCE", 0.1)
+    monkeypatch.setattr(hub, "SILENCE", 0.1)
     return asked
 
 
@@ -53,7 +53,7 @@ def test_a_hub_is_asked_again_after_a_minute(asked: list[str], monkeypatch: pyte
 
 
 def test_what_is_quick_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with waiting.said_if_long("waiting"):
+    with said_if_long("waiting"):
         pass
     assert capsys.readouterr().err == ""
 

@@ -19,7 +19,7 @@ from evalengine.errors import ConfigError
 from evalengine.integrations.exports.files import HUB_ID, check_kind, few_shot, given, on_hub
 from evalengine.integrations.exports.inspect_log import asked_of, said_of
 from evalengine.records.folder import TextFile, sanitise
-from evalengine.records.manifest_parts import Dataset, Judged, read_part
+from evalengine.records.manifest_data import Dataset, Judged, read_part
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.load import RunData

@@ -20,7 +20,7 @@ import yaml
 from evalengine.errors import ConfigError, one_line
 from evalengine.plain_text import warn
 from evalengine.records.folder import TextFile
-from evalengine.records.manifest_parts import Dataset, read_part
+from evalengine.records.manifest_data import Dataset, read_part
 from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import counted

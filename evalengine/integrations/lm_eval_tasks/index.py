@@ -24,8 +24,8 @@ from yaml import YAMLError
 from evalengine.config.schema import LM_EVAL_OWN, Aggregate, GroupConfig
 from evalengine.errors import ConfigError, one_line
 from evalengine.tasks.lm_eval_quiet import quiet
+from evalengine.util.hub import said_if_long
 from evalengine.util.plain_files import YAML_SUFFIXES
-from evalengine.util.waiting import said_if_long
 
 PREFIX = "lm_eval/"
 CLS = "lm_eval_task:LmEvalTask"

@@ -24,7 +24,7 @@ from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import machine_facts
-from evalengine.records.manifest_parts import Hardware
+from evalengine.records.manifest_data import Hardware
 from evalengine.records.sealed import content_sha256
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from evalengine.records.manifest_data import Manifest
-from evalengine.records.manifest_parts import Agreement
+from evalengine.records.manifest_data import Agreement, Manifest
 from evalengine.report.stats.metric_interval import wilson
 
 Table = Sequence[Sequence[int]]  # documents with the row's label by the one rating and the column's by the other
