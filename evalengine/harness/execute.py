@@ -33,7 +33,7 @@ from evalengine.records.journal import Expected, Journal
 from evalengine.records.schema import Answer, Answers, RecordKey, ids_sha256, read_records
 from evalengine.records.sealed import differences
 from evalengine.util.phases import phase
-from evalengine.util.progress import RunProgress, WorkAmount
+from evalengine.util.progress import RunProgress
 
 MAX_LISTED = 10
 LENGTH = "max_gen_toks"  # the setting of a generation that may differ from a finished run's
@@ -57,13 +57,8 @@ def execute(
     Ctrl-C, once the answers of the running step are journaled.
     """
     todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
-    max_model_len = llm.facts().settings.max_model_len
-    limits = {request_id: _most_tokens(item.request, max_model_len) for request_id, item in todo.items()}
-    generated = sum(limits[number] for number, item in todo.items() if isinstance(item.request, GenerateRequest))
-    read = sum(len(item.prompt_ids) for item in todo.values()) + sum(limits.values()) - generated
     failed = []
-    work = WorkAmount(len(todo), read, generated)
-    shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress, work)
+    shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress)
     with shown as bar, Interrupts() as interrupts:
 
         def after_step(stats: EngineStats) -> None:
@@ -80,7 +75,7 @@ def execute(
                     journal.note(item.key, output.answer)
                 else:
                     journal.append((item.key, item.prompt_sha256, output.answer))
-                bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
+                bar.finished()
         except ReplicaMismatchError as error:  # a resumed run computes both machines' requests again
             journal.forget({todo[number].key for number in error.doubted})
             raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
@@ -116,13 +111,6 @@ def expectation(llm: EngineProtocol) -> Callable[[Request], Expected]:
         return ids_sha256(request.prompt_ids), answer.problem
 
     return expected
-
-
-def _most_tokens(request: Request, max_model_len: int) -> int:
-    """How many tokens the request adds to its prompt: the most that it may generate, or those that it scores."""
-    if not isinstance(request, GenerateRequest):
-        return len(request.continuation_ids)
-    return min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
 
 
 @contextmanager
@@ -168,13 +156,13 @@ def continued(
                 f"{named}: it has no answer to this prompt of {item.key[0]}, document {item.key[1]}: a longer {LENGTH} "
                 "leaves a long prompt less room; raise engine.max_model_len, or set resume=auto"
             )
-        room = _most_tokens(request, max_model_len)
-        truncated = isinstance(request, GenerateRequest) and row.finish_reason == "length"
-        longest = max(longest, len(row.output_ids) - room) if truncated else longest
-        if isinstance(request, GenerateRequest) and truncated and len(row.output_ids) < room:
-            item = replace(item, request=replace(request, begun=row))
-        else:
-            whole[item.key] = row
+        whole[item.key] = row
+        if isinstance(request, GenerateRequest) and row.finish_reason == "length":
+            room = min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
+            longest = max(longest, len(row.output_ids) - room)
+            if len(row.output_ids) < room:
+                item = replace(item, request=replace(request, begun=row))
+                del whole[item.key]
         requests.append(item)
     if longest > 0:
         raise ConfigError(f"{named}: its answers are longer than this run's may be; raise task.generation.{LENGTH}")

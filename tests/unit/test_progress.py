@@ -11,52 +11,21 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.engine.stats import EngineStats, FleetStats
 from evalengine.util import progress
-from evalengine.util.progress import RunProgress, TimeLeft, WorkAmount, duration
+from evalengine.util.progress import RunProgress, duration
 
 
-def test_no_time_is_said_before_requests_are_done() -> None:
-    left = TimeLeft(WorkAmount(200, 1_000, 10_000))
-    assert left.words() == "estimating" and left.estimate is None
-    left.step(2.0, 1_000, 1_000)
-    assert left.most == pytest.approx(18.0) and left.words() == "estimating, 1,000 tokens generated"
-    for _ in range(9):
-        left.finished(spare=100)
-    assert left.most == pytest.approx(18.0 - 1.8) and left.estimate is None, "fewer than 5 % say nothing"
-    left.finished(spare=100)
-    assert left.estimate == pytest.approx(left.most or 0), "their pace says 38 s, which the tokens rule out"
-    for _ in range(90):
-        left.finished()
-    assert left.words() == "2 s left"
-
-
-def test_reading_and_generating_have_rates_of_their_own() -> None:
-    """Prompts of 1,000 tokens a second, then 10 generated tokens a second: the bound is never below what is left. One
-    rate for both said 9 s of a run of half a minute."""
-    left = TimeLeft(WorkAmount(10, 5_000, 100))
-    for second in range(1, 6):
-        left.step(float(second), 1_000 * second)
-        assert left.most is None, "how long generating takes is not known yet"
-        assert left.words() == f"estimating, {second},000 tokens read"
-    for second in range(1, 9):
-        left.step(5.0 + second, 5_000, 10 * second)
-        assert left.most is not None and 10 - second <= left.most
-    assert left.most == pytest.approx((100 - 80) * 10 / 80)
-
-
-def test_the_rate_is_that_of_the_last_seconds() -> None:
-    left = TimeLeft(WorkAmount(10, 1_000, 1_000))
-    for second in range(61):
-        left.step(float(second), 1_000 if second else 0, 10 * second)
-    assert left.most == pytest.approx(1_000 / 10 - 60, rel=0.1)
-
-
-def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
-    left = TimeLeft(WorkAmount(4))
-    assert left.words() == "estimating"
-    left.step(6.0, 100)
-    assert left.words() == "estimating, 100 tokens read"
-    left.finished()
-    assert left.words() == "18 s left"
+def test_the_time_left_follows_from_the_requests_that_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress("sums", 200, done=100) as bar:
+        now = [0.0]
+        bar._bar.get_time, bar._bar.tasks[0]._get_time = lambda: now[0], lambda: now[0]
+        bar._bar.reset(bar._task, completed=100)
+        left = []
+        for now[0] in (20.0, 21.0, 22.0):
+            for _ in range(10):
+                bar.finished()
+            bar.step(EngineStats(num_computed_tokens=1_000, num_generated_tokens=600))
+            left.append(bar._bar.tasks[0].fields["left"])
+    assert left == ["estimating, 600 tokens generated", "8 s left", "7 s left"]
 
 
 def test_durations_are_said_as_exactly_as_they_are_known() -> None:
@@ -70,7 +39,7 @@ def test_the_first_lines_of_a_log_say_what_is_known(
     """None of a batch of 200 generations is done yet, as in the default run on a busy machine."""
     clock = iter([0.0, 0.0, 4.0, 11.0, 22.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock, 99.0))
-    with RunProgress("sums", 200, work=WorkAmount(200, 20_000)) as bar:
+    with RunProgress("sums", 200) as bar:
         bar._started = bar._last_line = 0.0
         for now in (4.0, 11.0, 22.0):
             monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)
