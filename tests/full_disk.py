@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.records import line_file
+from evalengine.records import journal
 
 
 class Disk:
@@ -17,7 +17,7 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch, room: int = 1 << 30) -> None:
         self.room, self.broken = room, False  # broken: nothing can be removed either
-        patch.setattr(line_file, "open", self._open, raising=False)
+        patch.setattr(journal, "open", self._open, raising=False)
 
     def _open(self, path: Path, mode: str, buffering: int) -> Any:
         return _File(self, open(path, mode, buffering))

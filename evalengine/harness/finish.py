@@ -19,7 +19,7 @@ from evalengine.harness.plan import Plan
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
-from evalengine.records.evidence import TOKENS, bind, bind_failed
+from evalengine.records.evidence import TOKENS, bind
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
 from evalengine.records.manifest import build_manifest
@@ -119,11 +119,7 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
         cluster=facts.cluster,
         judge=run.judge,
     )
-    try:
-        bound = bind(manifest, folder.path, found.run)
-    except OSError as error:
-        raise bind_failed(folder.path, error) from error
-    folder.write_text(MANIFEST, bound.file_text())
+    folder.write_text(MANIFEST, bind(manifest, folder.path, found.run).file_text())
     folder.finish(found.run)
     return found.run
 

@@ -35,7 +35,6 @@ from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import TaskResult, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.schema import Answers, RecordKey, read_records
-from evalengine.records.sealed import content_sha256
 from evalengine.util.asking_order import first_of_order, in_order
 from evalengine.util.forked import spread
 from evalengine.util.libraries import deciding
@@ -119,8 +118,7 @@ def run(
                 return elsewhere(config)
             return run(config, llm=engine if judge is not None and judge.shares else None).folder
 
-        run_id = content_sha256(identity)[:8]
-        with RunFolder.open(config.output_dir, name, run_id, resume, identity, versions) as folder:
+        with RunFolder.open(config.output_dir, name, resume, identity, versions) as folder:
             if folder.finished:
                 try:
                     digest = open_run(folder.path, page=False).digest

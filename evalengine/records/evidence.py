@@ -42,10 +42,16 @@ _PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
 def bind(manifest: Manifest, folder: Path, digest: str) -> Manifest:
     """The manifest with the hashes of the files that now lie in `folder`, and of the digest file to come.
 
-    Raises `OSError` if one cannot be read.
+    Raises EvalEngineError if one cannot be read.
     """
     assert not {FILES, SHA256} & {*manifest.content}, "a manifest is bound once"
-    files = {name: file_sha256(folder / name) for name in _ours(folder)}
+    try:
+        files = {name: file_sha256(folder / name) for name in _ours(folder)}
+    except OSError as error:
+        raise EvalEngineError(
+            f"could not read {error.filename or folder} back: {error.strerror or error}; fix this and rerun the "
+            "command to resume"
+        ) from error
     files[DIGEST] = hashlib.sha256(f"{digest}\n".encode()).hexdigest()
     bound = {**manifest.content, FILES: dict(sorted(files.items()))}
     return Manifest({**bound, SHA256: content_sha256(bound)})
@@ -252,9 +258,3 @@ def _page_seal(content: bytes) -> tuple[bytes, str, str]:
 
 def _page_sha256(content: bytes, manifest_hash: str) -> str:
     return hashlib.sha256(manifest_hash.encode() + b"\n" + content).hexdigest()
-
-
-def bind_failed(folder: Path, error: OSError) -> EvalEngineError:
-    """The error for a file of an unfinished run that cannot be read back."""
-    return EvalEngineError(f"could not read {error.filename or folder} back: {error.strerror or error}; cure that and "
-                           "run the same command again: it resumes")  # fmt: skip

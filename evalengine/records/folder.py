@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.plain_text import warn
 from evalengine.records.manifest_data import read_identity
-from evalengine.records.sealed import content_sha256, differences
+from evalengine.records.sealed import content_sha256, differences, run_id_of
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
 JOURNAL, LOCK, IDENTITY = "journal.jsonl", ".lock", "identity.json"  # gone once the run is finished
@@ -57,7 +57,6 @@ class RunFolder:
         cls,
         output_dir: str | Path,
         name: str,
-        run_id: str,
         resume: str,
         identity: Mapping[str, Any],
         made_with: Versions = NO_VERSIONS,
@@ -74,19 +73,19 @@ class RunFolder:
         root = Path(output_dir)
         if resume not in ("auto", "never"):
             with readable(f"resume={resume}"):
-                return cls._take_up(Path(resume), run_id, identity, made_with)
+                return cls._take_up(Path(resume), identity, made_with)
         try:
-            if resume == "auto":
-                for path in _unfinished(root, run_id, identity, made_with):
-                    if (lock := _acquire(path)) is not None:
-                        return cls(path, lock, True, identity, made_with)._with_identity(run_id, identity)
-            return cls._create(root, name, run_id, identity, made_with)
+            for path in _unfinished(root, identity, made_with) if resume == "auto" else ():
+                if (lock := _acquire(path)) is not None:
+                    return cls(path, lock, True, identity, made_with)._with_identity(identity)
+            return cls._create(root, name, identity, made_with)
         except OSError as error:
             raise write_failed(root, error) from error
 
     @classmethod
-    def _create(cls, root: Path, name: str, run_id: str, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
+    def _create(cls, root: Path, name: str, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
         root.mkdir(parents=True, exist_ok=True)
+        run_id = run_id_of(identity)
         stem = f"{sanitise(name)}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         for attempt in range(1, 1000):  # runs started in the same second
             path = root / (f"{stem}-{run_id}" if attempt == 1 else f"{stem}.{attempt}-{run_id}")
@@ -94,18 +93,16 @@ class RunFolder:
                 path.mkdir()
             except FileExistsError:
                 continue
-            lock = _acquire(path)
-            if lock is None:  # another process has taken up the new folder in between
-                continue
-            return cls(path, lock, False, identity, made_with)._with_identity(run_id, identity)
+            if (lock := _acquire(path)) is not None:  # else another process has taken up the new folder in between
+                return cls(path, lock, False, identity, made_with)._with_identity(identity)
         raise EvalEngineError(f"output_dir={root}: a thousand runs named {stem} already; use another output_dir")
 
-    def _with_identity(self, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
+    def _with_identity(self, identity: Mapping[str, Any]) -> RunFolder:
         """Writes the identity of a new folder, or of one whose process was killed before it could."""
         if (self.path / IDENTITY).exists():
             return self
         try:
-            self.write_json(IDENTITY, {"run_id": run_id, **identity, MADE_WITH: dict(self._made_with)})
+            self.write_json(IDENTITY, {"run_id": run_id_of(identity), **identity, MADE_WITH: dict(self._made_with)})
         except BaseException:  # no setting of `resume` would take up a folder with other files and no identity
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
@@ -113,7 +110,7 @@ class RunFolder:
         return self
 
     @classmethod
-    def _take_up(cls, path: Path, run_id: str, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
+    def _take_up(cls, path: Path, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
         if (path / DIGEST).exists() and not (path / IDENTITY).exists():
             raise ConfigError(f"resume={path}: that run is finished; set resume=never to run it again")
         if not (path / IDENTITY).is_file():
@@ -122,9 +119,7 @@ class RunFolder:
             stored, begun_with = _read_identity(path)
         except ValueError as error:
             raise ConfigError(f"resume={path}: its {IDENTITY} is damaged ({error}); set resume=never") from error
-        if stored != {"run_id": run_id, **identity}:
-            del stored["run_id"]
-            changes = "; ".join(differences(stored, identity)) or "it was written by another version"
+        if changes := "; ".join(differences(stored, {"run_id": run_id_of(identity), **identity})):
             raise ConfigError(f"resume={path}: it holds another run: {changes}. Match it, or set resume=auto")
         if others := other_versions(begun_with, made_with):
             raise ConfigError(
@@ -271,9 +266,10 @@ def _read_identity(path: Path) -> tuple[dict[str, Any], Versions]:
     return stored, versions if isinstance(versions, dict) else {}
 
 
-def _unfinished(root: Path, run_id: str, identity: Mapping[str, Any], made_with: Versions) -> Iterator[Path]:
+def _unfinished(root: Path, identity: Mapping[str, Any], made_with: Versions) -> Iterator[Path]:
     """The folders of this identity that are to be finished, newest first (the time is part of the name, so ties are
     broken by it), then those whose process was killed before it wrote one."""
+    run_id = run_id_of(identity)
     paths = [path for path in root.glob(f"*-{run_id}") if (path / IDENTITY).is_file()]
     for path in sorted(paths, key=lambda path: ((path / IDENTITY).stat().st_mtime_ns, path.name), reverse=True):
         try:

@@ -25,7 +25,7 @@ from evalengine.config.schema import (
 )
 from evalengine.records.digest import Digests
 from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, Model, RunCounts, RunTimings
-from evalengine.records.sealed import canonical, content_sha256
+from evalengine.records.sealed import canonical, run_id_of
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
 
@@ -83,11 +83,6 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def run_id(config: Config, extra: Mapping[str, Any]) -> str:
-    """The first 8 hex digits of the SHA-256 of `run_identity`."""
-    return content_sha256(run_identity(config, extra))[:8]
-
-
 def build_manifest(
     identity: Mapping[str, Any],
     model: Model,
@@ -119,7 +114,7 @@ def build_manifest(
     """
     machine = machine_facts("cpu" if cluster else device)
     content = {
-        "run_id": content_sha256(identity)[:8],
+        "run_id": run_id_of(identity),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "command": None if command is None else list(command),
         "digest": digests.run,

@@ -145,29 +145,25 @@ def read_kinds(path: Path) -> dict[str, str]:
 def read_thinking(path: Path) -> dict[RecordKey, tuple[int, bool]]:
     """Each generation's (tokens of its thinking, whether the length limit came before its end); empty for a run that
     named no end of thinking."""
-    columns = _names(path)
-    if "thinking_tokens" not in columns:
-        return {}
-    table = _read(path, [*_KEY, "thinking_tokens", "thinking_truncated"])
-    *key, tokens, truncated = (column.to_pylist() for column in table.columns)
-    rows = zip(zip(*key, strict=True), tokens, truncated, strict=True)
-    return {place: (count, bool(cut)) for place, count, cut in rows if count is not None}
+    found = _by_request(path, "thinking_tokens", "thinking_truncated")
+    return {key: (count, bool(truncated)) for key, (count, truncated) in found.items()}
 
 
 def read_outcomes(path: Path) -> dict[RecordKey, str]:
     """How the program in each generation ended; empty for a run that ran none."""
-    if "outcome" not in _names(path):
-        return {}
-    *key, outcomes = (column.to_pylist() for column in _read(path, [*_KEY, "outcome"]).columns)
-    rows = zip(zip(*key, strict=True), outcomes, strict=True)
-    return {place: outcome for place, outcome in rows if outcome is not None}
+    return {key: outcome for key, (outcome,) in _by_request(path, "outcome").items()}
 
 
-def _names(path: Path) -> list[str]:
+def _by_request(path: Path, *names: str) -> dict[RecordKey, tuple[Any, ...]]:
+    """Each request's values in optional columns, without requests that have none in the first of them."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        return list(file.schema_arrow.names)
+        if names[0] not in file.schema_arrow.names:
+            return {}
+        table = file.read([*_KEY, *names])
+    rows = zip(*(table.column(name).to_pylist() for name in (*_KEY, *names)), strict=True)
+    return {row[:4]: row[4:] for row in rows if row[4] is not None}
 
 
 _KEY = ("task", "doc_id", "request_index", "repeat")

@@ -96,3 +96,8 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
     """One sentence for each value that differs between two plain JSON values, which stand at `where`."""
     for path, was, now in differing(old, new, (where,) if where else ()):
         yield f"{'.'.join(path)} was {json.dumps(was)}, is {json.dumps(now)}"
+
+
+def run_id_of(identity: Mapping[str, Any]) -> str:
+    """The first 8 hex digits of the identity's SHA-256, which name a run."""
+    return content_sha256(identity)[:8]

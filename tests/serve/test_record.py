@@ -19,7 +19,7 @@ import pytest
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.integrations.openai_server.recorder import RECEIPT, RUN, Recorder, ServedRun
-from evalengine.records.line_file import LineFile
+from evalengine.records.journal import LineFile
 from evalengine.records.schema import RequestRecord
 from tests.e2e.command import Run, call
 from tests.full_disk import Disk

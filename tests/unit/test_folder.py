@@ -16,11 +16,12 @@ import pytest
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.records.folder import RunFolder, sanitise, write_text_file
 from evalengine.records.schema import write_records
+from evalengine.records.sealed import run_id_of
 
 
-def open_folder(root: Path, resume: str = "auto", identity: str = "01234567", **values: Any) -> RunFolder:
-    """Opens the folder of a run with this short identity and these values of its identity."""
-    return RunFolder.open(root, "gsm8k+arc-org/model", identity, resume, values)
+def open_folder(root: Path, resume: str = "auto", **identity: Any) -> RunFolder:
+    """Opens the folder of a run with this identity."""
+    return RunFolder.open(root, "gsm8k+arc-org/model", resume, identity)
 
 
 def finish(folder: RunFolder) -> None:
@@ -34,7 +35,7 @@ def test_a_new_folder(tmp_path: Path) -> None:
     """The folder is made with its parents, and its name has the tasks, the model, the time and the identity."""
     with open_folder(tmp_path / "deep" / "results") as folder:
         assert folder.path.parent == tmp_path / "deep" / "results" and not folder.resumed
-        assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith("-01234567")
+        assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith(f"-{run_id_of({})}")
 
 
 def test_an_unfinished_run_is_taken_up_and_a_finished_one_is_not(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_run_that_was_begun_with_other_libraries_is_left_alone(
     """Half of its answers would be another compiler's; nothing else tells them apart afterwards."""
 
     def reopened(resume: str, torch: str) -> RunFolder:
-        return RunFolder.open(tmp_path, "sums", "01234567", resume, {"w": 1}, {"torch": torch, "triton": "3.6"})
+        return RunFolder.open(tmp_path, "sums", resume, {"w": 1}, {"torch": torch, "triton": "3.6"})
 
     with reopened("auto", "2.11") as first:
         first.journal.write_text("x")
@@ -83,14 +84,14 @@ def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
 def test_other_ids_are_left_alone(tmp_path: Path) -> None:
     with open_folder(tmp_path):
         pass
-    with open_folder(tmp_path, identity="89abcdef") as other:
+    with open_folder(tmp_path, limit=3) as other:
         assert not other.resumed
 
 
 def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
     program = (
         "import sys; from evalengine.records.folder import RunFolder;"
-        "f = RunFolder.open(sys.argv[1], 'n', '01234567', 'auto', {}); print(f.path, flush=True); sys.stdin.read()"
+        "f = RunFolder.open(sys.argv[1], 'n', 'auto', {}); print(f.path, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -110,7 +111,7 @@ def test_resume_names_what_differs(tmp_path: Path) -> None:
     with open_folder(tmp_path, limit=3, engine={"max_model_len": None}) as folder:
         pass
     with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
-        open_folder(tmp_path, str(folder.path), "89abcdef", limit=4, engine={"max_model_len": 5})
+        open_folder(tmp_path, str(folder.path), limit=4, engine={"max_model_len": 5})
     with open_folder(tmp_path, str(folder.path), limit=3, engine={"max_model_len": None}) as reopened:
         assert reopened.path == folder.path
         finish(reopened)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.errors import EvalEngineError
-from evalengine.records.line_file import PROBE, LineFile
+from evalengine.records.journal import PROBE, LineFile
 from tests.full_disk import Disk
 
 LINES = [b"a line of some length\n", b"two\nlines\n", b"the last\n"]

@@ -21,7 +21,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers import flash_attention, kernel_support
 from evalengine.models.hf_config import from_hf
 from evalengine.models.spec import ModelSpec
-from evalengine.records.manifest import run_id, run_identity
+from evalengine.records.manifest import run_identity
 from tests.unit.flash_attn_double import FlashAttnDouble
 
 SPEC = replace(from_hf(LlamaConfig(hidden_size=256, num_attention_heads=4)), dtype=torch.bfloat16)
@@ -222,8 +222,9 @@ def test_the_backend_is_part_of_a_fast_runs_identity_only() -> None:
     (other,) = compose_jobs(["batch_invariant=false", "engine.attention_backend=sdpa"])
     extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
     flash, triton = ({**extra, "numerics": "fast", "attention_backend": name} for name in ("flash_attn", "triton"))
-    assert run_id(job.config, flash) != run_id(job.config, triton)
-    assert run_id(job.config, flash) == run_id(other.config, flash)  # the backend in force counts, not the setting
+    assert run_identity(job.config, flash) != run_identity(job.config, triton)
+    # The backend in force counts, not the setting.
+    assert run_identity(job.config, flash) == run_identity(other.config, flash)
     with pytest.raises(AssertionError, match="attention_backend"):
         run_identity(job.config, {**extra, "numerics": "fast"})
     invariant = run_identity(other.config, {**extra, "numerics": "exact"})

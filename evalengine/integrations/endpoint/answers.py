@@ -14,7 +14,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness.requests import HarnessRequest
 from evalengine.integrations.endpoint.http import Cleaner, Reply
 from evalengine.records.folder import write_failed
-from evalengine.records.line_file import LineFile
+from evalengine.records.journal import LineFile
 from evalengine.records.lm_eval_file import CONTENT_FILTER, EMPTY_ANSWER, NULL_CONTENT
 from evalengine.records.schema import Answer, RecordKey
 from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong

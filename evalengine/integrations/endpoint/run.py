@@ -40,7 +40,7 @@ from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, wr
 from evalengine.records.lm_eval_file import REJECTED, read_results, results_files, unanswered_words
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import Answer, Answers, RecordKey
-from evalengine.records.sealed import canonical, content_sha256
+from evalengine.records.sealed import canonical
 from evalengine.report.read.load import load_run
 from evalengine.report.run_table import results_table
 from evalengine.report.stats.kappa import judge_lines
@@ -68,8 +68,7 @@ def run(config: Config) -> Path:
     judge = find_judge(config, asked.plan, None)
     identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
     name = f"{selection(config)}-{config.model.name}"
-    run_id = content_sha256(identity)[:8]
-    with RunFolder.open(config.output_dir, name, run_id, config.resume, identity) as folder:
+    with RunFolder.open(config.output_dir, name, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
         answers, rejected = _answers(config, asked, folder, client)
         seconds = time.perf_counter() - begin

@@ -38,10 +38,9 @@ from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
 from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
 from evalengine.records.folder import RunFolder, write_failed
-from evalengine.records.journal import Entry, Journal
-from evalengine.records.line_file import LineFile
+from evalengine.records.journal import Entry, Journal, LineFile
 from evalengine.records.lm_eval import Sample, TaskResult
-from evalengine.records.manifest import run_id, run_identity
+from evalengine.records.manifest import run_identity
 from evalengine.records.schema import Answer, RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import canonical
 
@@ -81,7 +80,7 @@ class ServedRun:
         )
         extra = {**engine_identity(config, llm), "datasets": {}, "prompts": None, "harness": SERVED}
         identity = run_identity(config, extra)
-        folder = RunFolder.open(output_dir, name, run_id(config, extra), "auto", identity)
+        folder = RunFolder.open(output_dir, name, "auto", identity)
         try:
             asked = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
