@@ -25,7 +25,7 @@ from evalengine.engine.text.detokenizer import end_of_thinking, part
 from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.judging import Judgement, Judgements
 from evalengine.harness.metrics import summarize
-from evalengine.harness.plan import Plan, TaskPlan, isolated
+from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, isolated
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.lm_eval_file import EMPTY_ANSWER, UNENDED_THINKING
@@ -37,7 +37,7 @@ from evalengine.tasks.judge import FILTER as JUDGE
 from evalengine.tasks.judge import METRICS as OF_JUDGES
 from evalengine.tasks.metric import MetricKey, MetricValue
 from evalengine.tasks.rows import Doc
-from evalengine.util.forked import ForkedTask
+from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.limits import OutOfTime, limited
 from evalengine.util.plugins import load
 from evalengine.util.progress import ProgramProgress
@@ -199,29 +199,43 @@ def records(plan: Plan, answers: Answers, findings: Findings) -> list[RequestRec
     return result
 
 
-def task_results(plan: Plan, answers: Answers, findings: Findings) -> list[TaskResult]:
-    """The metrics and samples of the plan's tasks that have documents."""
-    score = scorer(plan, answers, findings)
-    return score_tasks(lambda tasks: [*map(score, tasks)], [own for own in plan.tasks if own.instances])
+def task_results(
+    plan: Plan,
+    answers: Answers,
+    findings: Findings | None = None,
+    write: Callable[[TaskResult], object] | None = None,
+) -> list[TaskResult]:
+    """The metrics and samples of the plan's tasks that have documents, in lm-eval's terms. A judge's are of a filter.
 
-
-def score_tasks(work: Callable[[Sequence[TaskPlan]], list[TaskResult]], tasks: Sequence[TaskPlan]) -> list[TaskResult]:
-    """`work(tasks)`, a result per task in their order; tasks that need limits are another process's work. The others
-    wait for it, since either work may use all cores."""
-    confined = [own for own in tasks if own.task.needs_limits]
-    with ForkedTask(partial(work, confined), worthwhile=False, limited=bool(confined)) as elsewhere:
-        results = elsewhere.result()
-    results += work([own for own in tasks if not own.task.needs_limits])
-    by_name = {result.name: result for result in results}
-    return [by_name[own.task.name] for own in tasks]
-
-
-def scorer(plan: Plan, answers: Answers, findings: Findings | None = None) -> Callable[[TaskPlan], TaskResult]:
-    """A function that gives a task's metrics and samples, in lm-eval's terms. A judge's are those of a filter."""
+    write: receives each result as soon as it is complete; the results returned then have no samples. Tasks that need
+    limits are scored by a separate process. The others wait for it, since either work may use all cores.
+    """
     keys_of: defaultdict[RecordKey, list[RecordKey]] = defaultdict(list)  # instance -> its requests
     for item in plan.requests:
         keys_of[_place(item.instance)].append(item.key)
-    return partial(_task_result, keys_of=keys_of, answers=answers, findings=findings or Findings())
+
+    def score(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
+        results = []
+        for own in tasks:
+            result = _task_result(own, keys_of, answers, findings or Findings())
+            if write is not None:
+                write(result)
+                result = replace(result, samples=())
+            results.append(result)
+        return results
+
+    def spread_score(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
+        if not tasks or not all(own.task.can_fork for own in tasks):
+            return score(tasks)
+        return spread(score, tasks, MANY_DOCUMENTS, [len(own.instances) for own in tasks])
+
+    tasks = [own for own in plan.tasks if own.instances]
+    confined = [own for own in tasks if own.task.needs_limits]
+    with ForkedTask(partial(spread_score, confined), worthwhile=False, limited=bool(confined)) as elsewhere:
+        results = elsewhere.result()
+    results += spread_score([own for own in tasks if not own.task.needs_limits])
+    by_name = {result.name: result for result in results}
+    return [by_name[own.task.name] for own in tasks]
 
 
 def _place(instance: Instance) -> RecordKey:

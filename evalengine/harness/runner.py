@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from evalengine.harness.execute import continued, deferred_llm, execute, open_an
 from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import identify
 from evalengine.harness.judging import find_judge
-from evalengine.harness.outcome import Findings, answers_alone, find, score_tasks, scorer, task_results
-from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
+from evalengine.harness.outcome import Findings, answers_alone, find, task_results
+from evalengine.harness.plan import Plan, TaskPlan, plan_and_load, prepare
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, open_run
 from evalengine.records.folder import RECORDS, RunFolder
@@ -36,7 +37,6 @@ from evalengine.records.lm_eval import TaskResult, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.schema import Answers, RecordKey, read_records
 from evalengine.util.asking_order import first_of_order, in_order
-from evalengine.util.forked import spread
 from evalengine.util.libraries import deciding
 from evalengine.util.plugins import load
 from evalengine.util.relaxed_gc import relaxed_gc
@@ -153,10 +153,11 @@ def run(
                     cache=None if cached is None else asdict(cached.counts),
                     judge=of_judge,
                 )
-                score = scorer(plan, answers, findings)
-                digest = finish_run(
-                    folder, plan, answers, ended, lambda _, finished: _write_samples(plan, score, folder, finished)
-                )
+
+                def score(_: object, finished: datetime) -> list[TaskResult]:
+                    return task_results(plan, answers, findings, partial(write_samples, folder, finished=finished))
+
+                digest = finish_run(folder, plan, answers, ended, score)
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
@@ -274,24 +275,3 @@ def _steps(plan: Plan, step: int, baseline: str) -> Iterator[set[Document]]:
         yield documents
         if len(documents) == total:
             return
-
-
-def _write_samples(
-    plan: Plan, score: Callable[[TaskPlan], TaskResult], folder: RunFolder, finished: datetime
-) -> list[TaskResult]:
-    """Write every task's samples and return its metrics, without its samples."""
-
-    def work(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
-        results = []
-        for task in tasks:
-            result = score(task)
-            write_samples(folder, result, finished)
-            results.append(replace(result, samples=()))
-        return results
-
-    def spread_work(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
-        if not tasks or not all(task.task.can_fork for task in tasks):
-            return work(tasks)
-        return spread(work, tasks, MANY_DOCUMENTS, [len(task.instances) for task in tasks])
-
-    return score_tasks(spread_work, plan.tasks)

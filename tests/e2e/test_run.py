@@ -13,7 +13,7 @@ import pytest
 
 from evalengine import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
-from evalengine.harness import finish, plan, runner
+from evalengine.harness import finish, outcome, plan, runner
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
 from evalengine.records import digest
@@ -119,10 +119,10 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
     in_a_child.clear()
     run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
     prompts, hashed, records, leaves = 3, 1, 1, 2  # rows and scores are the work of a process with limits
-    leaves_read, outcome, plots, blocks = 2, 1, 1, 0  # all of the page's samples are one block here
+    leaves_read, compared, plots, blocks = 2, 1, 1, 0  # all of the page's samples are one block here
     written = prompts + hashed + records + leaves
-    told = leaves_read + outcome  # the run is read once more to say what its cut answers score
-    assert in_a_child.count(True) == written + leaves_read + outcome + plots + blocks + told
+    told = leaves_read + compared  # the run is read once more to say what its cut answers score
+    assert in_a_child.count(True) == written + leaves_read + compared + plots + blocks + told
     for name in ("digest.txt", "records.parquet", "tokens.json"):
         assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes(), name
     assert run.results == alone.results
@@ -130,7 +130,7 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
     assert _page(alone, monkeypatch) == whole
 
 
-SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (runner, "MANY_DOCUMENTS"), (finish, "MANY"),
+SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (outcome, "MANY_DOCUMENTS"), (finish, "MANY"),
          (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"), (html_run_page, "MANY"),
          (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_a_task_that_fails_to_score_in_another_process_fails_the_run(
 ) -> None:
     tasks = ",".join(["arithmetic", *write_tasks(tmp_path, "two", "three")])
     monkeypatch.setattr(forked, "cores", lambda: 3)
-    monkeypatch.setattr(runner, "MANY_DOCUMENTS", 1)
+    monkeypatch.setattr(outcome, "MANY_DOCUMENTS", 1)
     write = runner.write_samples
 
     def full_disk(folder: Any, task: Any, finished: Any) -> Path:

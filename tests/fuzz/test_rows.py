@@ -18,7 +18,7 @@ import pytest
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, TaskConfig, TemplateConfig
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
-from evalengine.harness.outcome import Findings, records, scorer
+from evalengine.harness.outcome import Findings, records, task_results
 from evalengine.harness.plan import Plan, build_plan
 from evalengine.records.lm_eval import sample_row
 from evalengine.records.schema import Answer
@@ -196,7 +196,7 @@ def answered(plan: Plan) -> list[str]:
         logprobs = -np.ones(len(ids), dtype=np.float32)
         entries[item.key] = Answer(ids, logprobs, "stop", "#### 4", False)
     assert len(records(plan, entries, Findings())) == len(plan.requests)
-    result = scorer(plan, entries)(plan.tasks[0])
+    (result,) = task_results(plan, entries)
     assert all(not isinstance(value, float) or value == value for value in result.metrics.values())
     lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=str) for sample in result.samples]
     for line in lines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 from evalengine.config.schema import DatasetConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import EvalEngineError
-from evalengine.harness.outcome import score_tasks, scorer
+from evalengine.harness import outcome
+from evalengine.harness.outcome import task_results
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import TaskResult
@@ -40,7 +40,7 @@ def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
     key = ("wikitext", 1, 0, 0)
     answer = Answer([5, 6], np.array([-1, -2], dtype=np.float32), "length", "", False)
     plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[1][0], ScoreRequest(0, [0], [5, 6]), 0)])
-    result = scorer(plan, {key: answer})(plan.tasks[0])
+    (result,) = task_results(plan, {key: answer})
     assert result.metrics["bits_per_byte,none"] == pytest.approx(3 / len("two words") / math.log(2))
     assert result.effective == 2
 
@@ -72,8 +72,7 @@ def test_patterns_have_limits_for_each_answer(
     def score(*texts: str) -> list[TaskResult]:
         answers = {key: Answer([5], np.array([-1], dtype=np.float32), "stop", text, None)
                    for key, text in zip(keys, texts, strict=True)}  # fmt: skip
-        score_task = scorer(plan, answers)
-        return score_tasks(lambda tasks: [*map(score_task, tasks)], plan.tasks)
+        return task_results(plan, answers)
 
     (result,) = score("b", "aaab")
     assert [sample.doc_id for sample in result.samples] == [0, 1]
@@ -81,20 +80,19 @@ def test_patterns_have_limits_for_each_answer(
         score("b", "a" * 60)
 
 
-def test_tasks_with_limits_are_scored_alone() -> None:
+def test_tasks_with_limits_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scoring of either kind may use all cores."""
-    plans: Any = [SimpleNamespace(task=SimpleNamespace(name=str(n), needs_limits=n % 2 == 1)) for n in range(4)]
+    tasks = [SimpleNamespace(name=str(n), needs_limits=n % 2 == 1, can_fork=False) for n in range(4)]
 
-    def work(tasks: Sequence[TaskPlan]) -> Any:
+    def scored(own: TaskPlan, *_: object) -> Any:
         begin = time.monotonic()
-        time.sleep(0.1)
-        span = begin, time.monotonic()
-        return [SimpleNamespace(name=own.task.name, span=span) for own in tasks]
+        time.sleep(0.05)
+        return SimpleNamespace(name=own.task.name, begin=begin, end=time.monotonic())
 
-    results: Any = score_tasks(work, plans)
+    monkeypatch.setattr(outcome, "_task_result", scored)
+    results: Any = task_results(Plan([TaskPlan(task, [[]]) for task in tasks], []), {})
     assert [result.name for result in results] == ["0", "1", "2", "3"]
-    first, second = sorted({result.span for result in results})
-    assert first[1] <= second[0]
+    assert results[3].end <= results[0].begin
 
 
 def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +101,10 @@ def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypat
     key = ("mine", 0, 0, 0)
     answer = Answer([5], np.array([-1], dtype=np.float32), "length", "2", None)
     plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[0][0], GenerateRequest(0, [0]), 0)])
-    assert scorer(plan, {key: answer})(plan.tasks[0]).effective == 1
+    assert task_results(plan, {key: answer})[0].effective == 1
     monkeypatch.setattr(type(task), "score", lambda self, doc, answers: [][0])
     with pytest.raises(EvalEngineError) as error:
-        scorer(plan, {key: answer})(plan.tasks[0])
+        task_results(plan, {key: answer})
     assert str(error.value) == (
         "tasks.mine: the answer to document 0 cannot be scored (IndexError: list index out of range). All answers are "
         "kept: once that is mended, the same command scores them"

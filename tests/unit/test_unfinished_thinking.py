@@ -15,7 +15,16 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, SamplingParams
 from evalengine.errors import ConfigError
-from evalengine.harness.outcome import Findings, Thought, answers_alone, find, scorer, thoughts, uncredited, verdicts
+from evalengine.harness.outcome import (
+    Findings,
+    Thought,
+    answers_alone,
+    find,
+    task_results,
+    thoughts,
+    uncredited,
+    verdicts,
+)
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import TaskResult, sample_row
@@ -79,7 +88,7 @@ def answered(task: Task, *texts: tuple[str, str], prompt: str = "1 + 1") -> tupl
 def scored(task: Task, *texts: tuple[str, str], config: Config | None = None, prompt: str = "1 + 1") -> TaskResult:
     config = config or Config()
     plan, answers = answered(task, *texts, prompt=prompt)
-    return scorer(plan, answers, find(plan, answers, config, TOKENIZER))(plan.tasks[0])
+    return task_results(plan, answers, find(plan, answers, config, TOKENIZER))[0]
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
@@ -124,6 +133,7 @@ def test_unfinished_thinking_itself_is_not_scored(tmp_path: Path, monkeypatch: p
     """Where higher is better: some scorers take seconds for a long text. The empty text is scored once."""
     task, seen = made(tmp_path), list[str]()
     judge = task.judge  # type: ignore[attr-defined]
+    monkeypatch.setattr(type(task), "needs_limits", False)  # scored in this process
     monkeypatch.setattr(task, "judge", lambda doc: lambda text: seen.append(text) or judge(doc)(text))
     assert scored(task, ("2", "length")).metrics["exact_match,none"] == 0.0
     assert seen == [""]
@@ -153,7 +163,7 @@ def test_programs_of_unfinished_thinking_are_not_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr("evalengine.harness.outcome.isolated", lambda config: True)
     found = verdicts(plan, answers, Config(progress=False), denied)
     assert len(run) == 1 and [*found] == [("mine", 0, 0, 1)]
-    result = scorer(plan, answers, Findings(thought, denied, found))(plan.tasks[0])
+    (result,) = task_results(plan, answers, Findings(thought, denied, found))
     assert result.metrics["pass_at_1,none"] == 0.5
     assert sample_row(result.samples[0])["outcomes"] == ["not run", "passed"]
 
