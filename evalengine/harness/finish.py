@@ -37,8 +37,8 @@ class EndedRun:
     """A run with all its answers, as `finish_run` records it.
 
     stats: what the engine counted for the run. resumed, cached: the requests whose answers come from an interrupted run
-    and from the cache. datasets: task -> `Task.fingerprint`. libraries: versions of what it depends on except
-    `LIBRARIES`. command, cache, judge: as in `build_manifest`.
+    and from the cache. datasets: task -> `Task.fingerprint`. libraries, command: as in `build_manifest`. cache:
+    what it did for the run (`cache.engine.Counts`). judge: the judge's run, and what its verdicts come to.
     """
 
     config: Config
@@ -99,24 +99,26 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
             seconds=timings.total_seconds,
             groups=group_results(config.groups, results),
         )
-    facts = run.llm.facts()
+    facts, counts = run.llm.facts(), _counts(plan, rows, run)
     verdicts = {"kernels": facts.kernels, "self_test_verdict": facts.self_test}
     manifest = build_manifest(
         run.identity,
-        _model(run),
-        {**run.identity["tokenizer"], "vocab_size": model.spec.vocab_size},
         digests=found,
-        counts=_counts(plan, rows, run),
-        timings=timings,
-        engine={**engine_settings(run.llm), **verdicts, "stats": asdict(run.stats)},
-        device=str(facts.settings.device),
         started=run.started,
+        device=str(facts.settings.device),
         command=run.command,
-        datasets=run.datasets,
         libraries=run.libraries,
+        cluster=facts.cluster,
+        model=_model(run),
+        tokenizer={**run.identity["tokenizer"], "vocab_size": model.spec.vocab_size},
+        datasets=dict(run.datasets),
+        engine={**engine_settings(run.llm), **verdicts, "stats": asdict(run.stats)},
+        counts=counts,
+        # Whether part of it ran in the batches of an interrupted run, on which fast numerics' bits depend.
+        resumed_fast=run.identity["numerics"] == "fast" and counts.resumed_requests > 0,
+        timings=timings,
         programs=program_facts(plan, config, run.findings.verdicts),
         cache=run.cache,
-        cluster=facts.cluster,
         judge=run.judge,
     )
     folder.write_text(MANIFEST, bind(manifest, folder.path, found.run).file_text())

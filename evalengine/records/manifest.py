@@ -8,7 +8,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from evalengine.config.schema import (
     template_date,
 )
 from evalengine.records.digest import Digests
-from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, Model, RunCounts, RunTimings
+from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, RunCounts
 from evalengine.records.sealed import canonical, run_id_of
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
@@ -85,34 +85,25 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_manifest(
     identity: Mapping[str, Any],
-    model: Model,
-    tokenizer: Mapping[str, Any],
     *,
     digests: Digests,
-    counts: RunCounts,
-    timings: RunTimings,
-    engine: Mapping[str, Any],
-    device: str,
     started: float,
+    device: str,
     command: Sequence[str] | None = None,
-    datasets: Mapping[str, Any] = MappingProxyType({}),
     libraries: Mapping[str, str] = MappingProxyType({}),
-    programs: Mapping[str, Any] | None = None,
-    cache: Mapping[str, Any] | None = None,
     cluster: Mapping[str, Any] = MappingProxyType({}),
-    judge: Mapping[str, Any] | None = None,
+    **parts: Any,
 ) -> Manifest:
     """`manifest.json`. No environment variables and user names go in, and no host names but those of replicas, by which
-    a bad machine is found. The mappings are plain JSON values.
+    a bad machine is found.
 
-    engine: its resolved settings, its verdicts on its kernels and on itself, and what it counted. device: as torch
-    names it. started: UNIX seconds. command: the words after `python -m evalengine`; None for a run that Python code
-    started. libraries: versions of what the run depends on except `LIBRARIES`. programs: how those that the model
-    wrote were run and ended; None where no task runs any. cache: what it did for the run (`cache.engine.Counts`), if
-    there was one. cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine
-    computed nothing then. judge: the run of the judge that scored the answers, and what its verdicts come to.
+    started: UNIX seconds. device: as torch names it. command: the words after `python -m evalengine`; None for a run
+    that Python code started. libraries: versions of what the run depends on except `LIBRARIES`. cluster: of a run on
+    replicas, `cluster` (who they are) and `hardware` (theirs); this machine computed nothing then. parts: further
+    fields of `Manifest` in the file's order, dataclasses or plain JSON values; those that are None are left out.
     """
     machine = machine_facts("cpu" if cluster else device)
+    written = {name: asdict(part) if is_dataclass(part) else part for name, part in parts.items() if part is not None}
     content = {
         "run_id": run_id_of(identity),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
@@ -122,17 +113,7 @@ def build_manifest(
         "contract_version": identity["contract_version"],
         "numerics": identity["numerics"],
         "identity": dict(identity),
-        "model": asdict(model),
-        "tokenizer": dict(tokenizer),
-        "datasets": dict(datasets),
-        "engine": dict(engine),
-        "counts": asdict(counts),
-        # Whether part of it ran in the batches of an interrupted run, on which fast numerics' bits depend.
-        "resumed_fast": identity["numerics"] == "fast" and counts.resumed_requests > 0,
-        "timings": asdict(timings),
-        **({} if programs is None else {"programs": dict(programs)}),
-        **({} if cache is None else {"cache": dict(cache)}),
-        **({} if judge is None else {"judge": dict(judge)}),
+        **written,
         **asdict(replace(machine, libraries={**machine.libraries, **libraries})),
         **cluster,
     }

@@ -235,8 +235,9 @@ def manifest(resumed: int = 0, truncated: int = 0) -> Manifest:
     model, identity = read_part(Model, {"name": "m"}), run_identity(config(), EXTRA)
     return build_manifest(
         identity,
-        model,
-        {},
+        model=model,
+        tokenizer={},
+        datasets={},
         digests=replace(digests([]), run="ab" * 32),
         counts=RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10),
         timings=RunTimings(1.0, 4.0, 5.0),
