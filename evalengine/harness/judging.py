@@ -21,13 +21,14 @@ from evalengine.harness.identity import engine_identity
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.plain_text import warn
-from evalengine.records.evidence import CONFIG, file_sha256
+from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, write_text_file
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.schema import Answers, RecordKey
 from evalengine.tasks.base import named_errors
 from evalengine.tasks.instance import MADE_UP
 from evalengine.tasks.judge import read_scale
+from evalengine.util.plain_files import file_sha256
 
 REHEARSED = 50  # documents that are planned with made-up answers before the first is answered
 FOLDER = "judge"  # within the folder of the run whose answers are judged

@@ -24,6 +24,7 @@ from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, LOCK, RECORDS
 from evalengine.records.lm_eval_file import ISO
 from evalengine.records.manifest_data import MANIFEST, Manifest, load_manifest
 from evalengine.records.sealed import content_sha256, sha256_of
+from evalengine.util.plain_files import file_sha256
 
 CONFIG, PAGE, TOKENS = "config.yaml", "report.html", "tokens.json"
 CLIENT_REQUESTS = "asked.jsonl"  # of a run whose requests came from clients
@@ -34,7 +35,6 @@ NEEDED = (DIGEST, RECORDS)  # every run has them; results files are checked wher
 AGAIN = "run its command again, or take the folder from where it was copied"
 SINCE_BOUND = "model_spec"  # a key of the identity: every evalengine that writes the key binds the files, too
 STANDARD_STREAMS = ("/dev/fd/1", "/dev/fd/2")  # output and error
-_CHUNK = 1 << 20  # bytes
 _PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([0-9a-f]{64}) -->\n")
 _PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
 
@@ -157,15 +157,6 @@ def sealed_page(text: str, manifest: Manifest) -> bytes:
     content = text.encode("utf-8")
     whose = manifest.sha256 or "none"
     return content + f"<!-- evalengine manifest {whose}, page {_page_sha256(content, whose)} -->\n".encode()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 (hex) of the file's bytes. Raises `OSError`."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _ours(folder: Path) -> Iterator[str]:

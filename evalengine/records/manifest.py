@@ -8,7 +8,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from evalengine.config.schema import (
     template_date,
 )
 from evalengine.records.digest import Digests
-from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, RunCounts
+from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical, run_id_of
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
@@ -103,7 +103,8 @@ def build_manifest(
     fields of `Manifest` in the file's order, dataclasses or plain JSON values; those that are None are left out.
     """
     machine = machine_facts("cpu" if cluster else device)
-    written = {name: asdict(part) if is_dataclass(part) else part for name, part in parts.items() if part is not None}
+    given = {name: part for name, part in parts.items() if part is not None}
+    typed = {name: asdict(part) for name, part in given.items() if isinstance(part, Model | RunCounts | RunTimings)}
     content = {
         "run_id": run_id_of(identity),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
@@ -113,7 +114,7 @@ def build_manifest(
         "contract_version": identity["contract_version"],
         "numerics": identity["numerics"],
         "identity": dict(identity),
-        **written,
+        **given | typed,
         **asdict(replace(machine, libraries={**machine.libraries, **libraries})),
         **cluster,
     }

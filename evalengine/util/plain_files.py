@@ -164,15 +164,20 @@ def is_later_part(file: Path) -> bool:
     return (match := _PART.fullmatch(file.name)) is not None and int(match[2]) > 1
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 (hex) of the file's bytes. Raises `OSError`."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def fingerprint(files: list[Path]) -> str:
     """SHA-256 (hex) over (name, content) of the files, in name order."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda f: f.name):
-        content = hashlib.sha256()
-        with file.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                content.update(chunk)
-        digest.update(file.name.encode() + b"\0" + content.digest())
+        digest.update(file.name.encode() + b"\0" + bytes.fromhex(file_sha256(file)))
     return digest.hexdigest()
 
 
