@@ -25,7 +25,7 @@ from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, wr
 from evalengine.records.manifest import build_manifest
 from evalengine.records.manifest_data import MANIFEST, Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
-from evalengine.records.tokens import tokens_json, used_ids
+from evalengine.records.tokens import tokens_json
 from evalengine.util.forked import ForkedTask
 from evalengine.util.phases import phase
 
@@ -83,7 +83,7 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
         if score is not None:
             remove_results(folder)
             results = score(rows, finished)
-        pieces = token_bytes(model.tokenizer, used_ids(row.output_ids for row in rows))
+        pieces = token_bytes(model.tokenizer, sorted(set().union(*(row.output_ids for row in rows))))
         folder.write_json(TOKENS, tokens_json(pieces))
         found = digests(rows)
         written.result()

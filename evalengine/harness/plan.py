@@ -45,7 +45,6 @@ FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
 MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own
 SHOWN = 10  # problems of one task's documents that are listed
-COPIED = 0.5  # of the time in which prompts are written, another process takes as much again to hand them over
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,9 @@ class Plan:
     prompts_sha256: str = ""  # `requests_sha256` of all requests, in order
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Neighbours of a plan's tasks without the tasks themselves: data only, so that another process can make it."""
-
-    instances: list[list[list[Instance]]]  # of each task, a list per document
-    requests: list[HarnessRequest]  # numbered from 0
-    special_documents: int
-    own_exemplars: int
-    warnings: tuple[str, ...]
+# The instances of neighbouring tasks of a plan, a list per document, and their plan without the tasks. It is data only, so
+# that another process can make it.
+Prompts = tuple[list[list[list[Instance]]], Plan]
 
 
 def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = True) -> tuple[Checkpoint, list[Task]]:
@@ -178,8 +171,7 @@ def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Pla
     enough = FEW_DOCUMENTS if loads and engine.settings.device.type == "cuda" else MANY_DOCUMENTS
     may_share = not config.apply_chat_template and _may_fork(tasks, config.limit, enough)
     sizes = [len(task.docs[: config.limit]) for task in tasks]
-    ahead = 0.0 if loads else COPIED
-    parts = shares(tasks, MANY_DOCUMENTS, sizes, ahead) if may_share else [tasks]
+    parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_share else [tasks]
     with ExitStack() as started:
         written = []
         for number, part in enumerate(parts):
@@ -198,18 +190,19 @@ def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Pla
 
 @phase("plan")
 def _plan(tasks: list[Task], written: list[Prompts], llm: EngineProtocol) -> Plan:
-    requests = [*chain.from_iterable(part.requests for part in written)]
+    parts = [part for _, part in written]
+    requests = [*chain.from_iterable(part.requests for part in parts)]
     pairs = ((item.key, item.request) for item in requests)
     with ForkedTask(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
         check_requests([item.request for item in requests], llm.facts().limits, request_names(requests))
-        instances = chain.from_iterable(part.instances for part in written)
+        instances = chain.from_iterable(of_part for of_part, _ in written)
         plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
         return Plan(
             plans,
             requests,
-            warnings=(*chain.from_iterable(part.warnings for part in written),),
-            own_exemplars=sum(part.own_exemplars for part in written),
-            special_documents=sum(part.special_documents for part in written),
+            warnings=(*chain.from_iterable(part.warnings for part in parts),),
+            own_exemplars=sum(part.own_exemplars for part in parts),
+            special_documents=sum(part.special_documents for part in parts),
             prompts_sha256=hashed.result(),
         )
 
@@ -242,7 +235,7 @@ def _write_prompts(
         config.logprobs or 0,
     )
     own = sum(task.own_exemplars for task in tasks)
-    return Prompts(written, builder.build(every, first_id), len(special), own, tuple(warnings))
+    return written, Plan([], builder.build(every, first_id), tuple(warnings), own, len(special))
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:
@@ -334,8 +327,12 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
         f"tasks.{task.name}: document {listed([*map(str, documents)], 1)} cannot be scored or written ({reason})"
         for reason, documents in failed.items()
     ]
-    if not problems:
-        problems.extend(f"tasks.{task.name}: {problem}" for problem in _totals(task, values))
+    weighted = [] if problems else [key for key in values[0] if task.aggregation().get(key[0]) in WEIGHTED]
+    if empty := {key[0] for key in weighted if sum(v[key][1] for v in values if key in v) == 0}:
+        problems.append(
+            f"tasks.{task.name}: the {len(values)} evaluated documents are empty, and {', '.join(sorted(empty))} would "
+            "divide by their words or bytes: give documents with text, or raise limit"
+        )
     if problems:
         raise ConfigError(first_of(problems, SHOWN, "more reasons"))
     try:
@@ -354,18 +351,6 @@ def _scored(task: Task, doc_id: int, requests: list[Instance]) -> dict[MetricKey
         values = task.process_results(doc, [Response(text=MADE_UP) for _ in requests])
     json.dumps([doc, str(target)], ensure_ascii=False, default=str).encode("utf-8")
     return values
-
-
-def _totals(task: Task, values: Sequence[dict[MetricKey, MetricValue]]) -> Iterator[str]:
-    """Yields a sentence if metrics would divide by zero."""
-    aggregations = task.aggregation()
-    weighted = [key for key in values[0] if aggregations.get(key[0]) in WEIGHTED]
-    weights = {key: [v[key][1] for v in values if key in v] for key in weighted}
-    if empty := sorted({metric for (metric, _), sizes in weights.items() if sizes and sum(sizes) == 0}):
-        yield (
-            f"the {len(values)} evaluated documents are empty, and {', '.join(empty)} would divide by their words or "
-            "bytes: give documents with text, or raise limit"
-        )
 
 
 def isolated(config: Config) -> bool:

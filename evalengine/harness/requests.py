@@ -22,13 +22,13 @@ from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id, 
 from evalengine.engine.text.rolling import rolling_windows
 from evalengine.errors import ConfigError, first_of
 from evalengine.records.evidence import CLIENT_REQUESTS
+from evalengine.records.journal import record_key
 from evalengine.records.schema import RecordKey, ids_sha256
-from evalengine.records.shapes import Count, Text, fits, with_fields, wrong
+from evalengine.records.shapes import Count, with_fields, wrong
 from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
 
 SERVED = "serve"  # `harness` of a run's identity whose requests came from clients
-_KEY = tuple[Text, Count, Count, Count]
 _LINE = with_fields({
     "key": list, "prompt_ids": list[Count], "params?": dict, "scored?": list[Count], "logprobs?": Count
 })  # fmt: skip
@@ -207,9 +207,12 @@ def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Req
         whole = content[: content.rfind(b"\n") + 1] if unfinished else content
         requests: dict[RecordKey, Request] = {}
         for number, line in enumerate(whole.splitlines(), 1):
-            key, request = _request(parse_json(line), len(requests), number)
-            if key in requests:
-                raise ValueError(f"line {number}: its key is in an earlier line")
+            try:
+                key, request = _request(parse_json(line), len(requests))
+                if key in requests:
+                    raise ValueError("its key is in an earlier line")
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"line {number}: {error}") from error
             requests[key] = request
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: missing or damaged ({error}); take the folder from where it was copied") from error
@@ -225,16 +228,11 @@ def in_order(requested: Mapping[RecordKey, Request]) -> list[HarnessRequest]:
     return planned
 
 
-def _request(line: Any, request_id: int, number: int) -> tuple[RecordKey, Request]:
-    """The request of a line, which is the file's `number`th. Raises ValueError if it is none."""
+def _request(line: Any, request_id: int) -> tuple[RecordKey, Request]:
+    """The request of a line. Raises TypeError or ValueError if it is none."""
     if problem := wrong(line, _LINE):
-        raise ValueError(f"line {number}: {problem}")
-    key = tuple(line["key"])
-    if not fits(key, _KEY):
-        raise ValueError(f"line {number}: its key is no task, document, request and repeat")
+        raise ValueError(problem)
+    key = record_key(line["key"])
     if "params" not in line:
         return key, ScoreRequest(request_id, line["prompt_ids"], line.get("scored", []), line.get("logprobs", 0))
-    try:
-        return key, GenerateRequest(request_id, line["prompt_ids"], SamplingParams.of_plain(line["params"]))
-    except TypeError as error:
-        raise ValueError(f"line {number}: {error}") from error
+    return key, GenerateRequest(request_id, line["prompt_ids"], SamplingParams.of_plain(line["params"]))

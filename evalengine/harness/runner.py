@@ -28,7 +28,7 @@ from evalengine.harness.execute import continued, deferred_llm, execute, open_an
 from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import identify
 from evalengine.harness.judging import find_judge
-from evalengine.harness.outcome import Findings, answers_alone, find, task_results
+from evalengine.harness.outcome import answers_alone, find, task_results
 from evalengine.harness.plan import Plan, TaskPlan, plan_and_load, prepare
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, open_run
@@ -212,45 +212,25 @@ def _answer(
         def ask(part: Plan) -> Answers:
             return execute(part, engine, cached, journal, selection(config), config.progress)
 
-        step = config.sequential.step
+        part, step = plan, config.sequential.step
         if step is None or gate is None:
             answers = ask(plan)
         else:
-            documents, tokenizer = _steps(plan, step, gate.baseline), engine.checkpoint.tokenizer
-            plan, answers = _until_decided(
-                plan, documents, gate, ask, lambda part, answers: find(part, answers, config, tokenizer)
-            )
-        return plan, answers, known & {item.key for item in plan.requests}
-
-
-def _until_decided(
-    plan: Plan,
-    steps: Iterator[set[Document]],
-    gate: Gate,
-    ask: Callable[[Plan], Answers],
-    findings: Callable[[Plan, Answers], Findings],
-) -> tuple[Plan, Answers]:
-    """The part of the plan that was evaluated until the gate was decided, and its answers.
-
-    steps: growing sets of documents. ask: answers a part. findings: those about a part, each document once.
-    """
-    scores: Scores = {}
-    done: set[Document] = set()
-    part: Plan = plan
-    answers: Answers = {}
-    for documents in steps:
-        part = _documents_of(plan, documents)
-        answers = ask(part)
-        new = _documents_of(plan, documents - done)
-        for result in task_results(new, answers, findings(new, answers)):
-            for sample in result.samples:
-                for metric, value in sample.metrics.items():
-                    if isinstance(value, int | float):
-                        scores.setdefault((result.name, metric, sample.filter), {})[sample.doc_id] = float(value)
-        done = documents
-        if gate.decided(scores):
-            break
-    return part, answers
+            scores: Scores = {}
+            done: set[Document] = set()
+            for documents in _steps(plan, step, gate.baseline):
+                part, new = _documents_of(plan, documents), _documents_of(plan, documents - done)
+                answers = ask(part)
+                for result in task_results(new, answers, find(new, answers, config, engine.checkpoint.tokenizer)):
+                    for sample in result.samples:
+                        for metric, value in sample.metrics.items():
+                            if isinstance(value, int | float):
+                                of_metric = scores.setdefault((result.name, metric, sample.filter), {})
+                                of_metric[sample.doc_id] = float(value)
+                done = documents
+                if gate.decided(scores):
+                    break
+        return part, answers, known & {item.key for item in part.requests}
 
 
 def _documents_of(plan: Plan, documents: Set[Document]) -> Plan:

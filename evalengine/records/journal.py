@@ -144,7 +144,7 @@ class Journal:
         self.close()
         try:
             lines = read_bytes(self.path).splitlines(keepends=True)
-            kept = b"".join(line for line in lines if _key(_body(line).get("key")) not in keys)
+            kept = b"".join(line for line in lines if record_key(_body(line).get("key")) not in keys)
             write_whole(self.path, lambda path: path.write_bytes(kept))
             self.file = LineFile(self.path, len(kept))
         except OSError as error:
@@ -251,7 +251,7 @@ def _decode(line: bytes, run_sha256: str) -> Entry:
         top_ids=ids,
         top_logprobs=values,
     )
-    return _key(body.get("key")), body["prompt_sha256"], answer
+    return record_key(body.get("key")), body["prompt_sha256"], answer
 
 
 def _alternatives(body: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
@@ -266,7 +266,8 @@ def _alternatives(body: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | tu
     return ids, np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False).reshape(ids.shape)
 
 
-def _key(value: Any) -> RecordKey:
+def record_key(value: Any) -> RecordKey:
+    """The request's key of a JSON value. Raises ValueError if it is none."""
     if not fits(value, _KEY):
         raise ValueError("its key is no task, document, request and repeat")
     return (value[0], value[1], value[2], value[3])

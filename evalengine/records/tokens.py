@@ -7,7 +7,7 @@ tokens are there by their names.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,6 @@ def token_texts(ids: Sequence[int], pieces: Mapping[int, bytes]) -> list[str]:
     if texts:
         texts[-1] += decoder.decode(b"", final=True)
     return texts
-
-
-def used_ids(outputs: Iterable[Sequence[int]]) -> list[int]:
-    """Every id that occurs, in ascending order."""
-    return sorted(set().union(*outputs))
 
 
 def _plain(piece: bytes) -> str | dict[str, str]:

@@ -110,18 +110,13 @@ def spread(
         return [*work(own), *chain.from_iterable(helper.result() for helper in helpers)]
 
 
-def shares(
-    parts: Sequence[Part], least: int, sizes: Sequence[int] | None = None, ahead: float = 0.0
-) -> list[Sequence[Part]]:
-    """The parts in order, in at least one share and at most one for each core, with about as much work in each.
-
-    ahead: the part of a share by which the first one is larger, since nobody has to copy its results.
-    """
+def shares(parts: Sequence[Part], least: int, sizes: Sequence[int] | None = None) -> list[Sequence[Part]]:
+    """The parts in order, in at least one share and at most one for each core, with about as much work in each."""
     sizes = sizes or [1] * len(parts)
     total = sum(sizes)
     count = max(1, min(cores(), MOST, total // least))
     middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    ends = [total * (number + ahead) / (count + ahead) for number in range(1, count)]
+    ends = [total * number / count for number in range(1, count)]
     edges = [0, *(bisect_left(middles, end) for end in ends), len(parts)]
     return [parts[start:end] for start, end in pairwise(edges) if start < end] or [parts]
 

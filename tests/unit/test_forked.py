@@ -58,11 +58,6 @@ def test_shares_hold_about_as_much_work_each(sizes: list[int], wanted: list[list
     assert shares(sizes, 2, sizes) == wanted
 
 
-def test_the_first_share_may_be_the_larger() -> None:
-    assert [*map(len, shares(range(12), 3))] == [3, 3, 3, 3]
-    assert [*map(len, shares(range(12), 3, ahead=2.0))] == [6, 2, 2, 2]
-
-
 def test_a_result_is_made_in_another_process_where_it_earns_one() -> None:
     for worthwhile in (True, False):
         with ForkedTask(os.getpid, worthwhile) as process:

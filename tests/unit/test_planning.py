@@ -18,7 +18,7 @@ from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
 from evalengine.harness.execute import deferred_llm
-from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
+from evalengine.harness.plan import build_plan, plan_and_load, prepare
 from evalengine.integrations.lm_eval_tasks.task import LmEvalTask
 from evalengine.tasks.base import Task
 from evalengine.util import forked
@@ -38,7 +38,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         except ConfigError:
             wrote.append(process)
             raise
-        if isinstance(made, Prompts):
+        if isinstance(made, tuple):
             wrote.append(process)
         return made
 
