@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,8 +25,7 @@ from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_whole
-from evalengine.records.manifest import code_version, cpu_name, gpu_names
-from evalengine.util.libraries import library_versions
+from evalengine.records.manifest import machine_facts
 from evalengine.verification.verdict_cache import sources_sha256
 
 HEADINGS = ("Axis", "Schedules", "Logprobs", "Differing", "Result")
@@ -53,7 +49,7 @@ def certificate(
 ) -> dict[str, Any]:
     """The certificate of a proof. `kernels`: the result of `kernels_verdict`; None where the caller did not ask for
     it."""
-    device = proof.facts["device"]
+    machine = machine_facts(proof.facts["device"])
     return {
         "certificate_version": VERSION,
         "verdict": _whole_verdict(proof, kernels),
@@ -84,12 +80,9 @@ def certificate(
             **_axis(proof.control),
         },
         "kernels": None if kernels is None else dict(kernels),
+        **machine,
         # The commit may be only what EVALENGINE_COMMIT claims; the kernels' hash is that of the files used here.
-        "code": {**asdict(code_version()), "kernels_sha256": sources_sha256()},
-        "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "libraries": library_versions(),
+        "code": {**machine["code"], "kernels_sha256": sources_sha256()},
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
     }

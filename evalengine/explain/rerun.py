@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def _trace(
         ops={**in_order(recorder.ops), LOGPROB: "float32"},
         computations=computations,
         settings=settings,
-        machine=asdict(machine_facts(settings["device"])),
+        machine=machine_facts(settings["device"]),
         extent=_extent(side, num_requests),
         reproduced=None if side.instead else _equals_record(side.run, item.key, output),
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from evalengine.config.schema import Config
@@ -75,9 +76,7 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
     # Several forked processes need it, and this one later. It takes 0.2 s, which a rejected run does not need.
     import pyarrow.parquet  # noqa: F401
 
-    def write() -> None:
-        folder.write_with(RECORDS, lambda path: write_records(path, rows))
-
+    write = partial(folder.write_with, RECORDS, lambda path: write_records(path, rows))
     with ForkedTask(write, len(rows) >= MANY) as written:
         finished, results = datetime.now(), None
         if score is not None:

@@ -41,10 +41,7 @@ def weighted_mean(items: Sequence[tuple[float, int]]) -> float:
 
 def weighted_perplexity(items: Sequence[tuple[float, int]]) -> float:
     """exp of minus the log-likelihood per word or byte; infinite where that overflows."""
-    try:
-        return math.exp(-weighted_mean(items))
-    except OverflowError:
-        return math.inf
+    return perplexity([weighted_mean(items)])
 
 
 def perplexity(values: Sequence[float]) -> float:

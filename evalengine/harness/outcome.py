@@ -284,10 +284,7 @@ def _task_result(
         truncated += [thought.truncated for thought in thinking]
         counts = _unanswered(keys, thinking, findings, judgement)
         unanswered.update(counts)
-        sample = replace(
-            _sample(task, doc_id, instances, responses, hashes[-1], thinking),
-            unanswered={kind: count for kind, count in counts.items() if count},
-        )
+        sample = _sample(task, doc_id, instances, responses, hashes[-1], thinking, counts)
         for name in filters:
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
             shown = judgement.shown if judgement is not None and name == JUDGE else None
@@ -320,6 +317,7 @@ def _sample(
     responses: Sequence[Response],
     hashes: SampleHashes,
     thinking: Sequence[Thought],
+    unanswered: Mapping[str, int],
 ) -> Sample:
     """Return the fields that a document's samples share under all filters."""
     by_index: dict[int, list[Any]] = defaultdict(list)
@@ -344,6 +342,7 @@ def _sample(
         thinking=[thought.text for thought in thinking] if thinking else None,
         thinking_truncated=sum(thought.truncated for thought in thinking) if thinking else None,
         outcomes=outcomes if any(response.verdict for response in responses) else None,
+        unanswered={kind: count for kind, count in unanswered.items() if count},
     )
 
 

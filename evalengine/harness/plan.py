@@ -63,8 +63,8 @@ class Plan:
     prompts_sha256: str = ""  # `requests_sha256` of all requests, in order
 
 
-# The instances of neighbouring tasks of a plan, a list per document, and their plan without the tasks. It is data only, so
-# that another process can make it.
+# The instances of neighbouring tasks, a list per document, and their plan without the tasks. It is data only, so that
+# another process can make it.
 Prompts = tuple[list[list[list[Instance]]], Plan]
 
 

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from evalengine.config.schema import (
     template_date,
 )
 from evalengine.records.digest import Digests
-from evalengine.records.manifest_data import Code, Hardware, Machine, Manifest, Model, RunCounts, RunTimings
+from evalengine.records.manifest_data import Code, Hardware, Manifest, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical, run_id_of
 from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
@@ -115,21 +115,22 @@ def build_manifest(
         "numerics": identity["numerics"],
         "identity": dict(identity),
         **given | typed,
-        **asdict(replace(machine, libraries={**machine.libraries, **libraries})),
+        **machine,
+        "libraries": {**machine["libraries"], **libraries},
         **cluster,
     }
     return Manifest(content)
 
 
-def machine_facts(device: str) -> Machine:
-    """What a computation on `device` runs on here: code, hardware, versions."""
-    return Machine(
-        code=code_version(),
-        hardware=Hardware(device, cpu_name(), os.cpu_count(), gpu_names(device)),
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        libraries=library_versions(),
-    )
+def machine_facts(device: str) -> dict[str, Any]:
+    """What a computation on `device` runs on here, as plain JSON values: code, hardware, versions."""
+    return {
+        "code": asdict(code_version()),
+        "hardware": asdict(Hardware(device, cpu_name(), os.cpu_count(), gpu_names(device))),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libraries": dict(library_versions()),
+    }
 
 
 def code_version() -> Code:

@@ -90,17 +90,6 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Code, hardware and versions of one machine."""
-
-    code: Code
-    hardware: Hardware
-    python: str
-    platform: str
-    libraries: dict[str, str]  # package name -> version
-
-
-@dataclass(frozen=True)
 class Model:
     """Which model it was."""
 

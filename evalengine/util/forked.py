@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from multiprocessing.connection import Connection
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from evalengine.errors import EvalEngineError
 
@@ -64,7 +64,10 @@ class ForkedTask(Generic[Result]):
                     raise EvalEngineError(f"cannot start a process for templates and patterns: {error}") from error
                 return
             if self._process == 0:
-                _work(work, sender, parent, self._limited)
+                try:
+                    _send(work, sender, parent, self._limited)
+                finally:
+                    os._exit(0)  # without the exit handlers of the parent
 
     def result(self) -> Result:
         """What the call returns, once it has; raises what it raises. To be asked once."""
@@ -131,15 +134,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _work(work: Callable[[], Any], sender: Connection, parent: int, limited: bool) -> NoReturn:
-    """Send the result of the work, and end this process without the exit handlers of its parent."""
-    try:
-        _send(work, sender, parent, limited)
-    finally:
-        os._exit(0)
-
-
 def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: bool) -> None:
+    """Sends the result of the work from this process, which was forked for it."""
     global _helps
     _helps = not limited
     gc.freeze()  # Collections then pass over what was inherited, whose memory they would copy by touching it.

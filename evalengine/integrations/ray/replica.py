@@ -150,7 +150,7 @@ class Replica:
             spec=llm.spec,
             stamp=llm.checkpoint.stamp,
             tokenizer=tokenizer_sha256(llm.tokenizer),
-            hardware=machine_facts(str(device)).hardware,
+            hardware=Hardware(**machine_facts(str(device))["hardware"]),
         )
 
     def weights_sha256(self) -> str:
