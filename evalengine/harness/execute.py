@@ -86,10 +86,8 @@ def execute(
 
 def open_journal(plan: Plan, llm: EngineProtocol, folder: RunFolder, progress: bool) -> Journal:
     """The run's journal, with an interrupted run's answers. Raises EvalEngineError for one that is not this run's."""
-    requests, expected = {item.key: item.request for item in plan.requests}, expectation(llm)
-    journal = Journal.open(
-        folder.journal, folder.identity_sha256, lambda key: expected(requests[key]) if key in requests else None
-    )
+    expected = expectation(llm, {item.key: item.request for item in plan.requests})
+    journal = Journal.open(folder.journal, folder.identity_sha256, expected)
     if count := len(journal.finished):
         resumed = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
         if progress:
@@ -102,11 +100,13 @@ def open_journal(plan: Plan, llm: EngineProtocol, folder: RunFolder, progress: b
     return journal
 
 
-def expectation(llm: EngineProtocol) -> Callable[[Request], Expected]:
-    """A function that gives what the journal may hold for a request."""
+def expectation(llm: EngineProtocol, requests: Mapping[RecordKey, Request]) -> Callable[[RecordKey], Expected | None]:
+    """A function that gives what the journal may hold for a key; None for one that none of the requests has."""
     model, max_model_len = llm.checkpoint, llm.facts().settings.max_model_len
 
-    def expected(request: Request) -> Expected:
+    def expected(key: RecordKey) -> Expected | None:
+        if (request := requests.get(key)) is None:
+            return None
         answer = ExpectedAnswer.of(request, model.spec, max_model_len, model.tokenizer)
         return ids_sha256(request.prompt_ids), answer.problem
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from evalengine.plain_text import printable
@@ -45,14 +45,16 @@ Line = Sheet | str  # a part of what a command says: a table, or one line
 def markdown_table(sheet: Sheet) -> str:
     """One table as GitHub shows it, its note below."""
     note = f"\n\n{escaped(sheet.note)}" if sheet.note else ""
-    return "\n".join(_markdown_rows(sheet)) + note
+    rule = [":--" if n in sheet.words else "--:" for n in range(len(sheet.head))]
+    rows = [map(escaped, sheet.head), rule, *_rows(sheet, escaped, "**%s**")]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + note
 
 
 def latex_table(sheet: Sheet) -> str:
     """One table environment, its note in the caption; needs \\usepackage{booktabs}."""
     columns = "".join("l" if n in sheet.words else "r" for n in range(len(sheet.head)))
     note = f" {_tex(sheet.note)}" if sheet.note else ""
-    rows = [" & ".join(_tex_cells(sheet, n, row)) + " \\\\" for n, row in enumerate(sheet.rows)]
+    rows = [" & ".join(cells) + " \\\\" for cells in _rows(sheet, _tex, "\\textbf{%s}")]
     return "\n".join([
         *("\\begin{table}", "\\centering", f"\\caption{{{_tex(sheet.title)}.{note}}}"),
         *(f"\\begin{{tabular}}{{{columns}}}", "\\toprule", " & ".join(map(_tex, sheet.head)) + " \\\\"),
@@ -80,18 +82,10 @@ def _entities(match: re.Match[str]) -> str:
     return "".join(f"&#{ord(char)};" for char in match[0])
 
 
-def _markdown_rows(sheet: Sheet) -> Iterator[str]:
-    yield f"| {' | '.join(map(escaped, sheet.head))} |"
-    yield f"|{'|'.join(' :-- ' if n in sheet.words else ' --: ' for n in range(len(sheet.head)))}|"
+def _rows(sheet: Sheet, shown: Callable[[str], str], bold: str) -> Iterator[list[str]]:
+    """The cells as a document shows them, the best set bold."""
     for place, row in enumerate(sheet.rows):
-        cells = (f"**{escaped(cell)}**" if (place, n) in sheet.best else escaped(cell) for n, cell in enumerate(row))
-        yield f"| {' | '.join(cells)} |"
-
-
-def _tex_cells(sheet: Sheet, place: int, row: Sequence[str]) -> Iterator[str]:
-    for n, cell in enumerate(row):
-        text = _tex(cell)
-        yield f"\\textbf{{{text}}}" if (place, n) in sheet.best else text
+        yield [bold % shown(cell) if (place, n) in sheet.best else shown(cell) for n, cell in enumerate(row)]
 
 
 def _tex(text: str) -> str:

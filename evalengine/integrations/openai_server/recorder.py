@@ -84,10 +84,7 @@ class ServedRun:
         try:
             asked = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
-            expected = expectation(llm)
-            journal = Journal.open(
-                folder.journal, folder.identity_sha256, lambda key: expected(asked[key]) if key in asked else None
-            )
+            journal = Journal.open(folder.journal, folder.identity_sha256, expectation(llm, asked))
             file = _opened(folder.path / CLIENT_REQUESTS)
         except BaseException:
             folder.close()
