@@ -40,7 +40,7 @@ from evalengine.tasks.rows import Doc
 from evalengine.util.forked import ForkedTask, spread
 from evalengine.util.limits import OutOfTime, limited
 from evalengine.util.plugins import load
-from evalengine.util.progress import ProgramProgress
+from evalengine.util.progress import RunProgress
 
 TAIL = 256  # tokens at the end of a prompt in which an end of thinking is looked for
 NO_ANSWER = Response()  # what is scored of a generation that gets no credit
@@ -151,10 +151,16 @@ def verdicts(
     batches: dict[ProgramLimits, dict[str, ProgramLimits]] = {}
     for program, limits in programs.values():
         batches.setdefault(limits, {})[program] = limits
-    with ProgramProgress(selection(config), sum(map(len, batches.values())), config.progress) as bar:
+    total = sum(map(len, batches.values()))
+    with RunProgress(selection(config), total, 0, config.progress and total > 0, "programs run") as bar:
+
+        def finished() -> None:
+            bar.finished()
+            bar.step()
+
         for limits, batch in batches.items():
             run_programs = load("evalengine.integrations.sandbox.run:run_programs")
-            ended = run_programs(batch, isolated(config), bar.finished)
+            ended = run_programs(batch, isolated(config), finished)
             by_program.update({(program, limits): verdict for program, verdict in ended.items()})
     return {key: by_program[program] for key, program in programs.items()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -41,37 +41,51 @@ class _Bar(Progress):
         yield from (Text(f"  {line}", style="dim") for line in self.lines)
 
 
-class _Shown:
-    """A bar that is shown while the context is open; where there is no terminal, occasional lines."""
+class RunProgress:
+    """Shows how many requests are done, tokens per second and time left, with a line for each replica: as a bar on a
+    terminal while the context is open, and as occasional lines elsewhere."""
 
-    def __init__(
-        self, label: str, total: int, done: int, enabled: bool, unit: str, rest: str = "", **fields: Any
-    ) -> None:
-        """unit: the text after the counts. rest: the text after the time. fields: of these two texts."""
+    def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True, what: str = "requests") -> None:
+        """what: the things that are counted."""
         console = Console(stderr=True)
-        self._label, self._total, self._done = label, total, done
-        self._last_line = time.monotonic()
+        self._label, self._total, self._done, self._what = label, total, done, what
+        self._started = self._last_line = time.monotonic()
         self._lines = enabled and not console.is_terminal
         self._bar = _Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn(unit),
+            TextColumn("{task.fields[what]} "),
             TimeElapsedColumn(),
-            TextColumn(rest),
+            TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
             disable=not (enabled and console.is_terminal),
             speed_estimate_period=WINDOW,
         )
-        self._task = self._bar.add_task(label, total=total, completed=done, **fields)
+        self._task = self._bar.add_task(label, total=total, completed=done, what=what, left="")
 
-    def _say(self, what: str) -> None:
-        """Writes a line if it is time for one."""
+    def finished(self) -> None:
+        """Counts one more, which the next step shows."""
+        self._done += 1
+
+    def step(self, stats: TokenCounts | None = None) -> None:
+        """Shows the state after a step of the engine. stats: its counters; None where tokens are not counted."""
+        self._bar.update(self._task, completed=self._done)
+        what, seconds = self._what, self._bar.tasks[0].time_remaining
+        left = "estimating" if seconds is None else f"{duration(seconds)} left"
+        if stats is not None:
+            what += f", {stats.num_computed_tokens / max(time.monotonic() - self._started, 1e-9):,.0f} tokens/s"
+            generated = stats.num_generated_tokens
+            read = stats.num_computed_tokens + stats.num_cached_tokens - generated
+            if seconds is None and (generated or read):
+                left += f", {generated or read:,} tokens {'generated' if generated else 'read'}"
+        self._bar.lines = getattr(stats, "lines", ())
+        self._bar.update(self._task, what=what, left=left)
         now = time.monotonic()
         if self._lines and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            warn(f"{self._label}: {self._done}/{self._total} {what}", "")
+            warn(f"{self._label}: {self._done}/{self._total} {what}, {left}", "")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -79,44 +93,6 @@ class _Shown:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-
-
-class RunProgress(_Shown):
-    """Shows requests done, tokens per second and time left, with a line for each replica. A context manager."""
-
-    def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True) -> None:
-        unit, rest = "requests  {task.fields[rate]} tokens/s ", "{task.fields[left]}"
-        super().__init__(label, total, done, enabled, unit, rest, rate="-", left="")
-        self._started = self._last_line
-
-    def finished(self) -> None:
-        """Counts one more finished request, which the next step shows."""
-        self._done += 1
-
-    def step(self, stats: TokenCounts) -> None:
-        """Shows the state after a step of the engine."""
-        rate = f"{stats.num_computed_tokens / max(time.monotonic() - self._started, 1e-9):,.0f}"
-        self._bar.lines = getattr(stats, "lines", ())
-        self._bar.update(self._task, completed=self._done, rate=rate)
-        seconds, generated = self._bar.tasks[0].time_remaining, stats.num_generated_tokens
-        read = stats.num_computed_tokens + stats.num_cached_tokens - generated
-        so_far = f", {generated:,} tokens generated" if generated else f", {read:,} tokens read" if read else ""
-        left = f"estimating{so_far}" if seconds is None else f"{duration(seconds)} left"
-        self._bar.update(self._task, left=left)
-        self._say(f"requests, {rate} tokens/s, {left}")
-
-
-class ProgramProgress(_Shown):
-    """Shows how many programs have been run. A context manager; shows nothing if there are none."""
-
-    def __init__(self, label: str, total: int, enabled: bool = True) -> None:
-        super().__init__(label, total, 0, enabled and total > 0, "programs run ")
-
-    def finished(self) -> None:
-        """Counts one more finished program."""
-        self._done += 1
-        self._bar.update(self._task, completed=self._done)
-        self._say("programs run")
 
 
 def duration(seconds: float) -> str:
