@@ -76,15 +76,16 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     """
     problems: list[str] = []
     problems_of_rows: list[str] = []
-    templated = config.apply_chat_template  # the tasks need the model
-    checkpoint = loaded or (_collect(problems, lambda: _found(config)) if templated else None)
+    checkpoint = loaded
+
+    def find() -> None:
+        nonlocal checkpoint
+        checkpoint = checkpoint or _collect(problems, lambda: _found(config))
+
+    if config.apply_chat_template:  # the tasks need the model
+        find()
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
-    read = [_collect(problems_of_rows, partial(_read, name, config, chat)) for name in config.tasks]
-    loaded_tasks = [task for task in read if task is not None]
-    with checking(loaded_tasks, not templated and _may_fork(loaded_tasks, None, MANY_DOCUMENTS)) as checked:
-        if checkpoint is None and not templated:
-            checkpoint = _collect(problems, lambda: _found(config))
-        problems_of_rows.extend(checked.result())
+    loaded_tasks = read_tasks(config, chat, problems_of_rows, None if config.apply_chat_template else find)
     problems.extend(problems_of_rows)
     spec = checkpoint.spec if checkpoint else None
     problems.extend(engine_problems(config, spec))
@@ -144,12 +145,34 @@ def load_tasks(config: Config) -> list[Task]:
     Raises one ConfigError with everything that is wrong with any of them.
     """
     problems: list[str] = []
-    chat = _collect(problems, lambda: _chat(config))
-    tasks = [_collect(problems, partial(_read, name, config, chat)) for name in config.tasks]
-    with checking([task for task in tasks if task is not None]) as checked:
-        problems.extend(checked.result())
+    tasks = read_tasks(config, _collect(problems, lambda: _chat(config)), problems)
     if problems:
         raise ConfigError(problems)
+    return tasks
+
+
+def read_tasks(
+    config: Config, chat: Chat | None, problems: list[str], meanwhile: Callable[[], None] | None = None
+) -> list[Task]:
+    """The tasks whose rows can be read. What is wrong with the rows is added to `problems`.
+
+    meanwhile: what this process does while another one checks many rows.
+    """
+    read = [_collect(problems, partial(_read, name, config, chat)) for name in config.tasks]
+    tasks = [task for task in read if task is not None]
+
+    @phase("rows")
+    def check() -> list[str]:
+        found: list[str] = []
+        for task in tasks:
+            _collect(found, task.check)
+        return found
+
+    worthwhile = meanwhile is not None and _may_fork(tasks, None, MANY_DOCUMENTS)
+    with ForkedTask(check, worthwhile, any(task.needs_limits for task in tasks)) as checked:
+        if meanwhile is not None:
+            meanwhile()
+        problems.extend(checked.result())
     return tasks
 
 
@@ -258,19 +281,6 @@ def _read(name: str, config: Config, chat: Chat | None) -> Task:
     )
     task.read()
     return task
-
-
-def checking(tasks: Sequence[Task], worthwhile: bool = False) -> ForkedTask[list[str]]:
-    """What is wrong with the tasks' rows, by another process if that is worthwhile or a task needs limits."""
-
-    @phase("rows")
-    def check() -> list[str]:
-        problems: list[str] = []
-        for task in tasks:
-            _collect(problems, task.check)
-        return problems
-
-    return ForkedTask(check, worthwhile, any(task.needs_limits for task in tasks))
 
 
 def _may_fork(tasks: Sequence[Task], limit: int | None, enough: int) -> bool:

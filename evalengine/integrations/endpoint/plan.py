@@ -12,12 +12,10 @@ from evalengine.config.check import address_problems
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.judge_run import judging_problems
-from evalengine.harness.plan import Plan, TaskPlan, checking, execution_problems, rehearse
+from evalengine.harness.plan import Plan, TaskPlan, execution_problems, read_tasks, rehearse
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.sealed import canonical
-from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance
-from evalengine.tasks.registry import load_task
 
 MOST_STOPS = 4  # that OpenAI's interface takes; answers are cut at all of them here
 
@@ -50,14 +48,8 @@ class MessagesAsText:
 def endpoint_plan(config: Config) -> EndpointPlan:
     """The plan. Raises one ConfigError with everything that an endpoint cannot do."""
     problems = list(_problems(config))
-    tasks: list[Task] = []
-    for name in config.tasks:
-        try:
-            tasks.append(_loaded(name, config))
-        except ConfigError as error:
-            problems += error.problems
-    with checking(tasks) as checked:
-        problems += checked.result()
+    chat: Any = MessagesAsText() if config.apply_chat_template else None
+    tasks = read_tasks(config, chat, problems)
     scoring = [task.name for task in tasks if task.output_type != "generate_until"]
     problems += [f"tasks.{name}: it scores given texts, and an endpoint only writes" for name in scoring]
     problems += [*execution_problems(config, tasks), *judging_problems(config, tasks)]
@@ -85,15 +77,6 @@ def _problems(config: Config) -> list[str]:
              "log_to": config.log_to, "model.adapter": config.model.adapter}  # fmt: skip
     problems = [f"{name}: of no use with model.api; leave it out" for name, value in named.items() if value is not None]
     return [*problems, *address_problems("model.api", config.model.api or "")]
-
-
-def _loaded(name: str, config: Config) -> Task:
-    chat: Any = MessagesAsText() if config.apply_chat_template else None
-    task = load_task(name, config.tasks[name], data_dir=config.data_dir, fewshot_seed=config.fewshot_seed, chat=chat,
-                     fewshot_as_multiturn=config.fewshot_as_multiturn, system_instruction=config.system_instruction,
-                     allow_code_execution=config.allow_code_execution)  # fmt: skip
-    task.read()
-    return task
 
 
 def _body(instance: Instance, config: Config) -> dict[str, Any]:
