@@ -193,10 +193,7 @@ def _damaged(path: Path, error: Exception) -> ConfigError:
 
 def _item(record: RequestRecord, leaf: bytes) -> Item:
     return Item(
-        task=record.task,
-        doc_id=record.doc_id,
-        request_index=record.request_index,
-        repeat=record.repeat,
+        *record.key,
         kind=record.kind,
         leaf=leaf.hex(),
         prompt_sha256=record.prompt_sha256,
