@@ -274,7 +274,7 @@ def test_nested_and_endless_json_is_a_sentence(whole: Path, tmp_path: Path, text
                 (folder / MANIFEST).write_text(json.dumps(manifest))
             (folder / file.name).write_text(text)
             with pytest.raises(ConfigError, match=file.name.split("_")[0]):
-                load_run_data(folder)
+                load_run_data(folder).pieces  # noqa: B018
 
 
 @pytest.mark.slow  # the same as above in a process of python -O
