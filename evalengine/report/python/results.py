@@ -185,7 +185,7 @@ class Results(Shown):
 def load_run(path: str | Path) -> Results:
     """A run's folder, an lm-eval output folder, a baseline file; or `latest`, `FOLDER:latest`, `SWEEP:3`.
 
-    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unfinished, damaged or edited.
+    Raises `ConfigError` (the file at fault, and the fix) for what is missing, unfinished, damaged or edited.
     """
     return Results(load_data(path))
 
@@ -246,7 +246,7 @@ class Compared(Shown):
 
     def __init__(self, comparison: Comparison | Board, same: bool) -> None:
         self.comparison = comparison
-        self.same = same  # whether the runs agree at the level that was asked for; False for different models
+        self.same = same  # whether the runs agree at the requested level; False for different models
 
     @property
     def verdict(self) -> str:
