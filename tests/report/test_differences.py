@@ -52,7 +52,7 @@ def test_a_likely_token_has_no_rival_nearby(a: float, b: float, possible: bool) 
     (d,) = c.divergences
     assert d.near_tie is possible
     (line,) = [line for line in report(c) if isinstance(line, str) and "near-tie" in line]
-    assert line.startswith(f"{int(possible)} of 1 diverging outputs may have parted at a near-tie")
+    assert line.startswith(f"{int(possible)} of 1 diverging outputs may have diverged at a near-tie")
     table = next(t for t in report(c) if isinstance(t, Sheet) and t.head[0] == "Item")
     cells = [*zip(*table.rows, strict=True)]
     assert cells[-3] == (f"{a:.4f}", f"{b:.4f}") and cells[-1][0] == ("possible" if possible else "no")

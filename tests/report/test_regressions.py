@@ -42,7 +42,7 @@ def test_the_terminal_shows_all_of_a_regression(runs: tuple[Path, Path], capsys:
         "    A        7",
         "    B        1007",
     ]
-    assert lines[at + 6].startswith("    parts at token 6, gap ") and lines[at + 6].endswith(
+    assert lines[at + 6].startswith("    diverges at token 6, gap ") and lines[at + 6].endswith(
         "'It is ', then '7.' or '1007.'"
     )
     assert lines[at + 7] == "  sums doc 113"

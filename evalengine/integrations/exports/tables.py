@@ -24,7 +24,7 @@ TABLES: dict[str, Callable[[Sheet], str]] = {
 }
 MOST = 20  # regressions in the table
 LONGEST = 200  # characters of a cell
-FACTS = ("question", "target", "A", "B", "parts at")  # of a regression, as `facts` names them
+FACTS = ("question", "target", "A", "B", "diverges")  # of a regression, as `facts` names them
 
 
 def table(runs: Sequence[Run], form: str, allow: bool) -> str:

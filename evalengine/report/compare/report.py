@@ -85,13 +85,13 @@ def logprob_lines(change: LogprobChange, ulps: bool = False) -> Iterator[Line]:
         if ulps:
             steps = (*change.percentile_ulps.values(), change.max_ulps)
             rows.append(["float32 ulps", *(f"{value:,.0f}" for value in steps)])
-        yield "How far logprobs of equal tokens after equal tokens lie apart, where they differ:"
+        yield "How far apart logprobs of equal tokens after equal tokens are, where they differ:"
         yield Sheet("Logprobs", ("|Δ logprob|", *change.percentiles, "max"), rows, (0,))
 
 
 def divergence_table(c: Comparison) -> Sheet:
-    """Where outputs part: both continuations, and how close the choice was."""
-    headings = ("Item", "Token", "", "Goes on with", "Token ids", "Logprob", "Gap", "Near-tie")
+    """Where outputs diverge: both continuations, and how close the choice was."""
+    headings = ("Item", "Token", "", "Continuation", "Token ids", "Logprob", "Gap", "Near-tie")
     rows = []
     for d in c.divergences[:ROWS]:
         gap = "" if d.gap is None else shown(d.gap, "+.4f")
@@ -104,7 +104,7 @@ def divergence_table(c: Comparison) -> Sheet:
             number = "" if logprob is None else shown(logprob, ".4f")
             last = [gap, TIES[d.near_tie]] if label == "A" else ["", ""]
             rows.append([*first, label, continuation, " ".join(map(str, ids[:4])) or "(ends)", number, *last])
-    return Sheet("Outputs that part", headings, rows, (0, 2, 3, 4, 7))
+    return Sheet("Diverging outputs", headings, rows, (0, 2, 3, 4, 7))
 
 
 def flips_table(c: Comparison) -> Sheet:
@@ -116,16 +116,16 @@ def flips_table(c: Comparison) -> Sheet:
         values = ["" if value is None else shown(value, "g") for value in (flip.value_a, flip.value_b)]
         last = [flip.metric or "", *values, flip.change, flip.cause]
         rows.append([flip.task, flip.filter, str(flip.doc_id), *answers, *last])
-    return Sheet("Flips", headings, rows, (0, 1, 3, 4, 5, 8, 9))
+    return Sheet("Changed answers", headings, rows, (0, 1, 3, 4, 5, 8, 9))
 
 
 def near_ties(c: Comparison) -> Iterator[str]:
-    """How many outputs can have parted at a near-tie, if any can be judged."""
+    """How many outputs can have diverged at a near-tie, if any can be judged."""
     judged = [d.near_tie for d in c.divergences if d.near_tie is not None]
     if judged:
         others = "" if all(judged) else " The others cannot have."
         yield (
-            f"{sum(judged)} of {len(judged)} diverging outputs may have parted at a near-tie (two candidates within "
+            f"{sum(judged)} of {len(judged)} diverging outputs may have diverged at a near-tie (two candidates within "
             f"{NEAR_TIE} nat): both logprobs are at most {TIE_CEILING:.3f} and no further apart than that.{others} "
             "Gap: A's confidence in its token minus B's in its own (logprobs); the runner-up's is not recorded."
         )
@@ -198,7 +198,7 @@ class Regression:
 
     flip: Flip
     asked: Asked | None  # None where no run holds texts
-    parts_at: Divergence | None  # its first output that parts; None for scored choices, and where tokens are not held
+    parts_at: Divergence | None  # its first output that diverges; None for scored choices, and where tokens are not held
 
     @property
     def name(self) -> str:
@@ -243,7 +243,7 @@ def facts(one: Regression, longest: int) -> Iterator[tuple[str, str]]:
     if (d := one.parts_at) is not None:
         gap = "" if d.gap is None else f", gap {shown(d.gap, '+.3f')} nat"
         texts = f"{d.before!r}, then {d.text_a!r} or {d.text_b!r}" if d.before or d.text_a or d.text_b else ""
-        yield "parts at", printable(f"token {d.position}{gap}{f': {texts}' if texts else ''}")
+        yield "diverges", printable(f"at token {d.position}{gap}{f': {texts}' if texts else ''}")
 
 
 def _end(text: str, longest: int) -> str:

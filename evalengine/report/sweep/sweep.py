@@ -143,7 +143,7 @@ def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
 def floor_table(sweep: Sweep) -> Sheet:
     """A row for each fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
     names = sorted({name for floor in sweep.floors for name in floor.settings})
-    moved = ("Requests that differ", "Outputs that part", "Answers that flip", "Logprobs that differ", "Largest change")
+    moved = ("Requests that differ", "Diverging outputs", "Changed answers", "Logprobs that differ", "Largest change")
     rows = []
     for floor in sweep.floors:
         c, alone = floor.comparison, floor.comparison.kinds["answer"]
