@@ -72,7 +72,7 @@ def test_markdown_has_the_sentence_and_the_regressions(
     assert lines[0].startswith(f"**{second} 0.8 points worse than {first} (95 % CI ")
     assert lines[2] == "3 documents changed: 3 scores." and "### Right to wrong: 2" in lines
     (row,) = [line for line in lines if line.startswith("| sums doc 113 |")]
-    assert "what number is document 113 of this set? Answer: | &#35;### 113 | 113 | 1113 | token 8" in row
+    assert "what number is document 113 of this set? Answer: | &#35;### 113 | 113 | 1113 | at token 8" in row
     assert any(line.startswith("| sums | exact") for line in lines)  # the results follow
     assert main(["report", str(runs[0]), "--table", "md"]) == 0
     assert capsys.readouterr().out.startswith("| Task")  # of one run there is nothing to say

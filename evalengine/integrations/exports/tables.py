@@ -86,7 +86,7 @@ def comparison_markdown(c: Comparison) -> str:
     if found:
         named = [(one.name, dict(facts(one, LONGEST))) for one in found[:MOST]]
         rows = [[name, *(known.get(fact, "") for fact in FACTS)] for name, known in named]
-        head = ["Document", "Question", "Target", a, b, "Parts at"]
+        head = ["Document", "Question", "Target", a, b, "Diverges"]
         more = f"The first {MOST} of {len(found)}." if len(found) > MOST else ""
         sheet = Sheet("Right to wrong", head, rows, tuple(range(len(head))), note=more)
         parts += [f"### Right to wrong: {len(found):,}", markdown_table(sheet), "### Results"]

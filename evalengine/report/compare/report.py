@@ -198,7 +198,7 @@ class Regression:
 
     flip: Flip
     asked: Asked | None  # None where no run holds texts
-    parts_at: Divergence | None  # its first output that diverges; None for scored choices, and where tokens are not held
+    parts_at: Divergence | None  # of its first diverging output; None for scored choices, or without tokens
 
     @property
     def name(self) -> str:
