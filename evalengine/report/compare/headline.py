@@ -104,16 +104,16 @@ def test_words(
     said += f" (95 % CI {size(low, '+')} to {size(high, '+')})"
     if p_adjusted < ALPHA:
         return f"{said}: significant (p {p_value(p_adjusted)})"
+    said += ": not significant after Holm's correction" if p.p_value < ALPHA else ": not significant"
     need = documents_to_tell(p, ALPHA * p.p_value / p_adjusted) if change and p_adjusted <= WITHIN_CHANCE else None
     if need is None:
-        return f"{said}: not significant over {p.n:,} {counts}s"
+        return f"{said} over {p.n:,} {counts}s"
     if _changed(p) < FEW_CHANGED:
-        few = counted(p.wins + p.losses, counts)
-        return f"{said}: not significant; only {few} changed, too few to estimate how many it takes"
+        return f"{said}; only {counted(p.wins + p.losses, counts)} changed, too few to estimate how many it takes"
     need = max(need, p.n + 1)
     step = 10 ** max(0, len(str(need)) - 2)  # two significant digits, upwards: more would be false precision
     takes = f"detecting a difference this large takes about {-(-need // step) * step:,} {counts}s (power {POWER:g})"
-    return f"{said}: not significant; {takes}{f', and the task has {p.n:,}' if all_asked else ''}"
+    return f"{said}; {takes}{f', and the task has {p.n:,}' if all_asked else ''}"
 
 
 def headline(c: Comparison, names: tuple[str, str] | None = None) -> str:
