@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from typer import Argument, BadParameter, Option, TyperException
 
 from evalengine.cli.command import SETTING, Command, counts, names, setting_of
-from evalengine.config.shipped import available
 from evalengine.util.command import Namespace
 from evalengine.util.plugins import load
 
@@ -484,7 +483,7 @@ def tasks(
     words: Annotated[list[str] | None, Argument(metavar="[NAME|FILE] [setting=value ...]", show_default=False,
                      help="one task (or a group, or a YAML file of your own: ./my_task.yaml), and settings as for a "
                      "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...",
-                     autocompletion=lambda incomplete: available("task"))] = None,
+                     autocompletion=lambda incomplete: load("evalengine.config.shipped:available")("task"))] = None,
     show: Annotated[int | None, Option(metavar="N", min=1, max=1000, help="its first N documents: the rows, the "
                     "prompts as the model sees them, the targets")] = None,
 ) -> None:  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.loss_bound import Losses, joined
 from evalengine.report.stats.metric_interval import scaled
 from evalengine.report.stats.paired import PairedResult, paired, score_range
-from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import CLOSE
+
+if TYPE_CHECKING:
+    from evalengine.report.stats.pass_probability import Design
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ def paired_scores(
 
 def loss_design(parts: Sequence[Scores], alpha: float) -> Design:
     """The losses of run 1 against run 0 on the mean of the parts, each in its own direction; `alpha` of a bound."""
+    from evalengine.report.stats.pass_probability import Design  # which comparisons without a gate do not need
+
     tasks, scale, most = [], 0.0, 1.0
     for part, names in zip(parts, _names(parts), strict=True):
         x, y = (np.asarray(part.columns[run], dtype=np.float64) for run in (0, 1))
