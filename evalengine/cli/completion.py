@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from typer import Typer
@@ -36,27 +37,24 @@ class _Commands(TyperGroup):
 
 
 def complete(words: Sequence[str]) -> int:
-    """Installs or shows the completion, or answers the shell. Raises `ConfigError` for a shell that is not known."""
-    if len(words) > 1 and ASKS not in os.environ:
-        return _of_shell(words[0], words[1:])
-    _name_the_run()
-    app = Typer(cls=_Commands, add_completion=True, rich_markup_mode=None)
-    app.callback()(lambda: None)
-    code: Any = get_command(app).main(list(words), prog_name=PROGRAM, standalone_mode=False)
-    if code and words:
-        raise ConfigError(f"{words[0]}: your shell is not known; name it: {words[0]} {'|'.join(SHELLS)}")
-    return int(code or 0)
+    """Answers the shell, or shows or installs the completion for the shell that is named (default: the user's).
 
-
-def _of_shell(option: str, named: Sequence[str]) -> int:
-    """Does what the option says for a shell that is named."""
-    if len(named) > 1 or named[0] not in SHELLS:
-        raise ConfigError(f"{option} {' '.join(named)}: there are {', '.join(SHELLS)}; without a word it is your shell")
+    Raises `ConfigError` for an unknown shell.
+    """
+    if ASKS in os.environ:
+        _name_the_run()
+        app = Typer(cls=_Commands, add_completion=True, rich_markup_mode=None)
+        app.callback()(lambda: None)
+        return int(get_command(app).main([], prog_name=PROGRAM, standalone_mode=False) or 0)
+    option, *named = words
+    (shell,) = named if len(named) == 1 else [Path(os.environ.get("SHELL", "")).name]
+    if named[1:] or shell not in SHELLS:
+        raise ConfigError(f"{' '.join(words)}: there are {', '.join(SHELLS)}; name your shell: {option} bash")
     if option == "--show-completion":
-        print(get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0]))
+        print(get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=shell))
     else:
-        _, path = install(shell=named[0], prog_name=PROGRAM)
-        say(f"{named[0]} completion installed in {path}; it works in a new terminal")
+        _, path = install(shell=shell, prog_name=PROGRAM)
+        say(f"{shell} completion installed in {path}; it works in a new terminal")
     return 0
 
 

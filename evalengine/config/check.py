@@ -8,22 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 from dataclasses import asdict, fields, is_dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from evalengine.config.arguments import integer, is_unicode, shown
-from evalengine.config.schema import (
-    LEVELS,
-    MAX_MODEL_NAME,
-    TASK_NAME,
-    Config,
-    EngineConfig,
-    GroupConfig,
-    ModelConfig,
-    Numerics,
-    is_folder,
-)
+from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, EngineConfig, ModelConfig, Numerics, is_folder
 from evalengine.config.typed import as_typed, read_as
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
@@ -189,11 +180,6 @@ def _selection_problems(config: Config) -> Iterator[str]:
         yield "model.path: names no weights; give a folder, a Hub id or a .gguf file"
     if not config.tasks:
         yield "task: no task is selected; name one or more, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
-    for kind, names in (("task", config.tasks), ("group", config.groups)):
-        for name in names:
-            if not TASK_NAME.fullmatch(name):
-                where = f"{kind}s.{name}"[:120]
-                yield f"{where!r}: a {kind}'s name is part of file names: up to 100 of A-Z a-z 0-9 _ -, no - first"
     for name, task in config.tasks.items():
         if task.cls is None:  # known by nothing but the user's own settings of it
             yield f"tasks.{name}: this task is not selected; add it with task={name} (a task's own file names its cls)"
@@ -205,8 +191,10 @@ def _selection_problems(config: Config) -> Iterator[str]:
             yield f"{where}.tasks: {', '.join(missing)} are not selected; add them to the file's defaults"
         if not group.tasks:
             yield f"{where}.tasks: names no task"
-        elif name in _below(name, config.groups):
-            yield f"{where}.tasks: the group is part of itself"
+    try:
+        TopologicalSorter({name: group.tasks for name, group in config.groups.items()}).prepare()
+    except CycleError as error:
+        yield f"groups: {' is part of '.join(error.args[1])}; a group must not be part of itself"
 
 
 def _text_problems(value: Any, where: str) -> Iterator[str]:
@@ -216,18 +204,6 @@ def _text_problems(value: Any, where: str) -> Iterator[str]:
             yield from _text_problems(inner, ".".join(filter(None, (where, str(name)))))
     elif isinstance(value, str) and not is_unicode(value):
         yield f"{where}={value[:40]!r}: must be a text in UTF-8"
-
-
-def _below(name: str, groups: dict[str, GroupConfig]) -> set[str]:
-    """The groups within a group, at any depth."""
-    below: set[str] = set()
-    waiting = [*groups[name].tasks]
-    while waiting:
-        child = waiting.pop()
-        if child in groups and child not in below:
-            below.add(child)
-            waiting.extend(groups[child].tasks)
-    return below
 
 
 def completed(config: Config, keys: Set[str]) -> Config:

@@ -40,7 +40,6 @@ LM_EVAL_OWN = ("cls", "cluster", "items", "fewshot_file", "judge")  # settings i
 
 MAX_RANKS = 64  # ranks of one model: more GPUs than any machine has
 MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index both with int32
-TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 MAX_MODEL_NAME = 200
 
 
@@ -83,6 +82,10 @@ Day = Annotated[
 ModelName = Annotated[
     str, Predicate(lambda name: name.isprintable() and len(name) <= MAX_MODEL_NAME),
     must(f"be at most {MAX_MODEL_NAME} printable characters; it names the run in folders and tables"),
+]  # fmt: skip
+TaskName = Annotated[
+    str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_-]{0,99}\z"),
+    must("be up to 100 of A-Z a-z 0-9 _ -, no - first: a task's name is part of file names"),
 ]  # fmt: skip
 TokenOrText = Annotated[
     Least0 | Annotated[str, MinLen(1)], must("be the text or the id of what ends a thinking, or null")
@@ -352,8 +355,8 @@ class Config:
     __pydantic_config__ = SETTINGS
 
     task: TaskConfig = field(default_factory=TaskConfig)  # set fields apply to every selected task
-    tasks: dict[str, TaskConfig] = field(default_factory=dict)  # filled by conf/task/*.yaml
-    groups: dict[str, GroupConfig] = field(default_factory=dict)  # filled by files that choose several tasks
+    tasks: dict[TaskName, TaskConfig] = field(default_factory=dict)  # filled by conf/task/*.yaml
+    groups: dict[TaskName, GroupConfig] = field(default_factory=dict)  # filled by files that choose several tasks
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -16,6 +16,7 @@ from evalengine.config.check import config_problems, resolve_numerics
 from evalengine.config.compose import compose_jobs, read_config
 from evalengine.config.schema import Config, EngineConfig, selection, to_yaml
 from evalengine.config.shipped import available
+from evalengine.config.typed import read_as
 from evalengine.config.words import known_keys
 from evalengine.errors import ConfigError
 from tests.unit.shipped_tasks import each_task
@@ -337,12 +338,13 @@ def test_a_damaged_configuration_of_a_run_is_named(text: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["a/b", "..", "-a", "a b", "a\x1b[2J", "\u202eabc", "t\u00e4sk", "a.b", "", "x" * 101])
 def test_a_task_whose_name_no_file_can_have_is_refused(name: str) -> None:
     config = compose("task=gsm8k")
-    problems = config_problems(replace(config, tasks={name: config.tasks["gsm8k"]}))
-    (problem,) = ConfigError(problems).problems
+    with pytest.raises(ConfigError) as caught:
+        read_as(Config, replace(config, tasks={name: config.tasks["gsm8k"]}))
+    (problem,) = caught.value.problems
     assert "a task's name is part of file names" in problem and problem.isprintable() and len(problem) < 250
 
 
 @pytest.mark.parametrize("name", ["a", "0", "_x-1", "x" * 100, "bbh_web_of_lies", "truthfulqa-multi_mc1_ca"])
 def test_usual_task_names_pass(name: str) -> None:
     config = compose("task=gsm8k")
-    assert not config_problems(replace(config, tasks={name: config.tasks["gsm8k"]}))
+    assert read_as(Config, replace(config, tasks={name: config.tasks["gsm8k"]}))
