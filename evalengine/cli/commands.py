@@ -43,8 +43,7 @@ def _limit(text: str) -> tuple[str, int]:
 
 Json = Annotated[str | None, Option(metavar="FILE", help="write the findings as JSON; - for standard output")]
 Html = Annotated[Path | None, Option(metavar="FILE", help="write the findings as a self-contained page")]
-Allow = Annotated[bool, Option("--allow", help="compare unlike runs, different models too, on the requests that they "
-                               "share")]  # fmt: skip
+Allow = Annotated[bool, Option("--allow", help="compare unlike runs on the requests that they share")]
 Places = Annotated[list[str] | None, Option("--with", metavar="SETTING=VALUE ...", parser=setting_of(*PLACES), help=
                    "where rows and weights are here (data_dir, model.path, tasks.*), engine.device, "
                    "engine.num_kv_blocks, engine.num_threads")]  # fmt: skip
@@ -70,11 +69,9 @@ def compare(
     output: Annotated[list[str] | None, Option("-o", "--output", metavar="FILE", help="of models: write the tables "
                       "there: .md, .tex, .csv or .html, or the curve over checkpoints: .svg; may be given several "
                       "times")] = None,
-    format: Annotated[Literal["csv", "latex", "markdown"] | None, Option(help="of models: print only the tables, in "
-                      "this format")] = None,
+    format: Annotated[Literal["csv", "latex", "markdown"] | None, Option(help="of models: print only tables")] = None,
     names: Annotated[str | None, Option(metavar="A,B,...", help="the models' names, in their order")] = None,
-    by: Annotated[str | None, Option(metavar="FIELD", help="of models: split tasks by a field of their documents "
-                                     "(default: subject)")] = None,
+    by: Annotated[str | None, Option(metavar="FIELD", help="of models: split tasks by this field (subject)")] = None,
     history: Annotated[bool, Option("--history", help="checkpoints of one training: in the order of the steps in their "
                                     "names, else as given; pages show the curve")] = False,
 ) -> None:  # fmt: skip
@@ -91,8 +88,7 @@ def compare(
 
 @_command("evalengine.report.cli.report:baseline")
 def baseline(
-    run: Annotated[str | None, Argument(metavar="RUN", help="a finished run's folder, or an lm-eval output folder "
-                                        "(scores only: it has no digests)")] = None,
+    run: Annotated[str | None, Argument(metavar="RUN", help="a finished run's or an lm-eval output folder")] = None,
     output: Annotated[str | None, Option("-o", "--output", metavar="FILE.json", help="the file to write")] = None,
     force: Annotated[bool, Option("--force", help="replace that file if it exists")] = False,
 ) -> None:  # fmt: skip
@@ -128,8 +124,7 @@ def gate(
     policy: Annotated[str, Option(metavar="NAME|FILE", help="bitwise, tokens, accuracy, or a file")] = "bitwise",
     base: Annotated[str | None, Option(metavar="REVISION", help="take BASELINE from this git revision (origin/main), "
                                        "and report whether it has changed here")] = None,
-    keep: Annotated[Path | None, Option(metavar="FOLDER", help="where a run of `-- SETTINGS` stays (a new folder in "
-                                        "it)")] = None,
+    keep: Annotated[Path | None, Option(metavar="FOLDER", help="keep the run of `-- SETTINGS` in this folder")] = None,
     step: Annotated[int | None, Option(metavar="N", min=1, help="with `-- SETTINGS`: compute N documents of each task "
                                        "at a time, in a random order, and stop once it is decided")] = None,
     noise: Annotated[str | None, Option(metavar="RUN", help="of a baseline in fast mode: a run of its configuration "
@@ -137,8 +132,7 @@ def gate(
     bootstrap: Annotated[Path | None, Option(metavar="FILE", help="where there is no baseline yet, make the run of "
                                              "`-- SETTINGS` and write it as FILE, to commit")] = None,
     junit: Annotated[Path | None, Option(metavar="FILE", help="JUnit XML")] = None,
-    summary: Annotated[Path | None, Option(metavar="FILE", envvar="GITHUB_STEP_SUMMARY", help="Markdown, "
-                                           "appended")] = None,
+    summary: Annotated[Path | None, Option(metavar="FILE", envvar="GITHUB_STEP_SUMMARY", help="add Markdown")] = None,
     json: Json = None,
     html: Html = None,
     risk: Annotated[bool, Option("--risk", help="also print P(loss > margin) of each check")] = False,
@@ -170,18 +164,15 @@ def report(
     allow: Allow = False,
     table: Annotated[Literal["md", "latex"] | None, Option(help="a table in Markdown or LaTeX (booktabs): tasks as "
                      "rows, runs as columns; to standard output, or to -o")] = None,
-    model_index: Annotated[str | None, Option(metavar="FILE", help="a run's results as YAML for the front matter of "
-                           "its model card on the Hub (`model-index`)")] = None,
+    model_index: Annotated[str | None, Option(metavar="FILE", help="a run as a model card's `model-index`")] = None,
     samples: Annotated[str | None, Option(metavar="FILE", help="a run's samples as CSV: a row for each task, document "
                        "and filter, with prompts, responses, answers and scores")] = None,
-    inspect_log: Annotated[str | None, Option(metavar="FILE", help="a run as a log of inspect_ai (JSON), one file per "
-                           "task")] = None,
+    inspect_log: Annotated[str | None, Option(metavar="FILE", help="a run as inspect_ai logs, one per task")] = None,
     eval_results: Annotated[str | None, Option(metavar="FILE", help="a run as YAML for a model's .eval_results/ on the "
                             "Hub, which shows it on the dataset's leaderboard")] = None,
     every_eval: Annotated[str | None, Option(metavar="FOLDER", help="a run as Every Eval Ever's records: all "
                           "results, and each sample; in the layout of its datastore")] = None,
-    log_to: Annotated[str | None, Option(metavar="TRACKER", help="log each run to wandb or mlflow, as log_to= "
-                                         "does")] = None,
+    log_to: Annotated[str | None, Option(metavar="TRACKER", help="log each run to wandb or mlflow")] = None,
 ) -> None:  # fmt: skip
     """Write one self-contained HTML file: of one run all its results, of several their comparison (of different models:
     which is better), of a folder of runs the list of them.
@@ -204,8 +195,7 @@ def explain(
     values: Annotated[list[int] | None, Option(metavar="TOKEN ...", help="with --write: tokens whose outputs go in, "
                       "besides their digests (default: the prompt's last)")] = None,
     places: Places = None,
-    alone: Annotated[bool, Option("--alone", help="run only the item, not the requests that shared its "
-                                  "batches")] = False,
+    alone: Annotated[bool, Option("--alone", help="run the item without the requests of its batches")] = False,
     json: Json = None,
 ) -> None:  # fmt: skip
     """Run one item again as two runs did, compare the output of every op by bytes, and name the first that differs. A
@@ -230,12 +220,10 @@ def verify(
                      help="what to certify (default: both), and settings as of a run")] = None,
     axes: Annotated[list[str] | None, Option(metavar="AXIS ...", help="what to vary (default: all of "
                     f"{' '.join(AXES)})")] = None,
-    logprobs: Annotated[int | None, Option(metavar="N", min=0, help="compare at least N, by random "
-                        "schedules at the end (the axis mixed)")] = None,
+    logprobs: Annotated[int | None, Option(metavar="N", min=0, help="compare at least N (axis mixed)")] = None,
     quick: Annotated[bool, Option("--quick", help="few and short requests: a minute less")] = False,
     layers: Annotated[int | None, Option(metavar="N", help="reduce a shape's depth to N")] = None,
-    no_cache: Annotated[bool, Option("--no-cache", help="check native's schedules again, whatever the cached verdict "
-                                     "says")] = False,
+    no_cache: Annotated[bool, Option("--no-cache", help="ignore the cached verdict on native's schedules")] = False,
     out: Annotated[Path | None, Option(metavar="FILE.json", help="where the certificate goes, as "
                    "JSON and as Markdown (default: results/certificates/<tasks>-<model>-<time>.json)")] = None,
 ) -> Namespace:  # fmt: skip
@@ -290,22 +278,17 @@ def bench(
                          "gsm8k_cot, or a file's name (default: all of them)")] = None,
     files: Files = None,
     requests: Requests = None,
-    rounds: Annotated[int, Option(metavar="N", min=1, help="timed runs of each mode and workload (at least 3 "
-                      "where one takes under 3 s)")] = 1,
+    rounds: Annotated[int, Option(metavar="N", min=1, help="timed runs per mode and workload (3 if under 3 s)")] = 1,
     modes: Annotated[Any, Option(metavar="NAME,...", parser=names, help="invariant, fast (default: both)")] = None,
-    compare: Annotated[Path | None, Option(metavar="FILE", help="compare with an earlier JSON, or with another "
-                       "engine's with the same keys")] = None,
+    compare: Annotated[Path | None, Option(metavar="FILE", help="compare with a JSON of bench or another engine")] = None,
     output: Output = Path("results/reference"),
     tensor_parallel_sizes: Annotated[Any, Option(metavar="N,...", parser=counts, help="every model once "
                                      'for each number of ranks (default: 1); "-tp2" is added to its name')] = None,
     max_num_seqs: Annotated[int, Option(metavar="N", min=1, help="of the engines")] = 256,
     max_num_batched_tokens: Annotated[int, Option(metavar="N", min=1, help="of the engines")] = 8192,
-    max_model_len: Annotated[int | None, Option(metavar="N", min=1, help="of the engines (default: what is "
-                             "needed)")] = None,
-    one_by_one: Annotated[bool, Option("--one-by-one", help="one mode after the other, even if both engines fit the "
-                                       "memory")] = False,
-    no_profile: Annotated[bool, Option("--no-profile", help="do not measure the GPU's busy share, which needs the "
-                                       "first model's engines once more")] = False,
+    max_model_len: Annotated[int | None, Option(metavar="N", min=1, help="of the engines (as needed)")] = None,
+    one_by_one: Annotated[bool, Option("--one-by-one", help="never load the engines of both modes")] = False,
+    no_profile: Annotated[bool, Option("--no-profile", help="do not measure the GPU's busy share")] = False,
 ) -> Namespace:  # fmt: skip
     """Time end-to-end runs of the engine at the token level, in the batch-invariant mode and the fast one, each from an
     empty prefix cache after a warm-up. Prints seconds, tokens or requests per second, the share of the floor's speed
@@ -358,8 +341,7 @@ START = Command("bench start", _start, "evalengine.bench.start:main")
 @_command("evalengine.cache.cli:main")
 def cache(
     folder: Annotated[str, Argument(metavar="FOLDER", help="the folder that runs name by cache=FOLDER")],
-    prune: Annotated[list[str] | None, Option(metavar="LIMIT", parser=_limit, help="older-than=30d, size=2GB, or both, "
-                     "one after another")] = None,
+    prune: Annotated[list[str] | None, Option(metavar="LIMIT", parser=_limit, help="older-than=30d, size=2GB")] = None,
 ) -> None:  # fmt: skip
     """List what a cache of answers (cache=FOLDER of a run) contains, by model; --prune makes it smaller.
 
@@ -462,8 +444,7 @@ def serve(
 
 @_command("evalengine.cli.warm:main")
 def warm(
-    model: Annotated[str, Argument(metavar="MODEL", help="a name of the shipped models, a folder, a Hub id or a .gguf "
-                                   "file")],
+    model: Annotated[str, Argument(metavar="MODEL", help="a shipped model's name, a folder, a Hub id or a .gguf file")],
     settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False,
                         parser=setting_of("model.", "engine.", "batch_invariant=", "numerics="), help="those of the "
                         "later runs: engine.*, model.*, numerics, batch_invariant")] = None,
@@ -484,8 +465,7 @@ def tasks(
                      help="one task (or a group, or a YAML file of your own: ./my_task.yaml), and settings as for a "
                      "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...",
                      autocompletion=lambda incomplete: load("evalengine.config.shipped:available")("task"))] = None,
-    show: Annotated[int | None, Option(metavar="N", min=1, max=1000, help="its first N documents: the rows, the "
-                    "prompts as the model sees them, the targets")] = None,
+    show: Annotated[int | None, Option(metavar="N", min=1, max=1000, help="show its first N documents")] = None,
 ) -> None:  # fmt: skip
     """List the tasks that can be run: where their rows come from (Hub id @ pinned commit), how many documents are
     evaluated, the metrics, and what a task needs in addition to the rows.
