@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from evalengine.config.typed import must
+from evalengine.config.arguments import must
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, first_of
 from evalengine.records.shapes import Count, Text, with_fields, wrong

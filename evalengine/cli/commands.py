@@ -280,7 +280,7 @@ def bench(
     requests: Requests = None,
     rounds: Annotated[int, Option(metavar="N", min=1, help="timed runs per mode and workload (3 if under 3 s)")] = 1,
     modes: Annotated[Any, Option(metavar="NAME,...", parser=names, help="invariant, fast (default: both)")] = None,
-    compare: Annotated[Path | None, Option(metavar="FILE", help="compare with a JSON of bench or another engine")] = None,
+    compare: Annotated[Path | None, Option(metavar="FILE", help="compare with a JSON of bench, or like it")] = None,
     output: Output = Path("results/reference"),
     tensor_parallel_sizes: Annotated[Any, Option(metavar="N,...", parser=counts, help="every model once "
                                      'for each number of ranks (default: 1); "-tp2" is added to its name')] = None,

@@ -16,9 +16,9 @@ from pydantic import BeforeValidator, Field
 from rich.console import Console
 
 from evalengine.cli.tasks import task_metrics
+from evalengine.config.arguments import KNOWN_NAMES, must, read_as
 from evalengine.config.schema import ITEM_MARK, Config, leaves
 from evalengine.config.shipped import available, outline
-from evalengine.config.typed import KNOWN_NAMES, must, read_as
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.manifest_data import Manifest

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from evalengine.config.arguments import integer, is_unicode, shown
+from evalengine.config.arguments import as_typed, integer, is_unicode, read_as, shown
 from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, EngineConfig, ModelConfig, Numerics, is_folder
-from evalengine.config.typed import as_typed, read_as
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
 

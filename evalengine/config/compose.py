@@ -26,17 +26,21 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from evalengine.config.arguments import read_as
 from evalengine.config.check import complete_model, completed, config_problems
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF, available
 from evalengine.config.sources import MERGED, Source, namesakes, register, searched
-from evalengine.config.typed import read_as
 from evalengine.config.words import SEARCHED, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import read_yaml
 
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
 COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or stored
+OTHERS = {  # how a group's files are named that are not among its names
+    "model": "; model.path=FOLDER, FILE.gguf or a Hub id takes any other",
+    "task": "; ./my_task.yaml: a file of yours; lm_eval/NAME: any of lm-eval's",
+}
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
     *(HydraException, OmegaConfBaseException, UserWarning, ValueError),
@@ -168,7 +172,10 @@ def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]
     chosen = [name for override in parsed if override.key_or_group == "task" for name in _listed(override)]
     Source.problems, Source.own, Source.chosen = [], {}, chosen
     folders = [place for override in parsed if override.key_or_group == SEARCHED for place in _listed(override)]
-    choices = [override for override in parsed if _is_choice(override)]
+    choices = [one for one in parsed if one.key_or_group in GROUPS and not isinstance(one.value(), dict)]
+    # `conf/` has few of the settings; the schema knows whether there is such a setting.
+    others = [one if one.is_delete() else replace(one, type=OverrideType.FORCE_ADD)
+              for one in parsed if one not in choices and one.key_or_group != SEARCHED]  # fmt: skip
     shipped = not folders and all(name in available(one.key_or_group) for one in choices for name in _listed(one))
     try:
         compose_files = _of_shipped_files if shipped else _of_files
@@ -176,9 +183,7 @@ def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]
         if Source.problems:  # a file that could not be read counts as empty: the next call reads it again
             _of_shipped_files.cache_clear()
         node = deepcopy(node)
-        ConfigLoaderImpl._apply_overrides_to_config(
-            [_forced(one) for one in parsed if one not in choices and one.key_or_group != SEARCHED], node
-        )
+        ConfigLoaderImpl._apply_overrides_to_config(others, node)
         data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except NOT_UNDERSTOOD as error:
         raise ConfigError(Source.problems or _explain(error)) from error
@@ -213,34 +218,14 @@ def _listed(override: Override) -> list[str]:
     return [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
 
 
-def _is_choice(override: Override) -> bool:
-    """Whether the override chooses files of a group, or removes the choice."""
-    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
-
-
-def _forced(override: Override) -> Override:
-    """Return the override in Hydra's form for a setting that no file has. `conf/` has few of the settings; the schema
-    knows whether there is such a setting."""
-    return override if override.is_delete() else replace(override, type=OverrideType.FORCE_ADD)
-
-
 def _explain(error: Exception) -> str:
     """Hydra's and OmegaConf's errors in one line; for a missing file also the name that is near."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = error.missing_cfg_file.partition("/")
-        return _no_such_file(group, name, error.options or available(group))
-    return ": ".join(" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None)
-
-
-def _no_such_file(group: str, name: str, options: Sequence[str]) -> str:
-    """options: the names that the group has."""
-    wanted = name.rstrip("/").rpartition("/")[2].lower()
+    if not isinstance(error, MissingConfigException) or not error.missing_cfg_file:
+        return ": ".join(" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None)
+    group, _, name = error.missing_cfg_file.partition("/")
+    options, wanted = error.options or available(group), name.rstrip("/").rpartition("/")[2].lower()
     near = difflib.get_close_matches(wanted, options, 1, 0.7)
     near = near or [o for o in options if difflib.get_close_matches(wanted, [o[: len(wanted) + 1]], 1, 0.8)]
     near += [f"model.path={name}"] if group == "model" and "/" in name else []
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    own = {
-        "model": "; model.path=FOLDER, FILE.gguf or a Hub id takes any other",
-        "task": "; ./my_task.yaml: a file of yours; lm_eval/NAME: any of lm-eval's",
-    }
-    return f"{group}={name}: no such {group}; {hint}there are: {', '.join(options) or 'none'}{own.get(group, '')}"
+    return f"{group}={name}: no such {group}; {hint}there are: {', '.join(options) or 'none'}{OTHERS.get(group, '')}"

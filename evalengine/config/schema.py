@@ -19,8 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import Required, TypedDict
 
-from evalengine.config.arguments import integer, number
-from evalengine.config.typed import must
+from evalengine.config.arguments import integer, must, number
 
 Numerics = Literal["fast", "exact", "native"]
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError, with_config
 from typing_extensions import NotRequired, TypedDict
 
-from evalengine.config.arguments import is_unicode
-from evalengine.config.typed import KNOWN_NAMES, Flag, Text, adapter, must, problems_of
+from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, adapter, is_unicode, must, problems_of
 from evalengine.errors import listed
 
 __all__ = ["AsciiText", "Count", "Flag", "Number", "Sha256", "Text", "UnicodeText", "Writable"]

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from evalengine.config.arguments import read_as
 from evalengine.config.schema import Whole
-from evalengine.config.typed import read_as
 from evalengine.errors import ConfigError
 
 # Settings of a run that a server has, too; a name that ends with a dot stands for all below it.

@@ -27,8 +27,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from evalengine.config.arguments import shown
-from evalengine.config.typed import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of
+from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of, shown
 from evalengine.errors import ConfigError
 from evalengine.records.shapes import Number
 from evalengine.util.plain_files import deep_merged, read_yaml

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, Strict
 from typing_extensions import TypedDict
 
-from evalengine.config.typed import KNOWN_NAMES, Flag, Text, must, read_as
+from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, must, read_as
 from evalengine.errors import ConfigError
 
 Integer = Annotated[int, Strict()]
