@@ -105,15 +105,15 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
         written = read_yaml(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: missing, damaged or of another version ({error})") from error
-    if isinstance(written, dict):
-        for override in parsed:
-            _set(written, override.key_or_group, override.value())
-        if isinstance(sequential := written.get("sequential"), dict):
-            sequential.pop("seed", None)  # earlier runs have this setting
+    if isinstance(written, dict) and isinstance(sequential := written.get("sequential"), dict):
+        sequential.pop("seed", None)  # earlier runs have this setting
     try:
-        config = read_as(Config, written)
+        read_as(Config, written)
     except ConfigError as error:
         raise ConfigError(f"{file}: damaged or of another version ({listed(error.problems, 5, '; ')})") from error
+    for override in parsed:
+        _set(written, override.key_or_group, override.value())
+    config = _read(written)
     config = replace(config, model=complete_model(config.model, {override.key_or_group for override in parsed}))
     if problems := config_problems(config, selects):
         raise ConfigError(problems)
@@ -155,15 +155,20 @@ def _composed(overrides: Sequence[str], settings: Mapping[str, Any]) -> Config:
     problems: list[str] = []
     data = read_texts(data, typed, problems)
     keys = typed | {override.key_or_group for override in parsed}
-    missing = ": no such setting"
-    try:
-        config = completed(read_as(Config, data), keys)
-        problems += config_problems(config)
-    except ConfigError as error:
-        problems += [unknown(p.removesuffix(missing)) if p.endswith(missing) else p for p in error.problems]
-    if problems:
+    config = completed(_read(data), keys)
+    if problems := [*problems, *config_problems(config)]:
         raise ConfigError(problems)
     return config
+
+
+def _read(data: dict[str, Any]) -> Config:
+    """The values by the schema. Raises ConfigError with suggestions for settings that do not exist."""
+    missing = ": no such setting"
+    try:
+        return read_as(Config, data)
+    except ConfigError as error:
+        known = [unknown(p.removesuffix(missing)) if p.endswith(missing) else p for p in error.problems]
+        raise ConfigError(known) from error
 
 
 def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]:

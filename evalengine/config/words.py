@@ -69,10 +69,6 @@ SYNONYMS = {  # a setting's last name in lm-eval or elsewhere -> ours
     }.items()
     for name in names.split()
 }
-REMOVED = {  # a setting that there was -> why it is gone
-    "sequential.seed": "the order of asking follows from the gate's baseline and cannot be chosen; leave it out",
-    "hydra/launcher": "a sweep's runs start one after another; submit one run per job (docs/clusters.md, Slurm)",
-}
 MEANT = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -143,11 +139,8 @@ def written(value: Any) -> str:
 def _problems(override: Override, multirun: bool) -> Iterator[str]:
     key, line, chosen = override.key_or_group, str(override.input_line), override.value()
     value = line.partition("=")[2]  # "" for `~task`, which Hydra raises for
-    kind = list[str] if key == SEARCHED else _kind(key)
-    if kind is None and key.startswith(("hydra.", "hydra/")) and key not in REMOVED:
-        yield f"{key}: Hydra's own settings have no effect here, except {SEARCHED}"
-    elif kind is None:
-        yield unknown(key or line)
+    if not key or (key.startswith(("hydra.", "hydra/")) and key != SEARCHED):
+        yield f"{key or line}: Hydra's own settings have no effect here, except {SEARCHED}" if key else unknown(line)
     each = "for a run of each write run -m "
     for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if key in GROUPS else ():
         names = one if isinstance(one, list) else [one]
@@ -158,16 +151,14 @@ def _problems(override: Override, multirun: bool) -> Iterator[str]:
             yield f"{line}: {key} takes names, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
     if override.is_sweep_override() and not multirun:
         ways = [f"for one text write {shlex.quote(f'{key}={quoted(value)}')}"] if is_text(key) else []
-        if key == "task" or list in [get_origin(own) for own in (kind, *get_args(kind))]:
+        if key == "task":
             ways.append(f"for all in one run write {shlex.quote(f'{key}=[{value}]')}")
         yield f"{line}: has several values; {', '.join([*ways, each + shlex.quote(f'{key}={value}')])}"
 
 
 def unknown(key: str) -> str:
     """Return the message for a setting that does not exist."""
-    if key in REMOVED:
-        return f"{key}: no longer a setting: {REMOVED[key]}"
-    known, last = [*known_keys()], key.rpartition(".")[2]
+    known, last = known_keys(), key.rpartition(".")[2]
     near = [SYNONYMS[last]] if last in SYNONYMS else []  # before names that only look alike
     near = near or [name for name in known if name.rpartition(".")[2] == last and "<" not in name]
     own = re.match(r"(tasks\.|groups\.)[^.]+\.", key)
@@ -189,27 +180,18 @@ def names_set(name: str, value: Any) -> Iterator[str]:
 
 
 @lru_cache(None)
-def known_keys() -> dict[str, Any]:
-    """Every setting's dotted name -> its type (`tasks.<name>.split` stands for any task)."""
+def known_keys() -> list[str]:
+    """Every setting's dotted name (`tasks.<name>.split` stands for any task)."""
 
-    def walk(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, hint in get_type_hints(kind).items():
-            yield prefix + name, hint
-            if is_dataclass(hint):
-                yield from walk(hint, f"{prefix}{name}.")
-            elif get_origin(hint) is dict:
-                inner, kind = f"{prefix}{name}.<name>", get_args(hint)[1]
-                yield inner, kind
-                if is_dataclass(kind):
-                    yield from walk(kind, inner + ".")
+    def walk(kind: Any, prefix: str) -> Iterator[str]:
+        if get_origin(kind) is dict:
+            prefix, kind = f"{prefix}.<name>", get_args(kind)[1]
+            yield prefix
+        for name, hint in get_type_hints(kind).items() if is_dataclass(kind) else ():
+            yield (inner := f"{prefix}.{name}".lstrip("."))
+            yield from walk(hint, inner)
 
-    return {**dict(walk(Config, "")), "experiment": str}  # its files set other settings, so it has no node
-
-
-def _kind(key: str) -> Any:
-    """The setting's type; None for one that is unknown."""
-    patterns = ((re.escape(name).replace("<name>", r"[^.]+"), kind) for name, kind in known_keys().items())
-    return next((kind for pattern, kind in patterns if re.fullmatch(pattern, key)), None)
+    return [*walk(Config, ""), "experiment"]  # its files set other settings, so it has no node
 
 
 def _matches(override: Override) -> list[str]:
