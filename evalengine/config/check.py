@@ -45,12 +45,9 @@ def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> 
         raise ConfigError(
             f"numerics=native runs on CUDA only, and this run's device is {device_type}: use numerics=exact or auto"
         )
-    if numerics != "auto":
-        level: Numerics = numerics  # type: ignore[assignment]  # numerics_problems() checked it
-        return level
-    if not batch_invariant:
-        return "fast"
-    return "native" if device_type == "cuda" else "exact"
+    automatic = "fast" if not batch_invariant else "native" if device_type == "cuda" else "exact"
+    level: Any = automatic if numerics == "auto" else numerics
+    return level
 
 
 def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
