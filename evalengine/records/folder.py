@@ -247,9 +247,9 @@ def _append(file: Path, content: bytes) -> None:
 
 
 def write_failed(path: Path, error: OSError) -> EvalEngineError:
-    """The error for a failed write, one sentence with its cure."""
+    """The error for a failed write, one sentence that says how to fix it."""
     why = error.strerror or str(error)
-    return EvalEngineError(f"could not write {path}: {why}; cure that and run the same command again: it resumes")
+    return EvalEngineError(f"could not write {path}: {why}; fix this and rerun the command to resume")
 
 
 def other_versions(begun_with: Versions, made_with: Versions) -> str:

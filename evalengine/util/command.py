@@ -33,21 +33,15 @@ def exit_code(work: Callable[[], int]) -> int:
         raise
     except Exception as error:
         raise_what_was_taken()
-        return _failed(error)
-
-
-def _failed(error: Exception) -> int:
-    """Prints an error that is being handled; returns its exit code."""
-    if isinstance(error, EvalEngineError):
-        return fail(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or error
-        cure = "free space and give the same command again; a run resumes"
-        return fail(EvalEngineError(f"the disk is full ({where}); {cure}"))
-    if isinstance(error, FileNotFoundError) and _folder_is_gone():
-        return fail(ConfigError("the working directory no longer exists: change to one that does (cd)"))
-    warn_of_bug()
-    return 1
+        if isinstance(error, EvalEngineError):
+            return fail(error)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "free space and rerun the command; a run resumes"
+            return fail(EvalEngineError(f"the disk is full ({error.filename or error}); {fix}"))
+        if isinstance(error, FileNotFoundError) and _folder_is_gone():
+            return fail(ConfigError("the working directory no longer exists: change to one that does (cd)"))
+        warn_of_bug()
+        return 1
 
 
 def _folder_is_gone() -> bool:

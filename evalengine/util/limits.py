@@ -10,8 +10,9 @@ import os
 import resource
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Item = TypeVar("Item")
 
@@ -63,19 +64,14 @@ def _each(items: Iterable[Item]) -> Iterator[Item]:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-class named:
+@contextmanager
+def named(setting: str) -> Iterator[None]:
     """A block whose excess of a limit becomes a LimitExceeded that names the setting; without limits, no effect."""
-
-    __slots__ = ("_setting",)
-
-    def __init__(self, setting: str) -> None:
-        self._setting = setting
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is OutOfTime:
-            raise LimitExceeded(f"{self._setting}: is not finished after {SECONDS} s of processor time") from None
-        if kind is MemoryError and _limited:
-            raise LimitExceeded(f"{self._setting}: needs more than {BYTES >> 20} MiB of memory") from None
+    try:
+        yield
+    except OutOfTime:
+        raise LimitExceeded(f"{setting}: is not finished after {SECONDS} s of processor time") from None
+    except MemoryError:
+        if not _limited:
+            raise
+        raise LimitExceeded(f"{setting}: needs more than {BYTES >> 20} MiB of memory") from None

@@ -234,7 +234,7 @@ def test_full_disk(pages: int, small_disk: Path, short_reference: Run) -> None:
     done = resume(small_disk / "out")
     assert done.code == 1 and done.out == ""
     assert done.err.count("\n") == 1 and "No space left on device" in done.err and str(small_disk) in done.err
-    assert "run the same command again: it resumes" in done.err
+    assert "rerun the command to resume" in done.err
     assert not list(small_disk.glob("out/*/digest.txt"))
     assert len(runs(small_disk / "out")) == (pages > 0), "a folder that could not be resumed is not left behind"
     leave(small_disk, 256)

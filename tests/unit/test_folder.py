@@ -128,7 +128,7 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
 
     with open_folder(tmp_path) as folder:
         folder.write_text("a.txt", "old")
-        with pytest.raises(EvalEngineError, match=r"a\.txt: No space left on device; .*resumes"):
+        with pytest.raises(EvalEngineError, match=r"a\.txt: No space left on device; .*to resume"):
             folder.write_with("a.txt", write)
         assert (folder.path / "a.txt").read_text() == "old"
         assert sorted(p.name for p in folder.path.iterdir()) == [".lock", "a.txt", "identity.json"]
