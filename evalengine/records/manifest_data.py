@@ -81,7 +81,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a computation ran on."""
+    """The hardware of a computation."""
 
     device: str  # as torch names it: "cpu", "cuda:0"
     cpu: str
@@ -121,7 +121,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """What the scheduler did, of all that the engine counts (`EngineStats`)."""
+    """The scheduler's counters, a part of `EngineStats`."""
 
     num_steps: int
     num_computed_tokens: int
@@ -147,7 +147,7 @@ class EngineSetup:
 
 @dataclass(frozen=True)
 class RunCounts:
-    """What a run did."""
+    """Counts of a run's work."""
 
     documents: int
     requests: int
@@ -182,7 +182,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What the cache of answers did for the run, as far as a reader must know it."""
+    """The cache of answers in a run."""
 
     hits: int  # answers that were read
     audited: int  # answers that were computed again and compared: equal, or the run has failed
@@ -201,7 +201,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class JudgedTask:
-    """What a judge said of one task's answers."""
+    """A judge's verdicts on one task's answers."""
 
     verdicts: int
     flipped: int | None  # pairs whose verdict hung on which answer stood first; None where answers were graded
@@ -244,7 +244,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run ran on, and how it went. What is not recorded reads as in every part."""
+    """A run: its settings, machine and counts. What is not recorded reads as in every part."""
 
     content: dict[str, Any]  # the JSON object, with what newer versions add; empty where a run has no manifest
     run_id: str | None = field(init=False)
@@ -286,13 +286,13 @@ class Manifest:
 
     @property
     def output_kind(self) -> str:
-        """What the output tokens are: "scored" where the model was only given them, else "output"."""
+        """The kind of the output tokens: "scored" where the model was only given them, else "output"."""
         stats = self.engine.stats
         return "scored" if stats is not None and stats.num_generated_tokens == 0 else "output"
 
     @property
     def unsealed(self) -> dict[str, Any]:
-        """What `sha256` is the hash of."""
+        """The content that `sha256` is the hash of."""
         return {name: value for name, value in self.content.items() if name != "sha256"}
 
     @property
@@ -327,20 +327,20 @@ def credit_words(manifest: Manifest) -> str:
     return "scored as if they were answers" if scored else "no credit"
 
 
-def load_manifest(path: Path, cure: str) -> Manifest:
+def load_manifest(path: Path, fix: str) -> Manifest:
     """`manifest.json`. Raises `ConfigError` if it is missing or is no manifest."""
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: missing or damaged ({error}); {cure}") from error
+        raise ConfigError(f"{path}: missing or damaged ({error}); {fix}") from error
     if problem := wrong(content, _MANIFEST):
-        raise ConfigError(f"{path}: not the manifest of a run ({problem}); {cure}")
+        raise ConfigError(f"{path}: not the manifest of a run ({problem}); {fix}")
     return Manifest(content)
 
 
 def glance_at_manifest(path: Path) -> Manifest:
-    """`manifest.json` before anybody has checked it, for who chooses among many runs. Raises OSError if it cannot be
-    read, ValueError if it is no JSON object."""
+    """`manifest.json` without any check, to choose among many runs. Raises OSError if it cannot be read, ValueError if
+    it is no JSON object."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -356,7 +356,7 @@ def read_identity(path: Path) -> dict[str, Any]:
 
 
 def missing_for_page(manifest: Manifest) -> str:
-    """What a page needs of a run's manifest and this one lacks, in words; "" if nothing."""
+    """The fields that a page needs and this manifest lacks, in words; "" if there are none."""
     return wrong(manifest.content, PAGE)
 
 
