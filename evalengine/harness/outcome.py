@@ -129,8 +129,6 @@ def uncredited(thoughts: Mapping[RecordKey, Thought], config: Config) -> Set[Rec
 
 def answers_alone(answers: Answers, denied: Set[RecordKey]) -> Answers:
     """The answers, with the empty text for those in `denied`."""
-    if not denied:
-        return answers
     return {key: replace(entry, text="") if key in denied else entry for key, entry in answers.items()}
 
 

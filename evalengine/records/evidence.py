@@ -35,8 +35,7 @@ NEEDED = (DIGEST, RECORDS)  # every run has them; results files are checked wher
 AGAIN = "run its command again, or take the folder from where it was copied"
 SINCE_BOUND = "model_spec"  # a key of the identity: every evalengine that writes the key binds the files, too
 STANDARD_STREAMS = ("/dev/fd/1", "/dev/fd/2")  # output and error
-_PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([0-9a-f]{64}) -->\n")
-_PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
+_BOUND_PAGE = re.compile(rb"<!-- evalengine manifest [0-9a-f]{64}, page [0-9a-f]{64} -->\n\Z")
 
 
 def bind(manifest: Manifest, folder: Path, digest: str) -> Manifest:
@@ -155,8 +154,7 @@ def open_run(folder: Path, page: bool = True, judge: bool = True) -> Manifest:
 def sealed_page(text: str, manifest: Manifest) -> bytes:
     """A page's file: its text, and a last line that binds it to the run whose manifest this is."""
     content = text.encode("utf-8")
-    whose = manifest.sha256 or "none"
-    return content + f"<!-- evalengine manifest {whose}, page {_page_sha256(content, whose)} -->\n".encode()
+    return content + _page_seal(content, manifest.sha256 or "none")
 
 
 def _ours(folder: Path) -> Iterator[str]:
@@ -223,8 +221,8 @@ def _page_problem(folder: Path, manifest_sha256: str) -> list[str]:
         return [f"{path}: {error.strerror or error}; mend its permissions, or delete it"]
     if content is None:  # a run is whole without its page
         return []
-    text, sealed_manifest, sealed_hash = _page_seal(content)
-    if sealed_manifest == manifest_sha256 and sealed_hash == _page_sha256(text, sealed_manifest):
+    text = content[: content.rfind(b"<!-- evalengine manifest ")]
+    if content == text + _page_seal(text, manifest_sha256):
         return []
     return [
         f"{path}: not the page that was written of this run: it was edited, damaged or copied here; write it anew: "
@@ -235,17 +233,12 @@ def _page_problem(folder: Path, manifest_sha256: str) -> list[str]:
 def _page_of_a_bound_run(path: Path) -> bool:
     """Whether the page names a bound manifest: where the manifest is unbound, its hashes were taken out."""
     try:
-        return path.is_file() and _page_seal(path.read_bytes())[1] not in ("", "none")
+        return path.is_file() and _BOUND_PAGE.search(path.read_bytes()) is not None
     except OSError:
         return False
 
 
-def _page_seal(content: bytes) -> tuple[bytes, str, str]:
-    """(the page without its seal, the manifest's hash in the seal, the page's hash in it); "" without a seal."""
-    start = content.rfind(b"<!-- ", max(0, len(content) - _PAGE_SEAL_SIZE))
-    seal = _PAGE_SEAL.fullmatch(content[start:]) if start >= 0 else None
-    return (content, "", "") if seal is None else (content[:start], seal[1].decode(), seal[2].decode())
-
-
-def _page_sha256(content: bytes, manifest_hash: str) -> str:
-    return hashlib.sha256(manifest_hash.encode() + b"\n" + content).hexdigest()
+def _page_seal(content: bytes, manifest_sha256: str) -> bytes:
+    """The last line of a page with this content."""
+    page_sha256 = hashlib.sha256(manifest_sha256.encode() + b"\n" + content).hexdigest()
+    return f"<!-- evalengine manifest {manifest_sha256}, page {page_sha256} -->\n".encode()
