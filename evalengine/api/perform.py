@@ -49,14 +49,19 @@ def perform(
         from evalengine.report.gate.gate import decider
 
         gate = Gate(*decider(config.sequential))
-    return run(config, on_complete, command, llm, gate).folder
+    return run(config, on_complete, command, llm, gate, _answered_elsewhere).folder
+
+
+def _answered_elsewhere(config: Config) -> Path:
+    folder: Path = load("evalengine.integrations.endpoint.run:run")(config)
+    return folder
 
 
 def _through_an_endpoint(config: Config) -> Path:
     """The run of a model behind an HTTP interface. It has a page, and no digest."""
     from evalengine.report.html.on_complete import write_list, write_page
 
-    folder: Path = load("evalengine.integrations.endpoint.run:run")(config)
+    folder = _answered_elsewhere(config)
     write_page(folder)
     write_list(folder)
     return folder

@@ -69,6 +69,7 @@ def run(
     command: Sequence[str] | None = None,
     llm: EngineProtocol | None = None,
     gate: Gate | None = None,
+    elsewhere: Callable[[Config], Path] | None = None,
 ) -> RunResult:
     """Run the configured tasks on the configured model. The configuration was checked where it was composed.
 
@@ -78,6 +79,7 @@ def run(
     command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
     gate: what orders and ends a run in steps (`config.sequential`).
+    elsewhere: makes the run of a judge that is behind an API; returns its folder.
 
     Raises:
         ConfigError: settings, rows or prompts that cannot be honoured; nothing has been written then.
@@ -112,8 +114,8 @@ def run(
         def judged(config: Config) -> Path:
             """The run of the judge, by this run's engine if both are one model."""
             if config.model.api is not None:
-                folder: Path = load("evalengine.integrations.endpoint.run:run")(config)
-                return folder
+                assert elsewhere is not None, "`api.perform` gives it"
+                return elsewhere(config)
             return run(config, llm=engine if judge is not None and judge.shares else None).folder
 
         with RunFolder.open(config.output_dir, name, resume, identity, versions) as folder:
