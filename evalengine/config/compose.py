@@ -10,10 +10,10 @@ import difflib
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
-from evalengine.config.arguments import read_as
+from evalengine.config.arguments import adapter, problems_of, read_as
 from evalengine.config.check import complete_model, completed, config_problems
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS, ONE_OF, available
@@ -113,11 +114,8 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
         raise ConfigError(f"{file}: damaged or of another version ({listed(error.problems, 5, '; ')})") from error
     for override in parsed:
         _set(written, override.key_or_group, override.value())
-    config = _read(written)
-    config = replace(config, model=complete_model(config.model, {override.key_or_group for override in parsed}))
-    if problems := config_problems(config, selects):
-        raise ConfigError(problems)
-    return config
+    keys = {override.key_or_group for override in parsed}
+    return _valid(written, [], lambda read: replace(read, model=complete_model(read.model, keys)), selects)
 
 
 def _set(data: dict[str, Any], name: str, value: Any) -> None:
@@ -155,20 +153,41 @@ def _composed(overrides: Sequence[str], settings: Mapping[str, Any]) -> Config:
     problems: list[str] = []
     data = read_texts(data, typed, problems)
     keys = typed | {override.key_or_group for override in parsed}
-    config = completed(_read(data), keys)
-    if problems := [*problems, *config_problems(config)]:
+    return _valid(data, problems, partial(completed, keys=keys))
+
+
+def _valid(
+    data: dict[str, Any], problems: list[str], complete: Callable[[Config], Config], selects: bool = True
+) -> Config:
+    """The configuration of plain values. Raises ConfigError with all `problems`: those given, unknown settings, wrong
+    values, and contradictions between the other settings."""
+    for last in (False, True):
+        try:
+            config = complete(adapter(Config).validate_python(data))
+            problems = [*problems, *config_problems(config, selects)]
+            break
+        except ValidationError as error:
+            if last:  # no settings are left that could be checked together
+                break
+            missing = ": no such setting"
+            wrong = problems_of(error)
+            problems = [*problems, *(unknown(p.removesuffix(missing)) if p.endswith(missing) else p for p in wrong)]
+            for problem in error.errors(include_url=False):
+                _remove(data, problem["loc"])
+    if problems:
         raise ConfigError(problems)
     return config
 
 
-def _read(data: dict[str, Any]) -> Config:
-    """The values by the schema. Raises ConfigError with suggestions for settings that do not exist."""
-    missing = ": no such setting"
-    try:
-        return read_as(Config, data)
-    except ConfigError as error:
-        known = [unknown(p.removesuffix(missing)) if p.endswith(missing) else p for p in error.problems]
-        raise ConfigError(known) from error
+def _remove(data: Any, place: Sequence[str | int]) -> None:
+    """Takes a setting out of nested mappings, or the one above it that is not a mapping."""
+    *above, last = place
+    for part in above:
+        if not isinstance(data.get(part), dict):
+            last = part
+            break
+        data = data[part]
+    data.pop(last, None)
 
 
 def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]:

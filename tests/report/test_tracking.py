@@ -96,8 +96,8 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch, fold
     (problem,) = tracker_problems("log_to", "wandb")
     assert problem == "log_to=wandb: wandb is not installed: pip install 'evalengine[wandb]'"
     with pytest.raises(ConfigError) as refused:
-        compose_jobs(["log_to=wandb"])
-    assert refused.value.problems == [problem]
+        compose_jobs(["log_to=wandb", "limit=0"])
+    assert refused.value.problems == ["limit=0: must be at least 1", problem]
     assert main(["report", str(folder), "--log-to", "wandb"]) == 2
 
 

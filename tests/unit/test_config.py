@@ -210,6 +210,9 @@ def test_refused_with_the_setting_and_the_cure(override: str, expected: str) -> 
 def test_all_problems_at_once() -> None:
     assert len(problems("limit=-1", "engine.dtype=x", "task.num_fewshot=-1")) == 3
     assert len(problems("modle=x", "limt=3")) == 2
+    assert problems("limt=3", "endpoint.url=x", "limit=-1", "batch_invariant=true", "numerics=fast")[-1].startswith(
+        "batch_invariant=true contradicts numerics=fast"
+    )
     assert len(problems("limit=1,2", "limit=3", "hydra.job=1")) == 3
 
 
