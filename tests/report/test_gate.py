@@ -43,7 +43,7 @@ def test_the_shipped_policies_have_descriptions() -> None:
         ("description: nothing", "has none"),
         ("digest: equal\nalow: [dtype]", "alow: unknown setting; did you mean allow?"),
         ("digest: equal\nallow: [dtypes]", "did you mean dtype?"),
-        ("digest: equal\nallow: [seed]", "'seed': cannot be allowed to differ"),
+        ("digest: equal\nallow: [seed]", "allow[0]=seed: cannot be allowed to differ"),
         ("tokens: {epsilon: -1}", "must be at least 0"),
         ("tokens: {epsilon: 1e-4}", "as in 1.0e-4"),
         ("tokens: {epsilon: .nan}", "must be a finite number"),
