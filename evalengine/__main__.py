@@ -52,9 +52,9 @@ def _command(words: list[str]) -> int:
 
     if words and words[0] in COMMANDS:
         return COMMANDS[words[0]](words[1:])
-    from evalengine.cli.run import main as run
+    from evalengine.cli.run import command
 
-    return run(words)
+    return command()(words)
 
 
 def program() -> int:

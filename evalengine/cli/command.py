@@ -64,7 +64,7 @@ class Command:
     `TyperException` for bad usage, and returns a namespace, or None for its arguments unchanged. Its docstring's first
     paragraph is the help's first part, the rest of it follows the options (or `epilog`, if given). work:
     "module:function", imported after the words were parsed; it takes the namespace and returns the exit code.
-    program: what stands before the name on the command line.
+    program: what precedes the name on the command line.
     """
 
     def __init__(

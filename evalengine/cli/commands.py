@@ -80,7 +80,7 @@ def compare(
     Runs whose weights differ are compared as models, document by document: metrics with intervals, ranks, paired tests.
     No --allow is needed: documents are paired by hash, and prompts may differ.
 
-    Exit codes: 0 the same at --level, or a comparison of models that an option asked for; 1 different, as models with
+    Exit codes: 0 the same at --level, or a comparison of models that an option requests; 1 different, as models with
     other weights are; 2 not comparable or bad usage."""
     if models and as_runs:
         raise TyperException("--models and --runs contradict each other: give one of them")
@@ -92,7 +92,7 @@ def baseline(
     output: Annotated[str | None, Option("-o", "--output", metavar="FILE.json", help="the file to write")] = None,
     force: Annotated[bool, Option("--force", help="replace that file if it exists")] = False,
 ) -> None:  # fmt: skip
-    """Write the run's digests, scores and manifest as one small file (0.2 MB for gsm8k) that can be kept in git, for
+    """Write the run's digests, scores and manifest as one small file (0.2 MB for gsm8k) that can be committed, for
     `compare FILE RUN` and `gate FILE RUN`.
 
     Exit codes: 0 written, 1 the file cannot be written, 2 bad usage, or RUN is unfinished, damaged or edited."""
@@ -143,7 +143,7 @@ def gate(
 
     Policies: bitwise   every bit as in the baseline: for changes that mean to touch no arithmetic
               tokens    the same tokens, logprobs within epsilon
-              accuracy  no metric worse by more than a margin, as far as the documents can show (non-inferiority)
+              accuracy  no metric worse by more than a margin (non-inferiority)
               FILE      your own, which may say `extends: accuracy`; conf/gate/accuracy.yaml shows every setting
 
     `gate BASELINE -- SETTINGS` makes the run first, as `python -m evalengine SETTINGS` would, in a new folder.
@@ -193,7 +193,7 @@ def explain(
                        "model.*")] = None,
     write: Annotated[Path | None, Option(metavar="FILE", help="write RUN's outputs, for another machine")] = None,
     values: Annotated[list[int] | None, Option(metavar="TOKEN ...", help="with --write: tokens whose outputs go in, "
-                      "besides their digests (default: the prompt's last)")] = None,
+                      "in addition to digests (default: the prompt's last)")] = None,
     places: Places = None,
     alone: Annotated[bool, Option("--alone", help="run the item without the requests of its batches")] = False,
     json: Json = None,

@@ -19,7 +19,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_text import say
 
 PROGRAM = "evalengine"  # the installed script; shells complete programs, not `python -m`
-ASKS = "_EVALENGINE_COMPLETE"  # the variable by which a shell asks
+REQUEST = "_EVALENGINE_COMPLETE"  # the variable of a shell that requests completions
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 
@@ -41,7 +41,7 @@ def complete(words: Sequence[str]) -> int:
 
     Raises `ConfigError` for an unknown shell.
     """
-    if ASKS in os.environ:
+    if REQUEST in os.environ:
         _name_the_run()
         app = Typer(cls=_Commands, add_completion=True, rich_markup_mode=None)
         app.callback()(lambda: None)
@@ -51,7 +51,7 @@ def complete(words: Sequence[str]) -> int:
     if named[1:] or shell not in SHELLS:
         raise ConfigError(f"{' '.join(words)}: there are {', '.join(SHELLS)}; name your shell: {option} bash")
     if option == "--show-completion":
-        print(get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=shell))
+        print(get_completion_script(prog_name=PROGRAM, complete_var=REQUEST, shell=shell))
     else:
         _, path = install(shell=shell, prog_name=PROGRAM)
         say(f"{shell} completion installed in {path}; it works in a new terminal")
@@ -64,7 +64,7 @@ def _name_the_run() -> None:
     bash ends a word at every `=`, and completes what follows it: of `task`, `=` and `gs` the last word alone. The
     setting's name is handed on by a variable.
     """
-    variable = "COMP_WORDS" if os.environ.get(ASKS) == "complete_bash" else "_TYPER_COMPLETE_ARGS"
+    variable = "COMP_WORDS" if os.environ.get(REQUEST) == "complete_bash" else "_TYPER_COMPLETE_ARGS"
     line = os.environ.get(variable, "")
     between = "\n" if "\n" in line else " "  # typer's script for bash writes a word a line
     words = line.split(between)

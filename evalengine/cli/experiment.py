@@ -4,7 +4,7 @@
       1-batch_invariant_True_max_num_seqs_1/<run folder>    one for each run
       <experiment>.svg, <experiment>.json                   written last: without them the sweep is unfinished
 
-The same command resumes an unfinished sweep: finished runs are kept, the interrupted one goes on.
+The same command resumes an unfinished sweep: finished runs stay, the interrupted one resumes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def finished_run(place: Path) -> Path | None:
 
 
 def _check(name: str, jobs: Sequence[Job]) -> None:
-    """Checks every job as far as possible before a weight is loaded: a long sweep must not end in its middle for a
+    """Check every job before a weight is loaded: a long sweep must not end in its middle for a
     misspelt path. Raises ConfigError."""
     problems = [*_sweep_problems(name, jobs)]
     if jobs[0].config.resume not in ("auto", "never"):

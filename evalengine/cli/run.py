@@ -48,7 +48,7 @@ EPILOG = """\
   cluster=ray                   replicas on many GPUs: cluster.replicas=4 cluster.address=HOST:PORT cluster.audit=0.02
   apply_chat_template=true      the prompts as the model's chat template writes them, on chat_template_date
   system_instruction=TEXT       seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
-  cache=FOLDER                  answers kept between runs: what was computed once is read; cache.audit=0.01
+  cache=FOLDER                  cached answers: what was computed once is read; cache.audit=0.01
 
   experiment=noise_floor        a sweep, compared: who equals whom, and what fast arithmetic moves
   experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
@@ -64,22 +64,17 @@ Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or co
 130 ended by Ctrl-C, 143 by SIGTERM (the same command resumes)."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `run`, whose own name may be left out, with its words; returns the exit code."""
-    return command()(argv)
-
-
 def command() -> Command:
-    """The command. Its help names the tasks and models that are there."""
+    """Return `run`, whose name may be left out of its words. Its help names the tasks and models that are there."""
     lists = {f"{group}s": _wrapped(32, "  ".join(available(group))) for group in ("task", "model")}
-    summaries = {name: command.summary for name, command in COMMANDS.items() if isinstance(command, Command)}
-    lines = [f"  {name:10}{_wrapped(12, text.partition('. ')[0]).lstrip()}" for name, text in summaries.items()]
+    own = [command for command in COMMANDS.values() if isinstance(command, Command)]
+    lines = [f"  {one.name:10}{_wrapped(12, one.summary.partition('. ')[0].rstrip('.')).lstrip()}" for one in own]
     lists["commands"] = "\n".join(lines)
     return _Run("run", _words, "evalengine.cli.run:work", EPILOG.format(**lists))
 
 
 def _names(incomplete: str) -> list[str]:
-    """What completes a setting that names files of the configuration: task=gsm8k of task=gs, a list's last name."""
+    """The completions of a setting that names files of the configuration: task=gsm8k of task=gs, a list's last name."""
     setting, _, value = incomplete.rpartition("=")
     group = setting or os.environ.get(SETTING_NAME, "")
     before = incomplete.removesuffix(re.split(r"[,\[]", value)[-1])

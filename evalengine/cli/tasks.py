@@ -1,4 +1,4 @@
-"""`python -m evalengine tasks`: lists the tasks, and shows what a task asks a model, before any model is loaded."""
+"""`python -m evalengine tasks`: lists the tasks, and shows a task's prompts, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
-    """The configuration of the named task, or of every task. Each is composed by itself, since a group may change the
+    """The configuration of the named task, or of every task. Each is composed separately, since a group may change the
     settings of its tasks."""
     from evalengine.config.compose import compose_jobs
     from evalengine.config.sources import offered

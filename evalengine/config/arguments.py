@@ -76,7 +76,7 @@ def token_ids(value: Any) -> list[int] | None:
 
 
 def no_model(model: Any, expected: str) -> str:
-    """What is wrong with an argument that is no model."""
+    """The message about an argument that is no model."""
     if hasattr(model, "save_pretrained"):  # one of transformers
         return (
             f"model: a {type(model).__name__} in memory is not taken; save it and its tokenizer, each by "
@@ -179,13 +179,13 @@ def read_as(kind: type[T], value: Any, where: str = "", strict: bool | None = No
 
 @lru_cache(None)
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What reads values as `kind`, made once: that takes milliseconds."""
+    """The reader of values as `kind`, made once: that takes milliseconds."""
     return TypeAdapter(kind)
 
 
 def must(expected: str) -> WrapValidator:
-    """Says of a value that does not fit what it must do: "lie in (0, 1]". A union needs this, since pydantic lists the
-    problems of each of its members."""
+    """Report a value that does not fit by what it must do: "lie in (0, 1]". A union needs this, since pydantic lists
+    the problems of each of its members."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
         try:

@@ -28,7 +28,7 @@ TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # va
 
 
 def config_problems(config: Config, selects: bool = True) -> list[str]:
-    """What is wrong with settings of the right types, a sentence each. selects: whether a task must be selected."""
+    """The contradictions among settings of the right types. selects: whether a task must be selected."""
     problems = [*(_selection_problems(config) if selects else ()), *run_problems(config)]
     problems += numerics_problems(config.batch_invariant, config.numerics)
     return [*problems, *_engine_contradictions(config.engine), *_text_problems(asdict(config), "")]
@@ -64,7 +64,7 @@ def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
 
 
 def engine_problems(engine: EngineConfig) -> list[str]:
-    """What is wrong with the engine's settings, a sentence each. `settings_problems` and `memory_problems` check what
+    """The problems of the engine's settings, a sentence each. `settings_problems` and `memory_problems` check what
     depends on the model or on free memory."""
     try:
         return list(_engine_contradictions(read_as(EngineConfig, engine, "engine", strict=True)))
@@ -142,7 +142,7 @@ def run_problems(config: Config) -> Iterator[str]:
 
 
 def _file_problems(name: str, folder: str) -> Iterator[str]:
-    """What is wrong with a folder that need not be there."""
+    """The problem of a folder that need not exist."""
     try:
         if Path(folder).exists() and not Path(folder).is_dir():
             yield f"{name}={folder}: exists and is not a folder"
@@ -171,7 +171,7 @@ def address_problems(setting: str, address: str) -> Iterator[str]:
 
 
 def _selection_problems(config: Config) -> Iterator[str]:
-    """What is not selected, and what the selection lacks."""
+    """The problems of the selected tasks, groups and model."""
     if config.model.path in ("", "???"):
         yield "model.path: names no weights; give a folder, a Hub id or a .gguf file"
     if not config.tasks:

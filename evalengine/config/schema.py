@@ -125,14 +125,14 @@ class ModelConfig:
     name: ModelName = ""  # a short name for run folders and tables; empty: the path's last part
     path: str = "???"  # a directory, a Hub id, a .gguf file, `package:<module>/<file>`, or `asset:<name>`
     revision: str | None = None  # Hub revision (a commit)
-    tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
+    tokenizer: str | None = None  # a directory or Hub id; null: next to the weights
     load_format: Literal["auto", "safetensors", "pytorch", "gguf", "dummy"] = "auto"  # dummy: seeded random weights
     implementation: Implementation = "auto"  # auto: native where there is a family, else transformers
     adapter: str | None = None  # a LoRA adapter, merged at load: a directory or Hub id
     adapter_revision: str | None = None  # Hub revision (a commit) of the adapter
     generation_config: Literal["auto", "none"] = "auto"  # auto: apply the logits processors of generation_config.json
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
-    api: str | None = None  # the address of an endpoint that answers in its place, as https://HOST/v1; asked for `name`
+    api: str | None = None  # the address of an endpoint that answers instead, as https://HOST/v1; its model is `name`
     think_end_token: TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class DatasetConfig:
     files: dict[str, str] = field(default_factory=dict)  # split -> file below data_dir, if not <folder>/<split>.jsonl
     gated: bool | None = None  # true: the Hub gives the rows only to accounts that accepted their conditions
     rows: Whole | None = None  # documents in the evaluated split, as published
-    where: dict[str, str] = field(default_factory=dict)  # column -> text: only rows with that text are kept
+    where: dict[str, str] = field(default_factory=dict)  # column -> text: only rows with that text
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class JudgeConfig:
 
     model: str | None = None  # a name of conf/model/, a folder, a Hub id or a .gguf file; self: the run's own
     revision: str | None = None  # Hub revision (a commit)
-    api: str | None = None  # the address of an endpoint that judges, as https://HOST/v1; asked for `model`
+    api: str | None = None  # the address of an endpoint that judges, as https://HOST/v1; its model is `model`
     template: str | None = None  # Jinja2 over the row's columns, `response` and `target`; pairs: `response_a`, `_b`
     scale: Any = None  # labels, the worst first; {label: value}; yes_no; pairs, or {label: first | second | tie}
     extract: str | None = None  # reads the label out of a text that the judge writes; null: the likeliest label
@@ -320,26 +320,26 @@ class GroupConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Answers kept between runs (`evalengine/cache`); `cache=FOLDER` stands for `cache.path=FOLDER`."""
+    """The cache of answers (`evalengine/cache`); `cache=FOLDER` stands for `cache.path=FOLDER`."""
 
-    path: NonEmpty | None = None  # a folder, which several processes may share; null: nothing is kept
+    path: NonEmpty | None = None  # a folder, which several processes may share; null: no cache
     audit: ShareOfAnswers = 0.0  # the share of the answers read from it that is computed again and compared
 
 
 @dataclass(frozen=True)
 class EndpointConfig:
-    """How a model behind an HTTP interface is asked (`model.api`)."""
+    """How requests are sent to a hosted model (`model.api`)."""
 
     concurrency: Least1 = 16  # requests at once
     retries: Least0 = 5  # of a request that failed for a reason that may pass
     timeout: Seconds = 300  # for a whole answer, from the connection to its last byte
-    repeats: Least1 = 1  # how often each request is asked, identical to the byte: the endpoint's noise is seen
+    repeats: Least1 = 1  # how often each request is sent, with identical bytes: shows the endpoint's noise
     body: ChatVariables | None = None  # more fields of every request, {name: value}; null takes one of ours away
 
 
 @dataclass(frozen=True)
 class SequentialConfig:
-    """A run that asks its documents in steps and ends once a gate is decided; `gate --step` sets it."""
+    """A run that computes its documents in steps and ends once a gate is decided; `gate --step` sets it."""
 
     step: Least1 | None = None  # documents of each task in a step; null: all at once
     baseline: str | None = None  # what the gate holds the run to; its digest orders the documents
@@ -371,7 +371,7 @@ class Config:
     chat_template_date: Day | None = None  # the date of a chat template's clock; null: TEMPLATE_DATE
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
-    logprobs: Least1 | None = None  # most probable alternatives kept of every generated token; null: none
+    logprobs: Least1 | None = None  # most probable alternatives recorded for every generated token; null: none
     long_prompts: Literal["truncate", "error"] = "truncate"  # truncate: from the left, as lm-eval; counted
     data_dir: str | None = None
     output_dir: str = "results"
@@ -419,6 +419,6 @@ def template_date(config: Config) -> str | None:
 
 
 def template_variables(config: Config) -> dict[str, Any]:
-    """The chat template's variables besides the messages."""
+    """The chat template's variables other than the messages."""
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
     return {**(config.chat_template_args or {}), **thinking}

@@ -145,11 +145,11 @@ def test_a_run_leaves_the_list_and_never_fails_for_it(
 ) -> None:
     folder = results / "first"
     monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
-    assert command.main([]) == 0
+    assert command.command()([]) == 0
     assert len(rows(results / "index.html")) == 3 and capsys.readouterr().out.splitlines()[-1].startswith("digest: ")
     (results / "index.html").unlink()
     (results / "index.html").mkdir()  # the disk refuses
-    assert command.main([]) == 0
+    assert command.command()([]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("digest: ") and f"python -m evalengine report {results}" in err
     assert sorted(path.name for path in results.iterdir() if "index" in path.name) == ["index.html"], "no scratch file"
@@ -158,7 +158,7 @@ def test_a_run_leaves_the_list_and_never_fails_for_it(
         raise RuntimeError("planted")
 
     monkeypatch.setattr(index_page, "write_index", broken)
-    assert command.main([]) == 0 and "RuntimeError: planted" in capsys.readouterr().err
+    assert command.command()([]) == 0 and "RuntimeError: planted" in capsys.readouterr().err
 
 
 def test_a_group_is_one_row_and_its_tasks_are_in_its_panel(tmp_path: Path, browser: Browser) -> None:

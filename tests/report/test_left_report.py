@@ -24,7 +24,7 @@ def test_a_run_leaves_its_page_and_ends_with_its_digest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
-    assert command.main([]) == 0
+    assert command.command()([]) == 0
     out, err = capsys.readouterr()
     digest = json.loads((folder / "manifest.json").read_text())["digest"]
     assert digest in (folder / "report.html").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_a_page_that_fails_is_said_and_passes(
 ) -> None:
     (folder / "report.html").mkdir()  # the disk refuses
     monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
-    assert command.main([]) == 0
+    assert command.command()([]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("digest: ")
     assert "no report.html (could not write" in err and f"python -m evalengine report {folder}" in err

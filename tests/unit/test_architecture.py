@@ -146,7 +146,7 @@ def test_lines_are_printed_in_one_place() -> None:
         "cli.run: '---\\n'.join((to_yaml(job.config) for job in jobs))",
         "engine.text.grammar: json.dumps(reply)",
         "engine.text.template_worker: json.dumps(reply)",
-        "cli.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=shell)",
+        "cli.completion: get_completion_script(prog_name=PROGRAM, complete_var=REQUEST, shell=shell)",
         "report.cli.gate: command",
         "report.cli.gate: to_json(report)",
     }
