@@ -2,7 +2,7 @@
 
     <output_dir>/<experiment>-<tasks>-<model>-<time>-<id>/
       1-batch_invariant_True_max_num_seqs_1/<run folder>    one for each run
-      <experiment>.svg, <experiment>.json                   written last: without them the sweep is unfinished
+      <experiment>.html, <experiment>.svg, <experiment>.json  written last: without them the sweep is unfinished
 
 The same command resumes an unfinished sweep: finished runs stay, the interrupted one resumes.
 """

@@ -15,6 +15,7 @@ from evalengine.report.sweep.prompts import prompts_page, sensitivities, sentenc
 from evalengine.tasks.rows import content_hash, reordered
 from tests.e2e.command import SHORT, call
 from tests.report.gate_runs import make_run
+from tests.report.page_content import content, words
 
 KEY = ("t", "exact_match", "strict-match")
 
@@ -53,10 +54,11 @@ def test_the_parts_are_those_of_the_scores() -> None:
     assert "4 prompts give" in sentence(one) and "(a real difference: p = " in sentence(one)
     assert "(undecided over 200 documents: p = " in sentence(sensitivities(runs(scores[:, :2]))[0])
     page = prompts_page(runs(scores), list("abcd"), [one])
-    assert "The prompts differ" in str(page._head)
+    assert "The prompts differ" in words(page)
     alike = runs(scores[:, :2])
-    assert "No difference between" in str(prompts_page(alike, list("ab"), sensitivities(alike))._head)
-    assert [title for _, title, _ in page.sections] == ["t exact_match strict-match", "Variance components", "Runs"]
+    assert "No difference between" in words(prompts_page(alike, list("ab"), sensitivities(alike)))
+    titles = [section["title"] for section in content(page)["sections"]]
+    assert titles == ["t exact_match strict-match", "Variance components", "Runs"]
 
 
 def test_related_documents_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

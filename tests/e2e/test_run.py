@@ -20,7 +20,6 @@ from evalengine.records import digest
 from evalengine.records.digest import digests
 from evalengine.records.tokens import read_tokens, token_texts
 from evalengine.report.html import page, samples
-from evalengine.report.html import run_page as html_run_page
 from evalengine.report.html.run_page import run_page
 from evalengine.report.read import run_folder
 from evalengine.report.read.load import load_run_data
@@ -119,10 +118,10 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
     in_a_child.clear()
     run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
     prompts, hashed, records, leaves = 3, 1, 1, 2  # rows and scores are the work of a process with limits
-    leaves_read, compared, plots, blocks = 2, 1, 1, 0  # all of the page's samples are one block here
+    leaves_read, compared, blocks = 2, 1, 0  # all of the page's samples are one block here
     written = prompts + hashed + records + leaves
     told = leaves_read + compared  # the run is read once more to say what its cut answers score
-    assert in_a_child.count(True) == written + leaves_read + compared + plots + blocks + told
+    assert in_a_child.count(True) == written + leaves_read + compared + blocks + told
     for name in ("digest.txt", "records.parquet", "tokens.json"):
         assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes(), name
     assert run.results == alone.results
@@ -131,7 +130,7 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
 
 
 SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (outcome, "MANY_DOCUMENTS"), (finish, "MANY"),
-         (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"), (html_run_page, "MANY"),
+         (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"),
          (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def test_a_changed_choice_opens_what_changed_and_the_sums(browser: Browser, tmp_
         tab.click("[data-grid=flips] .grid-row")
         tab.wait("document.querySelector('dialog[open] .pair')")
         text = tab.evaluate("document.querySelector('dialog').textContent")
-        assert "Answer under acc, none: wrong to wrong; cause: numerics level" in text
+        assert "Answer under acc: wrong to wrong; cause: numerics level" in text
         pres = tab.evaluate("[...document.querySelectorAll('dialog pre')].map(p => p.textContent)")
         assert pres == ["0: choice 0", "2: choice 2"]
         cells = tab.evaluate("[...document.querySelectorAll('dialog table td')].map(c => c.textContent)")

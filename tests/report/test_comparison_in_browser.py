@@ -16,7 +16,6 @@ from evalengine.report.compare.compare import compare
 from evalengine.report.compare.matrix import matrix
 from evalengine.report.html import page as page_module
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.html.markup import Markup
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Item, Run
@@ -119,7 +118,7 @@ def test_pointing_reads_out_and_a_click_opens_the_outputs(tab: Tab) -> None:
         tab.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at(0, 7))
     tab.wait("document.querySelector('dialog[open]')")
     text = tab.evaluate("document.querySelector('dialog').textContent")
-    assert "sums doc 2" in text and "Token 7, where the outputs part" in text and "token ids 99 98" in text
+    assert "sums doc 2" in text and "Token 7, where the outputs diverge" in text and "token ids 99 98" in text
 
 
 def test_keys_move_through_the_map(tab: Tab) -> None:
@@ -142,7 +141,8 @@ def test_a_flip_opens_both_answers_and_both_outputs(browser: Browser, tmp_path: 
         tab.wait("document.querySelector('dialog[open] .pair')")
         pres = tab.evaluate("[...document.querySelectorAll('dialog pre')].map(p => p.textContent)")
         assert pres == ["37", "73", "t5 t6 t7", "t5 t6 t3"]
-        assert tab.evaluate("[...document.querySelectorAll('dialog mark')].map(m => m.textContent)") == ["7", "3"]
+        marks = tab.evaluate("[...document.querySelectorAll('dialog mark')].map(m => m.textContent)")
+        assert marks == ["37", "73", "7", "3"]
         assert "Gap 0.0300 nat: a near-tie" in tab.evaluate("document.querySelector('dialog').textContent")
 
 
@@ -187,16 +187,16 @@ def test_the_browser_tells_a_page_whose_data_is_not_escaped(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inverse: the same runs, with the data's escapes undone before it is embedded."""
-    embed = page_module.data_script
+    embed = page_module.json_text
     undo = {"\\u003c": "<", "\\u003e": ">", "\\u0026": "&"}
 
-    def careless(name: str, value: Any) -> Markup:
-        text = str(embed(name, value))
+    def careless(value: Any) -> str:
+        text = embed(value)
         for escape, character in undo.items():
             text = text.replace(escape, character)
-        return Markup(text)
+        return text
 
-    monkeypatch.setattr(page_module, "data_script", careless)
+    monkeypatch.setattr(page_module, "json_text", careless)
     comparison_page(compare(*hostile_runs())).write(tmp_path / "x.html")
     with pytest.raises(AssertionError, match="Content Security Policy"), opened(browser, tmp_path / "x.html"):
         pass

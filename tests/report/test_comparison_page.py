@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import BLOCK, Page
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, FILTER, TASK, TOKEN, run
+from tests.report.page_content import content, embedded, nodes, words
 
 
 def with_texts(base: Run, **texts: str | None) -> Run:
@@ -31,27 +30,14 @@ def with_texts(base: Run, **texts: str | None) -> Run:
     return replace(base, items=items)
 
 
-def embedded(page: Page, name: str) -> Any:
-    """The data that the page embeds under this name."""
-    match = re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page.render())
-    assert match is not None, name
-    return json.loads(match[1])
-
-
-def words(page: Page) -> str:
-    """The page's text, without scripts, style and tags."""
-    bare = re.sub(r"<(script|style).*?</\1>", "", page.render(), flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]*>", " ", bare).split())
-
-
 @pytest.mark.parametrize(
     ("other", "verdict", "mood"),
-    [(BASE, "IDENTICAL", "good"), (BIT, "SAME TOKENS", "plain"), (TOKEN, "DIFFERENT", "plain")],
+    [(BASE, "IDENTICAL", True), (BIT, "SAME TOKENS", None), (TOKEN, "DIFFERENT", None)],
 )
-def test_the_verdict_comes_first(other: Any, verdict: str, mood: str) -> None:
+def test_the_verdict_comes_first(other: Any, verdict: str, mood: bool | None) -> None:
     page = comparison_page(compare(run(BASE), run(other)))
-    lead = rf'<div class="verdict {mood}"><p class="word">[^<]+[.]</p><p class="sentence">{verdict}'
-    assert re.search(lead, page.render())
+    lead = content(page)["lead"][0]
+    assert lead["good"] is mood and lead["word"].endswith(".") and lead["sentence"].startswith(verdict)
     assert words(page).index(verdict) < words(page).index("Requests compared")
 
 
@@ -62,8 +48,8 @@ def test_a_flip_shows_answers_scores_and_where_the_outputs_part() -> None:
     assert row == ["0", "6", "7", "1 → 0", False, 2, True, "unknown"]
     (row,) = embedded(page, "grid-outputs")["rows"]
     assert row[:4] == ["0", 2, "t7", "other"] and row[4] == pytest.approx(0.03) and row[5:] == [True, False, "unknown"]
-    assert embedded(page, "map")[0] == ["sums doc 0", 3, 2, 2, 0]  # the map's line opens that row
-    assert embedded(page, "map")[1] == ["sums doc 1", 2, None, None, None]
+    assert embedded(page, "map")["rows"][0] == ["sums doc 0", 3, 2, 2, 0]  # the map's line opens that row
+    assert embedded(page, "map")["rows"][1] == ["sums doc 1", 2, None, None, None]
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
@@ -78,9 +64,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 
 def test_an_identical_comparison_has_no_flips_and_no_map() -> None:
     page = comparison_page(compare(run(BASE), run(BASE)))
-    assert not re.search(
-        r"data-(map|grid)=|data-grid-(flips|outputs)", page.render().split("<main>")[1].split("<script")[0]
-    )
+    assert content(page)["data"] == {}
     assert "asked the same of the same model" in words(page) and "configuration" not in words(page)
 
 
@@ -88,8 +72,8 @@ def test_findings_and_causes_are_said() -> None:
     c = compare(run(BASE, numerics="exact"), run(BIT, numerics="fast", weights="e" * 64))
     text = words(comparison_page(c))
     assert "Compared although they are unlike" in text and "The model weights differ" in text
-    assert "numerics is &quot;exact&quot; in A and &quot;fast&quot; in B" in text
-    assert "weights or numerics level 1 0 1 The model weights differ (weights is aaaaaaaaaaaa... in A and" in text
+    assert 'numerics is "exact" in A and "fast" in B' in text
+    assert "weights or numerics level 1 1 in logprobs The model weights differ (weights is aaaaaaaaaaaa" in text
     assert "engine.max_num_seqs" not in text
     other = replace(run(BIT), manifest=Manifest({"engine": {"max_num_seqs": None}}))
     assert "engine.max_num_seqs is 8 in A and none in B" in words(comparison_page(compare(run(BASE), other)))
@@ -140,7 +124,7 @@ def test_rows_and_blocks_go_together() -> None:
     c = many(2 * BLOCK + 1, "x")
     page = comparison_page(c)
     assert embedded(page, "blocks-outputs")["items"] == len(embedded(page, "grid-outputs")["rows"]) == 2 * BLOCK + 1
-    assert len(embedded(page, "map")) == embedded(page, "blocks-map")["items"] == 2 * BLOCK + 1
+    assert len(embedded(page, "map")["rows"]) == embedded(page, "blocks-map")["items"] == 2 * BLOCK + 1
 
 
 def test_log_likelihoods_have_a_scale_of_their_own() -> None:
@@ -150,24 +134,35 @@ def test_log_likelihoods_have_a_scale_of_their_own() -> None:
     nats = replace(share, key=(TASK, "loglikelihood per window", "none"), nats=True)
     assert share.paired is not None
     wide = replace(nats, paired=replace(share.paired, ci_low=-9000.0, ci_high=9000.0))
-    pages = [comparison_page(replace(c, metrics=[share, m])).render() for m in (nats, wide)]
-    drawn = [re.findall(r"<svg.*?</svg>", page) for page in pages]
-    assert drawn[0][-2] == drawn[1][-2] and drawn[0][-1] != drawn[1][-1]
+    pages = [comparison_page(replace(c, metrics=[share, m])) for m in (nats, wide)]
+    (first, second), (same, other) = ([*nodes(page, is_="interval")] for page in pages)
+    assert first == same and second != other
+
+
+def cells(page: Page) -> list[tuple[str, str]]:
+    """(look, words) of each cell of a matrix."""
+    found = [node for node in nodes(page, is_="span") if node.get("class", "").split()[:1] == ["cell"]]
+    return [(node["class"].removeprefix("cell").strip(), words(node)) for node in found]
+
+
+def mood(page: Page) -> bool | None:
+    (lead,) = nodes(page, is_="verdict")
+    good: bool | None = lead["good"]
+    return good
 
 
 def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     runs = [run(BASE), run(BASE), run(TOKEN, numerics="fast"), run({0: BASE[0]}, limit=1)]
     page = matrix_page(matrix(runs))
-    text = page.render()
-    same = '<span class="cell same"><b>identical</b></span>'
-    assert text.count(same) == 2  # runs 1 and 2 have a cell in either direction
-    assert text.count('<span class="cell some"><b>different</b><span>outputs differ in 1 of 3</span></span>') == 4
-    assert text.count('<span class="cell refused">not comparable</span>') == 6
-    assert "Runs 1, 2: " in words(page) and "they share 1 (limit is none in A and 1 in B)" in words(page)
-    assert '<div class="verdict plain">' in text  # what was refused is neither good nor bad
-    assert '<div class="verdict good">' in matrix_page(matrix(runs[:2])).render()
+    found = cells(page)
+    assert found.count(("same", "identical")) == 2  # runs 1 and 2 have a cell in either direction
+    assert found.count(("some", "different outputs differ in 1 of 3")) == 4
+    assert found.count(("refused", "not comparable")) == 6
+    assert "they share 1 (limit is none in A and 1 in B)" in words(page)
+    assert mood(page) is None  # what was refused is neither good nor bad
+    assert mood(matrix_page(matrix(runs[:2]))) is True
     calm = matrix_page(matrix(runs[:3]))
-    assert '<div class="verdict plain">' in calm.render() and "No metric changed by more than" in words(calm)
+    assert mood(calm) is None and "No metric changed by more than" in words(calm)
 
 
 def scored(right: int, **identity: Any) -> Run:
@@ -179,17 +174,17 @@ def scored(right: int, **identity: Any) -> Run:
 def test_a_matrix_colours_by_what_a_difference_means() -> None:
     """Two flips of 60 may be chance, 40 are not."""
     few, many = (matrix_page(matrix([scored(50), scored(right, numerics="fast")])) for right in (48, 10))
-    assert few.render().count('<span class="cell some">') == 2 and '<div class="verdict plain">' in few.render()
-    assert many.render().count('<span class="cell other">') == 2 and '<div class="verdict bad">' in many.render()
+    assert [look for look, _ in cells(few)].count("some") == 2 and mood(few) is None
+    assert [look for look, _ in cells(many)].count("other") == 2 and mood(many) is False
     assert "Yellow: results differ" in words(few) and "Red: a metric differs" in words(many)
 
 
 def test_the_same_tokens_have_a_colour_of_their_own_and_what_differs_is_said() -> None:
     runs = [run(BASE), run(BIT, numerics="fast"), run(TOKEN, numerics="fast", seed=1)]
-    text = matrix_page(matrix(runs[:2])).render()
-    cell = '<span class="cell tokens"><b>same tokens</b><span>logprobs differ in 1 of 3</span></span>'
-    assert text.count(cell) == 2 and "Every output is the same; logprobs differ in up to 1 request of a pair." in text
-    assert matrix_page(matrix(runs)).render().count('class="cell tokens"') == 2
+    page = matrix_page(matrix(runs[:2]))
+    assert cells(page).count(("tokens", "same tokens logprobs differ in 1 of 3")) == 2
+    assert "Every output is the same; logprobs differ in up to 1 request of a pair." in words(page)
+    assert [look for look, _ in cells(matrix_page(matrix(runs)))].count("tokens") == 2
 
 
 def _commanded(base: Run, *words: str) -> Run:
@@ -199,10 +194,11 @@ def _commanded(base: Run, *words: str) -> Run:
 
 def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> None:
     page = matrix_page(matrix([scored(50), scored(48, numerics="fast")]))
-    text = page.render()
-    assert '<span class="cell"><b>83.3 %</b></span>' in text and '<span class="cell"><b>80.0 %</b></span>' in text
-    assert "<span>−3.3 points</span>" in text and "<span>+3.3 points</span>" in text, "a row against a column"
-    assert '<span class="setting">exact</span>' in text and '<span class="setting">fast</span>' in text
+    found = cells(page)
+    assert ("", "83.3 %") in found and ("", "80.0 %") in found
+    changes = [text.split()[-2:] for _, text in found if text.endswith("points")]
+    assert changes == [["+3.3", "points"], ["−3.3", "points"]], "a row against a column"
+    assert [words(node) for node in nodes(page, class_="setting")] == ["exact", "fast"]
     assert "numerics exact → fast" in words(page), "the pair names what differs"
     named = [_commanded(run_, "limit=60") for run_ in (scored(50), scored(48))]
     shown = words(matrix_page(matrix(named)))
@@ -211,16 +207,15 @@ def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> No
     shown = words(matrix_page(matrix(named)))
     assert shown.count("python -m evalengine limit=60") == shown.count("python -m evalengine limit=61") == 1
     odd = [replace(scored(50), results={}), scored(48)]
-    assert '<span class="cell">·</span>' in matrix_page(matrix(odd)).render(), "no metric that both report"
+    assert ("", "·") in cells(matrix_page(matrix(odd))), "no metric that both report"
 
 
 def test_a_matrix_lists_what_is_unlike_and_how_much_was_shared() -> None:
     page = matrix_page(matrix([run(BASE), run(BASE), run({0: BASE[0]}, limit=1)], allow=True))
-    text = page.render()
-    assert text.count('<span class="cell same"><b>identical</b></span>') == 2
-    assert text.count('<span class="cell tokens"><b>identical</b><span>on 1 / 3</span></span>') == 4
+    assert cells(page).count(("same", "identical")) == 2
+    assert cells(page).count(("tokens", "identical on 1 / 3")) == 4
     body = words(page)
-    assert "IDENTICAL where compared" in body and '<div class="verdict plain">' in text
+    assert "IDENTICAL where compared" in body and mood(page) is None
     assert "Runs 1 (A) and 3 (B): sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)" in body
     assert "the requests that both runs hold, of the larger one" in body
 

@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import shared_text
-from evalengine.report.html.map_section import divergence_map, map_section
+from evalengine.report.html.comparison_page import divergence_map, map_section
 from evalengine.report.html.page import Page
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, TOKEN, run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from evalengine.report.read.index import DAMAGED, UNFINISHED, entries
 from evalengine.report.read.names import INDEX, SWEEP_FORMAT
 from tests.browser import Browser
 from tests.report.grouped_run import write_grouped
+from tests.report.page_content import embedded
 from tests.report.test_pages import quiet
 from tests.report.written_run import Doc, write_choices, write_generations
 from tests.run_double import bind_again
@@ -42,17 +42,13 @@ def results(tmp_path: Path) -> Path:
 
 def rows(page: Path) -> list[list[Any]]:
     """The rows of the page's list of runs."""
-    match = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
-    assert match is not None
-    listed: list[list[Any]] = json.loads(match[1])["rows"]
+    listed: list[list[Any]] = embedded(page, "grid-runs")["rows"]
     return listed
 
 
 def titles(page: Path) -> list[str]:
     """The columns of the page's list of runs."""
-    match = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
-    assert match is not None
-    return [column["title"] for column in json.loads(match[1])["columns"]]
+    return [column["title"] for column in embedded(page, "grid-runs")["columns"]]
 
 
 def test_every_run_is_a_row_with_what_it_gave(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +198,7 @@ def test_scores_over_time_are_drawn_with_their_intervals(results: Path, browser:
     write_generations(results / "third", DOCS)
     bind_again(results / "third", started="2026-01-05T03:04:05Z")
     tab = browser.open(write_index(results)[0])
+    tab.wait("document.querySelector('#trends circle')")
     titles_ = "[...document.querySelectorAll('#trends circle title')].map(t => t.textContent)"
     assert tab.evaluate(titles_) == [
         "2026-01-02 03:04: 0.7500, first", "2026-01-03 03:04: 0.5000, other", "2026-01-05 03:04: 0.7500, third",

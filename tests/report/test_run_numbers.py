@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +18,13 @@ from evalengine.report.compare.sibling_runs import is_pair, sibling
 from evalengine.report.html import samples
 from evalengine.report.html.comparison_page import noise_floor
 from evalengine.report.html.distributions import edges
-from evalengine.report.html.metrics import interval_note
 from evalengine.report.html.parts import beginning
-from evalengine.report.html.run_page import run_page, write_run_report
+from evalengine.report.html.run_page import interval_note, run_page, write_run_report
 from evalengine.report.html.samples import mark_title
 from evalengine.report.read.documents import Bin, choices, expected_calibration_error, reliability, target_index
 from evalengine.report.read.load import load_run, load_run_data
 from evalengine.report.stats.metric_interval import mean_interval, wilson
+from tests.report.page_content import embedded, nodes, words
 from tests.report.written_run import Doc, write_choices, write_generations
 from tests.run_double import bind_again
 
@@ -143,7 +142,7 @@ def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
     assert floor.logprob_counts == (1, 4)
     assert floor.changed == len({flip.doc_id for flip in compare(exact, fast).flips})
     page = _page(exact.source)
-    assert "25.0 % of 4 logprobs differ" in page and "Answers that flipped" in page
+    assert "25.0 % of 4 logprobs differ" in page and "Documents that changed" in page
     same = load_run(write_choices(tmp_path / "same", [[-1.0, -2.0], [-1.0, -2.0]], targets=[0, 0], numerics="fast"))
     assert (noise_floor(exact, same).changed, noise_floor(exact, same).logprob_counts) == (0, (0, 4))
 
@@ -177,16 +176,16 @@ def test_unlike_runs_are_no_pair(tmp_path: Path) -> None:
 def test_a_damaged_neighbour_costs_its_section_only(tmp_path: Path) -> None:
     exact = write_generations(tmp_path / "exact", [Doc("a")])
     fast = write_generations(tmp_path / "fast", [Doc("b")], numerics="fast")
-    assert 'id="noise"' in _page(exact)
+    assert "Noise floor" in _page(exact)
     (fast / "records.parquet").write_bytes(b"PAR1 no more")
-    assert 'id="noise"' not in _page(exact)
+    assert "Noise floor" not in _page(exact)
 
 
 def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) -> None:
     exact = write_generations(tmp_path / "exact", [Doc("a")])
     fast = write_generations(tmp_path / "fast", [Doc("b")], numerics="fast")
     bind_again(fast, counts=None)
-    assert 'id="noise"' not in _page(exact)
+    assert "Noise floor" not in _page(exact)
     with pytest.raises(ConfigError, match=r"manifest\.json: counts=None: must be a mapping.*; run its command again"):
         write_run_report(fast)
 
@@ -195,36 +194,36 @@ def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
     """One document, equal scores and a metric that is no mean have no interval; where all have one, no note stands."""
     alone = _page(write_generations(tmp_path / "alone", [Doc("a")]))
     assert "No interval for exact_match: one document says nothing of others." in alone
-    assert "Intervals are over documents" not in alone
+    assert "95 % interval" not in alone.partition("Samples")[0]
     alike = _page(write_generations(tmp_path / "alike", [Doc("a", score=0.5), Doc("b", score=0.5)]))
     assert "No interval for exact_match: all documents have the same number." in alike
     both = _page(write_generations(tmp_path / "both", [Doc("a"), Doc("b", score=0.0)]))
-    assert "Intervals are over documents" in both and "No interval" not in both
+    assert "95 % interval" in both and "No interval" not in both
     data = load_run_data(tmp_path / "both")
     unrecorded = "the run does not record what each document adds"
     for kind, reason in ("loglikelihood_rolling", unrecorded), ("generate_until", "it is no mean of"):
         key = ("sums", "word_perplexity", "none")
         items = {k: replace(item, kind=kind) for k, item in data.run.items.items()}
         odd = replace(data, run=replace(data.run, items=items, scores={}, results={key: (20.0, None)}))
-        assert f"No interval for word_perplexity: {reason}" in interval_note(odd, {key: False}, "about")
+        assert f"No interval for word_perplexity: {reason}" in interval_note(odd, {key: False})
 
 
 def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path) -> None:
     data = load_run_data(write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.5), Doc("c", score=0.0)]))
     items = {(*key[:2], n, n): replace(item, request_index=n, repeat=n) for key, item in data.run.items.items()
              for n in range(2)}  # fmt: skip
-    text = run_page(replace(data, run=replace(data.run, items=items))).render()
-    table = text.split('<section id="metrics">')[1].split("</section>")[0]
-    rows = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", table)]
-    assert [row[0] for row in rows[1:]] == ["exact_match", "pass@2"]
+    page = run_page(replace(data, run=replace(data.run, items=items)))
+    rows = next(nodes(page, is_="sheet"))["rows"]
+    assert [words(row[0]) for row in rows] == ["exact_match", "pass@2"]
     low, high = wilson(2, 3)
-    assert rows[2][1:5] == ["0.6667", f"{low:.4f}", "to", f"{high:.4f}"]
-    assert '"title":"pass@2"' not in text, "a sample's columns are its metrics"
+    assert [words(cell) for cell in rows[1][1:3]] == ["0.6667", f"{low:.4f} to {high:.4f}"]
+    titles = [column["title"] for column in embedded(page, "grid-samples")["columns"]]
+    assert "exact_match" in titles and "pass@2" not in titles, "a sample's columns are its metrics"
 
 
 def _page(folder: Path) -> str:
     """The text of the run's page."""
-    return write_run_report(folder)[0].read_text(encoding="utf-8")
+    return words(write_run_report(folder)[0])
 
 
 def test_bins_are_whole_for_whole_numbers() -> None:
@@ -237,7 +236,7 @@ def test_bins_are_whole_for_whole_numbers() -> None:
 
 def test_an_empty_output_costs_no_plot_and_odd_logprobs_are_said(tmp_path: Path) -> None:
     page = _page(write_generations(tmp_path / "run", [Doc("abc"), Doc("", score=0.0)]))
-    assert "Mean logprob of an output&#x27;s tokens" in page and "NaN or infinite" not in page
+    assert "Mean logprob of an output's tokens" in page and "NaN or infinite" not in page
     page = _page(write_choices(tmp_path / "odd", [[-1.0, -2.0], [-math.inf, -1.0], [math.nan, -1.0]], [0, 1, 1]))
     assert "2 of 6 requests hold a logprob that is NaN or infinite" in page
 
@@ -247,7 +246,7 @@ def test_cells_have_less_room_where_there_are_many(tmp_path: Path, monkeypatch: 
     folder = write_generations(tmp_path / "run", [Doc("x", prompt="語" * 90, target="😀" * 90, answer="a" * 90)] * 2)
     for budget, (prompt, answer, target) in ((6_000_000, (90, 90, 90)), (240, (10, 40, 10))):
         monkeypatch.setattr(samples, "CELL_BYTES", budget)
-        grid = json.loads(_page(folder).split('id="data-grid-samples">')[1].split("</script>")[0])
+        grid = embedded(write_run_report(folder)[0], "grid-samples")
         assert grid["rows"][1][1:4] == ["語" * prompt, "a" * answer, "😀" * target]
 
 

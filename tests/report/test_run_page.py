@@ -14,6 +14,7 @@ import pytest
 
 from evalengine.report.html.run_page import _verdict, write_run_report
 from tests.browser import Browser, Tab
+from tests.report.page_content import embedded
 from tests.report.run_page_tab import docs, opened, search
 from tests.report.test_pages import quiet
 from tests.report.written_run import ISO, Doc, write_generations
@@ -132,6 +133,7 @@ def test_a_page_says_when_by_what_and_under_which_id(browser: Browser, run: Path
         ["Date", "2026-01-02 03:04 UTC"],
         ["Run", "00000000"],
         ["Command", "python -m evalengine task=sums 'output_dir=my results'"],
+        ["Digest", f"{(run / 'digest.txt').read_text().strip()} (equal digests mean equal bits)"],
     ]
     tab.close()
     for changes, note in ({"command": None}, "started from Python"), ({"command": None, "started": None}, "older run"):
@@ -222,7 +224,7 @@ def test_lm_evals_folders_and_old_runs_without_tokens_have_pages(browser: Browse
 def test_the_numbers_in_the_file_are_those_of_the_samples(run: Path) -> None:
     """Without a browser: the embedded rows, unpacked, against the samples file."""
     page = write_run_report(run)[0].read_text(encoding="utf-8")
-    grid = json.loads(page.split('id="data-grid-samples">')[1].split("</script>")[0])
+    grid = embedded(run / "report.html", "grid-samples")
     rows = [json.loads(line) for line in (run / f"samples_sums_{ISO}.jsonl").read_text().splitlines()]
     assert [row[0] for row in grid["rows"]] == [row["doc_id"] for row in rows]
     assert [row[4] for row in grid["rows"]] == [row["exact_match"] == 1.0 for row in rows]

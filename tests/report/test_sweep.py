@@ -19,6 +19,7 @@ from evalengine.records.sealed import content_sha256
 from evalengine.report.sweep.sweep import Cell, Sweep, agreement, print_sweep, sweep, verdict
 from evalengine.report.sweep.write import picture, sweep_json, write_sweep
 from tests.report.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
+from tests.report.page_content import words
 
 Outputs = Mapping[int, Any]
 
@@ -120,7 +121,8 @@ def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.
 
 def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
     result = swept(BIT, TOKEN)
-    svg, file = write_sweep(result, tmp_path)
+    page, svg, file = write_sweep(result, tmp_path)
+    assert "Noise floor" in words(page)
     content = json.loads(file.read_text())
     seal, drawn_sha256 = content.pop("sha256"), content.pop("picture_sha256")
     assert drawn_sha256 == hashlib.sha256(svg.read_bytes()).hexdigest()
@@ -131,7 +133,7 @@ def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
     looks = [rect.get("class") for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
     counts = {look: looks.count(look) for look in ("same", "tokens", "some", "other", "self", "paper")}
     assert counts == {"same": 2, "tokens": 4, "some": 6, "other": 0, "self": 4, "paper": 1}  # as on the page
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.html", "x.json", "x.svg"]
     with pytest.raises(EvalEngineError, match="could not write"):
         write_sweep(result, tmp_path / "missing")
 

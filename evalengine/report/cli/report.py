@@ -18,8 +18,7 @@ from evalengine.records.folder import TextFile, write_text_file
 from evalengine.report.compare.comparability import are_models
 from evalengine.report.compare.compare import compared
 from evalengine.report.compare.matrix import matrix
-from evalengine.report.compare.sibling_runs import is_pair
-from evalengine.report.html.comparison_page import comparison_page, noise_floor, noise_floor_section
+from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.index_page import write_index
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.on_complete import refresh_index
@@ -119,8 +118,6 @@ def _write_page(names: Sequence[str], target: Path | None, allow: bool) -> str:
         page = matrix_page(matrix(runs, allow))
     else:
         page = comparison_page(compared(runs[0], runs[1], allow))
-        if is_pair(runs[0], runs[1]):
-            noise_floor_section(page, noise_floor(runs[0], runs[1]))
     return f"{path}: {page.write(path) / 1e6:.1f} MB"
 
 

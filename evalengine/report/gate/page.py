@@ -6,19 +6,17 @@ import math
 from collections.abc import Iterator
 
 from evalengine.report.gate.report import Check, Report, headline, plain, reason
-from evalengine.report.html.comparison_page import listed
-from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, table, verdict
-from evalengine.report.html.plots import interval
+from evalengine.report.html.parts import details, facts, interval, listed, table, verdict
 from evalengine.report.numbers import counted, shown
 
 HEAD = ("Verdict", "Check", "Loss", "Bound", "Margin", "−2 to 2 margins")
-NOTE = (
-    "Loss: of the run against the baseline, negative where the run is better. Bound: the largest loss that the "
-    "documents do not exclude. A line goes from the loss to its bound, the dashed line is the margin; what lies "
-    "outside is drawn at the edge."
-)
+ABOUT = {
+    "Loss": "Of the run against the baseline, negative where the run is better",
+    "Bound": "The largest loss that the documents do not exclude",
+    "−2 to 2 margins": "From the loss to its bound; dashed: the margin. Values outside are drawn at the edge",
+}
 GOOD = {"pass": True, "fail": False}
 MOODS = {"pass": "mark good", "fail": "mark bad"}
 
@@ -27,26 +25,23 @@ def gate_page(report: Report) -> Page:
     """The page of one run's gate, or of that of several runs, with a section for each."""
     page = Page(f"Gate {plain(report.policy)}", eyebrow="Gate")
     asked = f"The policy asks for: {report.description}" if report.description else None
-    warnings = tag("ul", *(tag("li", text) for text in report.warnings), class_="warnings") if report.warnings else None
+    warnings = listed(report.warnings, "warnings") if report.warnings else None
     page.lead(verdict(headline(report), asked, GOOD.get(report.verdict)), warnings)
-    note = NOTE if any(check.margin is not None for run in report.each for check in run.checks) else None
     if not report.reports:
-        page.section("checks", "Checks" if report.checks else "Problems", *_run(report), note=note)
+        page.section("checks", "Checks" if report.checks else "Problems", *_run(report))
         return page
     numbered = [*enumerate(zip(report.names, report.reports, strict=True), 1)]
-    rows = [
+    rows: list[list[Node]] = [
         [run.verdict.upper(), tag("a", name, href=f"#run-{number}"), reason(run).lstrip(": ")]
         for number, (name, run) in numbered
     ]
-    page.section(
-        "runs", "Runs", table(("Verdict", "Run", "Reason"), rows), tag("p", note, class_="note") if note else None
-    )
+    page.section("runs", "Runs", table(("Verdict", "Run", "Reason"), rows))
     for number, (name, run) in numbered:
         page.section(f"run-{number}", name, *_run(run), note=f"{run.verdict.upper()}{reason(run)}")
     return page
 
 
-def _run(report: Report) -> Iterator[Markup]:
+def _run(report: Report) -> Iterator[Node]:
     """The problems, checks and notes of one run, and the two runs' names and digests."""
     if report.problems:
         yield tag("h3", (report.trouble or "").capitalize())
@@ -54,7 +49,7 @@ def _run(report: Report) -> Iterator[Markup]:
     if report.checks:
         width = len(HEAD) if any(check.loss is not None for check in report.checks) else 2
         rows = [_row(check)[:width] for check in report.ordered if check.status != "skip"]
-        yield table(HEAD[:width], rows, numbers=(2, 3, 4))
+        yield table(HEAD[:width], rows, numbers=(2, 3, 4), about=ABOUT)
         saw = [(check.label, listed([f"{check.status}: {check.message}", *check.more])) for check in report.ordered]
         skipped = sum(check.status == "skip" for check in report.checks)
         left = f"; {skipped} not judged" if skipped else ""
@@ -62,13 +57,13 @@ def _run(report: Report) -> Iterator[Markup]:
     if report.notes:
         yield tag("h3", "Notes")
         yield listed(report.notes)
-    sources = {"Baseline": (report.baseline, report.baseline_digest), "Run": (report.run, report.run_digest)}
-    yield facts((name, join(source, tag("code", digest, class_="under") if digest else None))
-                for name, (source, digest) in sources.items())  # fmt: skip
+    sources = ("Baseline", report.baseline, report.baseline_digest), ("Run", report.run, report.run_digest)
+    yield facts((name, ["/".join(source.split("/")[-2:]), digest and tag("code", digest, class_="under")])
+                for name, source, digest in sources)  # fmt: skip
 
 
-def _row(check: Check) -> list[Child]:
-    what = join(check.label, tag("span", check.line, class_="under"))
+def _row(check: Check) -> list[Node]:
+    what = [check.label, tag("span", check.line, class_="under")]
     drawn = None
     if check.margin and check.loss is not None and check.bound is not None:
         drawn = interval(check.loss, check.loss, check.bound, (-2 * check.margin, 2 * check.margin), rule=check.margin)

@@ -3,46 +3,33 @@ section of a noise floor, fast against invariant numerics on the same inputs."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
 
 from evalengine.records.manifest_data import resumed_fast
+from evalengine.report.compare import report as tables
 from evalengine.report.compare.comparability import resumed_words
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups, scope
-from evalengine.report.compare.item_differences import KINDS, score_unchanged
+from evalengine.report.compare.item_differences import changed_bits
+from evalengine.report.compare.matrix import distinguishing_settings, setting_words
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.compare.report import (
-    AGGREGATED,
-    MDE,
-    answers_sheet,
-    cut_notes,
-    delta,
-    effect,
-    evidence,
-    logprob_lines,
-    near_ties,
-    p_values,
-    p_words,
-    pairing_notes,
-    units,
-    value_text,
-)
-from evalengine.report.compare.report import interval as interval_text
+from evalengine.report.html import parts
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting, regressions_section
-from evalengine.report.html.map_section import map_section
-from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import details, facts, lines_of, origin_line, sheet_table, table, tiles, verdict
-from evalengine.report.html.plots import interval, percent
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.groups import roots_of
-from evalengine.report.read.run import Run
-from evalengine.report.stats.paired import PairedResult
+from evalengine.report.read.names import item_name
+from evalengine.report.read.run import Item, Key, Run, ScoreKey
 
 TILES = 3  # metrics shown large
 FOLDED = "of the groups' own tasks, outside the family of tests"
+HEAD = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
 LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation",
@@ -52,8 +39,8 @@ TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation
 def comparison_page(c: Comparison) -> Page:
     """A comparison as a page, the verdict first."""
     page = Page(title(c.a, "Two"), eyebrow="Comparison", scripts=("comparison.js", "map_picture.js", "map.js"))
-    numbers = evidence(c)
-    page.lead(verdict(f"{headline(c)}.", f"{c.verdict}{scope(c)}: {numbers}.", _good(c)), tiles(_figures(c)), _runs(c))
+    page.lead(parts.verdict(f"{headline(c)}.", f"{c.verdict}{scope(c)}: {tables.evidence(c)}.", _good(c)))
+    page.lead(parts.tiles(_figures(c)), _runs(c))
     regressions_section(page, c)
     page.section("comparability", "Comparability", *_comparability(c))
     if c.causes:
@@ -61,9 +48,10 @@ def comparison_page(c: Comparison) -> Page:
     map_section(page, c)
     if c.flips:
         note = "Documents whose answer or score is another one in B; of given choices, under each metric."
-        page.section("flips", "Flips", sheet_table(answers_sheet(c)), flips_grid(page, c), note=note)
+        sheet = parts.sheet_table(tables.answers_sheet(c))
+        page.section("flips", "Changed answers", sheet, flips_grid(page, c), note=note)
     if parting(c):
-        page.section("outputs", "Outputs that part", outputs_grid(page, c), note=" ".join(near_ties(c)) or None)
+        page.section("outputs", "Diverging outputs", outputs_grid(page, c), note=" ".join(tables.near_ties(c)) or None)
     if c.metrics:
         page.section("statistics", "Paired statistics", *_statistics(c))
     return page
@@ -77,13 +65,20 @@ def title(run: Run, count: str) -> str:
 
 def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
     yield from _first_metric(c)
-    outside = c.only_a + c.only_b
+    outside, of = c.only_a + c.only_b, f"of {c.common:,}"
     yield "Requests compared", f"{c.common:,}", f"{outside:,} only in one run" if outside else None
     for kind, basis in (("document", "of the requests"), ("prompt", "of the requests"), ("text", "of the same tokens")):
         if c.kinds[kind]:
             yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", basis
-    yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
-    yield "Documents that changed", f"{c.changed:,}", changed_words(c).partition(": ")[2] or None
+    yield "Requests whose bits differ", f"{len(c.differences):,}", of
+    yield "Outputs that diverge", f"{c.outputs:,}", of
+    yield "Documents that changed", f"{c.changed:,}", changed_words(c).partition(": ")[2] or f"of {c.documents:,}"
+    differing, compared = c.logprob_counts
+    if differing:
+        unknown = c.logprobs.not_finite if c.logprobs else 0
+        share = f"{parts.percent(differing / compared)} of {compared:,} logprobs differ"
+        share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
+        yield "Largest logprob change", c.largest, share
 
 
 def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
@@ -91,7 +86,7 @@ def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
     for metric in asked_for(c)[:TILES] if c.verdict == "DIFFERENT" else ():
         share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
         values = ["" if v is None else shown(100 * v, ".1f") if share else shown(v, ".4g") for v in metric.shown]
-        p, holm = p_values(metric)
+        p, holm = tables.p_values(metric)
         tests = sum(m.p_holm is not None for m in c.metrics)
         several = f", after Holm over {tests}: {holm}" if tests > 1 else ""
         yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), f"p {p}{several}"
@@ -111,93 +106,167 @@ def _worse(m: MetricDelta) -> bool:
     return change != 0 and (change < 0) == (m.higher_is_better is not False)
 
 
-def _runs(c: Comparison) -> Markup:
+def _runs(c: Comparison) -> Node:
+    names, values = distinguishing_settings([c.a, c.b])
+    labels = [setting_words(names, row) for row in values]
+    words = [label or run.source.name for label, run in zip(labels, (c.a, c.b), strict=True)]
     digests = [tag("code", run.digest or "no digest", class_="under") for run in (c.a, c.b)]
-    return facts((label, join(str(run.source), digest, origin_line(run)))
-                 for label, run, digest in zip("AB", (c.a, c.b), digests, strict=True))  # fmt: skip
+    origins = map(parts.origin_line, (c.a, c.b))
+    return parts.facts(zip("AB", zip(words, digests, origins, strict=True), strict=True))
 
 
-def _comparability(c: Comparison) -> Iterator[Markup]:
-    if c.unlike:
-        yield tag("p", "Compared although they are unlike:")
-        yield listed(c.unlike)
-    else:
-        what = "documents, prompts, weights, tokenizer and generation settings"
+def _comparability(c: Comparison) -> Iterator[Node]:
+    what = "documents, prompts, weights, tokenizer and generation settings"
+    if not c.unlike:
         same = f"Nothing that both runs recorded of their {what} differs."
         yield tag("p", same if c.unchecked else f"The runs asked the same of the same model: equal {what}.")
-    if c.settings:
-        yield tag("p", "Settings that may change bits:")
-        yield listed(c.settings)
-    if c.unchecked:
-        yield tag("p", "Not known:")
-        yield listed(c.unchecked)
+    named = {"Compared although they are unlike": c.unlike, "Settings that may change bits": c.settings}
+    for name, lines in {**named, "Not known": c.unchecked}.items():
+        if lines:
+            yield [tag("p", f"{name}:"), parts.listed(lines)]
     if c.surroundings:
-        yield details(f"Also different around the runs ({len(c.surroundings)})", listed(c.surroundings))
+        yield parts.details(f"Also different around the runs ({len(c.surroundings)})", parts.listed(c.surroundings))
 
 
-def _attribution(c: Comparison) -> Iterator[Markup]:
-    counts = {x: Counter(kind for d in c.differences if d.cause == x for kind in d.kinds) for x in c.causes}
-    kinds = [kind for kind in KINDS if c.kinds[kind] or kind in ("output", "logprobs")]
-    head = ("Cause", "Items", *(kind.capitalize() for kind in kinds), "What it means")
-    rows = [
-        (
-            cause,
-            f"{count:,}",
-            *(f"{counts[cause][kind]:,}" for kind in kinds),
-            # A narrow screen must not press words into a column of letters.
-            tag("span", "; ".join(c.why.get(cause, [])), class_="words"),
-        )
-        for cause, count in c.causes.items()
-    ]
-    yield table(head, rows, numbers=range(1, 2 + len(kinds)))
+def _attribution(c: Comparison) -> Iterator[Node]:
+    rows: list[list[Node]] = []
+    for cause, count in c.causes.items():
+        kinds: Counter[str] = Counter(kind for d in c.differences if d.cause == cause for kind in d.kinds)
+        # A narrow screen must not press words into a column of letters.
+        why = tag("span", "; ".join(c.why.get(cause, [])), class_="words")
+        rows.append([cause, f"{count:,}", tables.differing_in(kinds), why])
+    yield parts.table(("Cause", "Requests", "Differ", "What it means"), rows, (1,))
     if c.tensors:
         yield tag("p", "Weights that differ:")
-        yield listed(c.tensors)
+        yield parts.listed(c.tensors)
     if c.rescored and not c.flips:
-        yield tag("p", AGGREGATED)
-    yield from lines_of(logprob_lines(c.logprobs, ulps=True) if c.logprobs is not None else ())
+        yield tag("p", tables.AGGREGATED)
+    yield from parts.lines_of(tables.logprob_lines(c.logprobs, ulps=True) if c.logprobs is not None else ())
 
 
-def _statistics(c: Comparison) -> Iterator[Markup]:
-    pairs = [m.paired for m in c.metrics if m.paired is not None]
-    reach = {nats: _reach(m.paired for m in c.metrics if m.paired and m.nats is nats) for nats in (False, True)}
-    head = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
+def _statistics(c: Comparison) -> Iterator[Node]:
+    drawn: dict[ScoreKey, Node] = {}
+    for nats in (False, True):  # log-likelihoods have a scale of their own
+        own = [(m.key, m.paired) for m in c.metrics if m.nats is nats and m.paired is not None]
+        bars = parts.intervals([(p.difference, p.ci_low, p.ci_high) for _, p in own], rule=0.0)
+        drawn |= zip((key for key, _ in own), bars, strict=True)
     inside = parts_of_groups(c)
-    for name, own in {"": [m for m in c.metrics if m not in inside], FOLDED: inside}.items():
-        drawn = table(head, [_metric(m, reach[m.nats]) for m in own], numbers=(1, 2, 3, 5, 6, 7, 8, 9))
-        if own:
-            yield details(f"{counted(len(own), 'metric')} {name}", drawn) if name else drawn
-    tests = sorted({TESTS[p.test] for p in pairs})
-    yield tag("p", f"Won, lost, equal: {units(c.metrics)} on which B is better, worse and equal. "
-                   f"Tests: {' and '.join(tests) or 'none'}. {p_words(c.metrics)} {MDE}", class_="note")  # fmt: skip
-    yield from (tag("p", note, class_="note") for note in pairing_notes(c.metrics))
-    yield from (tag("p", note, class_="note") for note in cut_notes(c.metrics, c.a, c.b))
+    about = dict.fromkeys(("p", "p (Holm)"), tables.p_words(c.metrics)) | {"MDE": tables.MDE}
+    about["Won / lost / equal"] = f"{tables.units(c.metrics)} on which B is better, worse and equal".capitalize()
+    for name, listed_metrics in {"": [m for m in c.metrics if m not in inside], FOLDED: inside}.items():
+        rows = [_metric(m, drawn.get(m.key)) for m in listed_metrics]
+        shown_rows = parts.table(HEAD, rows, (1, 2, 3, 5, 6, 7, 8, 9), about=about)
+        if rows:
+            yield parts.details(f"{counted(len(rows), 'metric')} {name}", shown_rows) if name else shown_rows
+    tests = sorted({TESTS[m.paired.test] for m in c.metrics if m.paired is not None})
+    notes = (f"Tests: {' and '.join(tests) or 'none'}.", *tables.pairing_notes(c.metrics))
+    yield from (tag("p", note, class_="note") for note in (*notes, *tables.cut_notes(c.metrics, c.a, c.b)))
 
 
-def _reach(pairs: Iterable[PairedResult]) -> float:
-    """How far from 0 these intervals reach, for the scale that they share."""
-    ends = (abs(e) for p in pairs for e in (p.ci_low, p.ci_high, p.difference) if math.isfinite(e))
-    return max(ends, default=0.0) or 1.0
-
-
-def _metric(metric: MetricDelta, reach: float) -> list[str | Markup | None]:
+def _metric(metric: MetricDelta, drawn: Node) -> list[Node]:
     task, name, filter_name = metric.key
     direction = {True: "up", False: "down", None: None}[metric.higher_is_better]
     p = metric.paired
-    named = join(tag("span", name, class_=direction), tag("span", f"{task}, {filter_name}", class_="under"))
-    first = [named, *("" if v is None else value_text(v) for v in metric.shown), delta(metric)]
+    named = [tag("span", name, class_=direction), tag("span", f"{task}, {filter_name}", class_="under")]
+    first = [named, *("" if v is None else tables.value_text(v) for v in metric.shown), tables.delta(metric)]
     if p is None:
         return [*first, None, *[""] * 5]
-    drawn = None
-    if between := interval_text(p, " … "):
-        drawn = interval(p.difference, p.ci_low, p.ci_high, (-reach, reach), rule=0)
-    counts = f"{p.wins:,} / {p.losses:,} / {p.ties:,}"
-    return [*first, drawn, between or "none", counts, *p_values(metric), effect(p)]
+    counts, between = f"{p.wins:,} / {p.losses:,} / {p.ties:,}", tables.interval(p, " … ") or "none"
+    return [*first, drawn, between, counts, *tables.p_values(metric), tables.effect(p)]
 
 
-def listed(lines: Sequence[str]) -> Markup:
-    """Sentences as a list."""
-    return tag("ul", *(tag("li", line) for line in lines), class_="plain")
+LIMITS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # nat: |delta| below the first is level 1, from the last on level 7
+NO_DISTANCE = 8  # the level of logprobs that differ where one of them is NaN or infinite
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """One request of both runs, token by token."""
+
+    key: Key
+    tokens: int  # how many the longer output has
+    parts_at: int | None  # the first token that differs; None if the outputs are equal
+    first: int | None  # the first token that differs or whose logprob does; None if there is none
+    # A digit for each token up to where the outputs part: 0 equal bits, 1 to 7 `LIMITS`, 8 no distance. Zeros at the
+    # end are left out.
+    levels: str
+
+
+def divergence_map(c: Comparison) -> list[MapRow]:
+    """A row for each request that both runs hold with its tokens, and whose prompts are equal, in key order."""
+    changed = {difference.key for difference in c.differences}
+    diverged = {divergence.key: divergence.position for divergence in c.divergences}
+    rows = []
+    for key, x in c.a.items.items():
+        y = c.b.items.get(key)
+        if y is None or x.output_ids is None or y.output_ids is None or key in c.other_prompts:
+            continue
+        at = diverged.get(key)
+        levels = _levels(x, y, len(x.output_ids) if at is None else at) if key in changed else ""
+        begin = len(levels) - len(levels.lstrip("0"))
+        first = begin if begin < len(levels) else at
+        rows.append(MapRow(key, max(len(x.output_ids), len(y.output_ids)), at, first, levels))
+    return rows
+
+
+def _levels(x: Item, y: Item, shared: int) -> str:
+    """`MapRow.levels` of the first `shared` tokens; "" if a run holds no logprobs."""
+    if x.logprobs is None or y.logprobs is None:
+        return ""
+    a, b = (np.ascontiguousarray(logprobs[:shared], dtype=np.float32) for logprobs in (x.logprobs, y.logprobs))
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN
+        delta = np.abs(a.astype(np.float64) - b)
+    level = np.searchsorted(LIMITS, delta, side="right") + 1
+    level[~np.isfinite(delta)] = NO_DISTANCE
+    level[~changed_bits(a, b)] = 0
+    return (level + ord("0")).astype(np.uint8).tobytes().decode("ascii").rstrip("0")
+
+
+def map_section(page: Page, c: Comparison) -> None:
+    """The map, or why there is none; nothing for runs that are equal to the bit."""
+    rows = divergence_map(c)
+    if any(row.first is not None for row in rows):
+        places = {key: place for place, (key, _) in enumerate(parting(c))}
+        listed = [[item_name(r.key), r.tokens, r.parts_at, r.first, places.get(r.key)] for r in rows]
+        page.data("map", {"rows": listed, "limits": LIMITS, "odd": any(str(NO_DISTANCE) in r.levels for r in rows)})
+        page.blocks("map", [row.levels for row in rows])
+        page.section("map", "Divergence map", tag("div", data_map=True), note=_summary(c, rows))
+    elif c.verdict != "IDENTICAL" and (why := _no_map(c, rows)):
+        page.section("map", "Divergence map", note=f"There is no map: {why}.")
+
+
+def _no_map(c: Comparison, rows: Sequence[MapRow]) -> str:
+    """Why there is no map; "" if all requests can be shown, none is left out, and all are equal to the bit."""
+    other_prompts = len(c.other_prompts)
+    if rows:
+        equal = f"what was asked alike ({counted(len(rows), 'request')}) is equal to the bit"
+        others = f"{counted(other_prompts, 'request')} {'have' if other_prompts > 1 else 'has'} other prompts"
+        return f"{equal}, and {others}" if other_prompts else ""
+    lacking = [
+        label
+        for label, run in (("A", c.a), ("B", c.b))
+        if all(item.output_ids is None for key, item in run.items.items() if key in c.a.items and key in c.b.items)
+    ]
+    if lacking:
+        return f"it needs the tokens of both runs, and {' and '.join(lacking)} hold{'s' * (len(lacking) == 1)} none"
+    return f"the prompts of all {other_prompts:,} requests differ, so that their tokens do not stand side by side"
+
+
+def _summary(c: Comparison, rows: Sequence[MapRow]) -> str:
+    parts = [row.parts_at for row in rows if row.parts_at is not None]
+    moved = sum(row.parts_at is None and row.first is not None for row in rows)
+    sentences = [f"A line an item, a column a token of its output ({len(rows):,} items)."]
+    if len(parts) == 1:
+        sentences.append(f"One output parts, at token {parts[0]:,}.")
+    elif parts:
+        sentences.append(
+            f"{len(parts):,} outputs part, the first at token {min(parts):,}, half by token {median(parts):,g}."
+        )
+    sentences.append(f"Same tokens, other logprobs: {moved:,}. Equal to the bit: {len(rows) - len(parts) - moved:,}.")
+    if count := len(c.other_prompts):
+        have = "requests have" if count > 1 else "request has"
+        sentences.append(f"{count:,} more {have} another prompt and no line here.")
+    return " ".join(sentences)
 
 
 def noise_floor(a: Run, b: Run) -> Comparison:
@@ -206,48 +275,19 @@ def noise_floor(a: Run, b: Run) -> Comparison:
 
 
 def noise_floor_section(page: Page, floor: Comparison) -> None:
-    """Flips, metric deltas, the largest logprob change, and both runs' time. floor: as `noise_floor` gives it."""
-    invariant, fast, metrics = floor.a, floor.b, floor.metrics
-    several = len({metric.key[0] for metric in metrics}) > 1
-    head = ["Task"] * several + ["Metric", str(invariant.manifest.numerics), "fast", "Delta"]
-    head += ["Better in fast", "Worse in fast", "Filter"]
-    drawn = table(head, [list(_floor_row(m, several)) for m in metrics], numbers=range(1 + several, 6 + several))
-    sources = facts(
-        (f"{run.manifest.numerics}, {_seconds(run)}", tag("code", run.source.name)) for run in (invariant, fast)
-    )
+    """The figures and statistics of two runs in both kinds of numerics, and their times. floor: as `noise_floor` gives
+    it."""
+    invariant, fast = floor.a, floor.b
+    sources = [(f"{side}: {run.manifest.numerics}, {_seconds(run)}", tag("code", run.source.name))
+               for side, run in (("A", invariant), ("B", fast))]  # fmt: skip
     note = (
         "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
         "this says nothing about the model."
     )
     if resumed := resumed_fast(fast.manifest):
         note += f" The fast run {resumed_words(fast, resumed)}."
-    page.section("noise", "Noise floor: fast against invariant", tiles(_floor_tiles(floor)), drawn, sources, note=note)
-
-
-def _floor_tiles(floor: Comparison) -> Iterator[tuple[str, Child, Child]]:
-    alone = score_unchanged(floor.flips)
-    yield "Requests whose bits differ", f"{len(floor.differences):,}", f"of {floor.common:,}"
-    yield "Outputs that part", f"{floor.outputs:,}", f"of {floor.common:,}"
-    basis = f"of {floor.documents:,} documents{f'; {alone}' if alone else ''}"
-    yield "Answers that flipped", f"{floor.changed:,}", basis
-    differing, compared = floor.logprob_counts
-    if compared:
-        unknown = floor.logprobs.not_finite if floor.logprobs else 0
-        share = f"{percent(differing / compared)} of {compared:,} logprobs differ"
-        share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
-        yield "Largest logprob change", floor.largest, share
-
-
-def _floor_row(metric: MetricDelta, several: bool) -> Iterator[Child]:
-    task, name, filter_name = metric.key
-    if several:
-        yield task
-    yield name
-    a, b, paired = metric.value_a, metric.value_b, metric.paired
-    yield from ("" if value is None else shown(value, ".4f") for value in (a, b))
-    yield "" if a is None or b is None else shown(b - a, "+.4f")
-    yield from ("", "") if paired is None else (f"{paired.wins:,}", f"{paired.losses:,}")
-    yield filter_name
+    title = "Noise floor: fast against invariant"
+    page.section("noise", title, parts.tiles(_figures(floor)), *_statistics(floor), parts.facts(sources), note=note)
 
 
 def _seconds(run: Run) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from evalengine.report.html.markup import Markup, join
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, figure, fold, row_of
-from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
 from evalengine.report.numbers import counted
 from evalengine.report.read.documents import Choice, choices, expected_calibration_error, margins, reliability
 from evalengine.report.read.load import RunData
@@ -26,33 +26,30 @@ WORDS = {"stop": "a stop string or end token", "length": "the length limit"}
 def distributions_section(page: Page, data: RunData) -> None:
     """Lengths, endings, truncation and logprobs of every task; nothing for a run without tokens and texts."""
     drawn = {task: figures for task in data.tasks if (figures := list(_figures(data, task)))}
-    if drawn:
-        parts = [fold(_plots(task, len(figures)), row_of(*figures), alone=len(drawn) == 1)
-                 for task, figures in drawn.items()]  # fmt: skip
-        if len(parts) > MANY:
-            parts = [details(f"The plots of {len(parts)} tasks", *parts)]
-        page.section("distributions", "Lengths, endings and logprobs", *parts)
+    _section(page, "distributions", "Lengths, endings and logprobs", drawn)
 
 
 def likelihood_section(page: Page, data: RunData) -> None:
     """Calibration and margins of the multiple-choice tasks."""
-    taken = {task: choices(data, task) for task in data.tasks}
-    with_target = {task: [c for c in listed if c.target is not None] for task, listed in taken.items()}
-    drawn = {task: row_of(_calibration(listed), _margins(listed)) for task, listed in with_target.items() if listed}
-    if drawn:
-        parts = [fold(_plots(task, 2), row, alone=len(drawn) == 1) for task, row in drawn.items()]
-        if len(parts) > MANY:
-            every = [choice for listed in with_target.values() for choice in listed]
-            all_tasks = fold(f"All {len(parts)} tasks: 2 plots", row_of(_calibration(every), _margins(every)))
-            parts = [all_tasks, details(f"The plots of {len(parts)} tasks", *parts)]
-        note = (
-            "Each choice's probability is the softmax of the choices' summed log-likelihoods; the likeliest is chosen."
-        )
-        page.section("likelihood", "Calibration and margins", *parts, note=note)
+    taken = {task: [c for c in choices(data, task) if c.target is not None] for task in data.tasks}
+    drawn = {task: [_calibration(own), _margins(own)] for task, own in taken.items() if own}
+    every = [choice for own in taken.values() for choice in own]
+    together = [_calibration(every), _margins(every)] if len(drawn) > MANY else []
+    note = "Each choice's probability is the softmax of the choices' summed log-likelihoods; the likeliest is chosen."
+    _section(page, "likelihood", "Calibration and margins", drawn, note, together)
 
 
-def _plots(task: str, count: int) -> str:
-    return f"{task}: {counted(count, 'plot')}"
+def _section(
+    page: Page, name: str, title: str, drawn: Mapping[str, list[Node]], note: Node = None, together: Sequence[Node] = ()
+) -> None:
+    """Each task's plots, folded where there are many tasks. together: the plots of all tasks as one."""
+    rows = [fold(f"{task}: {counted(len(plots), 'plot')}", row_of(*plots), alone=len(drawn) == 1)
+            for task, plots in drawn.items()]  # fmt: skip
+    if len(rows) > MANY:
+        whole = [fold(f"All {len(rows)} tasks: {len(together)} plots", row_of(*together))] if together else []
+        rows = [*whole, details(f"The plots of {len(rows)} tasks", *rows)]
+    if rows:
+        page.section(name, title, *rows, note=note)
 
 
 def edges(values: Sequence[float], whole: bool) -> list[float]:
@@ -66,7 +63,7 @@ def edges(values: Sequence[float], whole: bool) -> list[float]:
     return [float(edge) for edge in np.linspace(low - pad, high + pad, BINS + 1)]
 
 
-def _figures(data: RunData, task: str) -> Iterator[Markup]:
+def _figures(data: RunData, task: str) -> Iterator[Node]:
     items = [item for item in data.run.items.values() if item.task == task]
     generated = data.kinds.get(task) == "generate_until"
     if not items:
@@ -77,34 +74,29 @@ def _figures(data: RunData, task: str) -> Iterator[Markup]:
     if drawn := _logprobs(data, task, items):
         yield drawn
     if prompts := [data.endings[item.key][1] for item in items if item.key in data.endings]:
-        yield figure("Prompt length", _histogram(prompts, "tokens", True), _span(prompts, "tokens"))
+        yield histogram("Prompt length", {"": prompts}, "tokens", _span(prompts))
     if data.endings:
-        cut = sum(item.truncated > 0 for item in items)
-        rows = [
-            (f"ended by {WORDS.get(r, r)}", float(n), "bad" if r == "length" else "") for r, n in reasons.most_common()
-        ]
-        rows = rows if generated else [("scored", float(len(items)), "")]
-        rows.append(("prompt cut from the left to fit", float(cut), "bad"))
-        yield figure("Endings and truncation", bars(rows, len(items), "requests"), counted(len(items), "request"))
+        rows = [(f"ended by {WORDS.get(r, r)}", n, "bad" if r == "length" else "") for r, n in reasons.most_common()]
+        rows = rows if generated else [("scored", len(items), "")]
+        rows.append(("prompt cut from the left to fit", sum(item.truncated > 0 for item in items), "bad"))
+        bars = {"is": "bars", "rows": rows, "total": len(items)}
+        yield figure("Endings and truncation", bars, counted(len(items), "request"))
 
 
-def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Markup:
+def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Node:
     """Output lengths, with those that ran into the limit apart."""
-    lengths = [len(item.output_ids or ()) for item in items]
-    limited = [data.endings.get(item.key, ("",))[0] == "length" for item in items]
-    at = edges(lengths, whole=True)
-    layers, note = [Series("", _counts(lengths, at))], _span(lengths, "tokens")
+    layers: dict[str, list[float]] = {"ended": [], "at the length limit": []}
+    for item in items:
+        limited = generated and data.endings.get(item.key, ("",))[0] == "length"
+        layers["at the length limit" if limited else "ended"].append(len(item.output_ids or ()))
+    note = _span([n for own in layers.values() for n in own])
     if generated and (budget := budget_of(data.run, items[0].task)) is not None:
         note += f", of {budget:,} allowed"
-    if generated and any(limited):
-        parts = [[n for n, full in zip(lengths, limited, strict=True) if full is which] for which in (False, True)]
-        layers = [Series("ended", _counts(parts[0], at)), Series("at the length limit", _counts(parts[1], at), "bad")]
-        note = join(note, ". ", legend(("ended", ""), ("at the length limit", "bad")))
     title = "Output length" if generated else "Scored tokens"
-    return figure(title, histogram(at, layers, "tokens", "requests"), note)
+    return histogram(title, layers, "tokens", note)
 
 
-def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Markup | None:
+def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Node:
     """Mean logprob of a token, by request; right and wrong documents apart where a task has one request each."""
     if len({item.doc_id for item in items}) != len(items):  # choices, several a document, have plots of their own
         return None
@@ -113,46 +105,49 @@ def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Markup | None:
     key = next((key for key in data.score_keys(task) if data.binary(key)), None)
     if not finite:
         return None
-    at = edges(list(finite.values()), whole=False)
     if key is None:
-        layers, note = [Series("", _counts(finite.values(), at))], counted(len(finite), "request")
-        return figure("Mean logprob of a token", histogram(at, layers, "nat", "requests"), note)
+        return histogram("Mean logprob of a token", {"": [*finite.values()]}, "nat", counted(len(finite), "request"))
     scores = data.run.scores[key]
     right, wrong = ([v for doc, v in finite.items() if scores.get(doc) == which] for which in (1.0, 0.0))
-    layers = [Series("correct", _counts(right, at)), Series("wrong", _counts(wrong, at), "bad")]
-    marks = legend((f"correct by {key[1]}", ""), ("wrong", "bad"))
-    return figure("Mean logprob of an output's tokens", histogram(at, layers, "nat", "requests"), marks)
+    layers = {f"correct by {key[1]}": right, "wrong": wrong}
+    return histogram("Mean logprob of an output's tokens", layers, "nat")
 
 
-def _calibration(taken: Sequence[Choice]) -> Markup:
+def _calibration(taken: Sequence[Choice]) -> Node:
     bins = reliability(taken)
     points = [(b.confidence, b.correct / b.count, *wilson(b.correct, b.count), b.count) for b in bins]
     error = expected_calibration_error(bins)
     note = f"Calibration error {error:.3f} over {len(taken):,} documents; lines are 95 % intervals."
-    return figure("Calibration", calibration(points), note)
+    return figure("Calibration", {"is": "calibration", "points": points}, note)
 
 
-def _margins(taken: Sequence[Choice]) -> Markup:
-    values = list(margins(taken))
-    at = edges(values, whole=False)
-    right = [c.margin for c in taken if c.correct and c.margin is not None]
-    wrong = [c.margin for c in taken if not c.correct and c.margin is not None]
-    layers = [Series("correct", _counts(right, at)), Series("wrong", _counts(wrong, at), "bad")]
-    title = "Margin: target's log-likelihood less the best other's"
-    close = sum(abs(value) < 1 for value in values)
-    note = join(f"{close:,} of {len(values):,} within 1 nat. ", legend(("correct", ""), ("wrong", "bad")))
-    return figure(title, histogram(at, layers, "nat", "documents", rule=0.0 if at[0] < 0 < at[-1] else None), note)
+def _margins(taken: Sequence[Choice]) -> Node:
+    close = sum(abs(value) < 1 for value in margins(taken))
+    layers = {name: [c.margin for c in taken if c.correct == good and c.margin is not None]
+              for name, good in (("correct", True), ("wrong", False))}  # fmt: skip
+    note = f"{close:,} of {sum(map(len, layers.values())):,} within 1 nat."
+    return histogram("Margin: target's log-likelihood less the best other's", layers, "nat", note, noun="documents")
 
 
-def _histogram(values: Sequence[float], unit: str, whole: bool) -> Markup:
+def histogram(
+    title: str, layers: Mapping[str, Sequence[float]], unit: str, note: str = "", noun: str = "requests"
+) -> Node:
+    """The figure of one finite value or more, in layers by name. A second layer is of what went wrong; the legend
+    leaves empty ones out. A rule is drawn at 0 between negative and positive logprobs."""
+    values = [value for own in layers.values() for value in own]
+    whole = all(isinstance(value, int) for value in values)
     at = edges(values, whole)
-    return histogram(at, [Series("", _counts(values, at))], unit, "requests")
+    named: list[dict[str, Any]] = []
+    for name, own in layers.items():
+        counts = np.histogram(np.asarray(own, dtype=np.float64), bins=np.asarray(at))[0]
+        named.append({"name": name, "counts": counts.tolist(), "style": "bad" if named else ""})
+    marks = [tag("span", tag("i", class_=layer["style"]), layer["name"]) for layer in named if any(layer["counts"])]
+    legend = tag("span", *marks, class_="legend") if len(marks) > 1 else None
+    rule = 0 if not whole and at[0] < 0 < at[-1] else None
+    drawing = {"is": "histogram", "edges": at, "layers": named, "x": unit, "noun": noun, "rule": rule}
+    return figure(title, drawing, [note, " ", legend])
 
 
-def _counts(values: Iterable[float], at: Sequence[float]) -> list[float]:
-    return [float(n) for n in np.histogram(np.fromiter(values, dtype=np.float64), bins=np.asarray(at))[0]]
-
-
-def _span(values: Sequence[int], unit: str) -> str:
+def _span(values: Sequence[float]) -> str:
     middle = float(np.median(np.asarray(values)))
-    return f"median {f'{middle:,.1f}'.removesuffix('.0')}, from {min(values):,} to {max(values):,} {unit}"
+    return f"median {f'{middle:,.1f}'.removesuffix('.0')}, from {min(values):,} to {max(values):,} tokens"

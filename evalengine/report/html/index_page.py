@@ -3,6 +3,7 @@ scores of each task and model over time."""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -12,10 +13,9 @@ from urllib.parse import quote
 
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import PAGE
-from evalengine.report.html.markup import Markup, tag
+from evalengine.report.html.markup import Node
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, chosen, figure, grid, row_of, tiles
-from evalengine.report.html.plots import series
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, RunMetric, entries
 from evalengine.report.read.names import INDEX
 from evalengine.report.stats.metric_interval import reported_interval
@@ -25,27 +25,26 @@ MOST = 6  # trends that are drawn: those of the most runs
 POINTS = 40  # newest runs of a trend
 GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
 NOTE = (
-    "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
-    "folder or the one above it. Changed: settings in which runs of the task and model differ. "
-    "95 %: by the standard error, which takes documents as unrelated. Cut: answers of the "
-    "run that the length limit ended. A row opens all metrics, the command and the run's page; tick two rows or more "
-    "for the command that compares them."
+    "Newest first. A row opens all metrics, the command and the run's page; tick two rows or more for the command that "
+    "compares them."
 )
+BY_STDERR = "By the standard error, which takes documents as unrelated"
+BASELINE = "Against the latest baseline of the task, in this folder or the one above it"
 COLUMNS = (
     Column("Date", "text", "minmax(11ch, 19ch)"),  # of a phone it takes what the others leave: no score is cut
+    Column("Experiment", "text", "minmax(8ch, 1fr)", phone=False, choose=True),
     Column("Model", "text", "minmax(8ch, 1fr)", phone=False, choose=True),
     Column("Task", "text", "minmax(8ch, 1.2fr)", choose=True),
-    Column("Metric", "text", "minmax(0, 1.4fr)", phone=False),
+    Column("Metric", "text", "minmax(0, 1.4fr)", phone=False, about="The first metric of each task"),
     Column("Score", "number", "8ch", digits=4),
-    Column("95 %", "text", "15ch", phone=False),
-    Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False),
-    Column("Cut", "number", "6ch", digits=0, phone=False),
+    Column("95 %", "text", "15ch", phone=False, about=BY_STDERR),
+    Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False, about=BASELINE),
+    Column("Cut", "number", "6ch", digits=0, phone=False, about="Answers of the run that the length limit ended"),
     Column("Digest", "mono", "11ch", phone=False),
     Column("Numerics", "text", "8ch", phone=False, choose=True),
-    Column("Changed", "text", "minmax(8ch, 2fr)", phone=False),
+    Column("Changed", "text", "minmax(8ch, 2fr)", phone=False, about="Settings that differ within a task and model"),
 )
-# Columns that are left out where they are empty: no baseline and no damage; no answer that was cut; no other settings.
-WHERE_FILLED = ("Verdict", "Cut", "Changed")
+WHERE_FILLED = ("Experiment", "Verdict", "Cut", "Changed")  # columns that are left out where they are empty
 
 
 def interval_of(metric: RunMetric) -> tuple[float, float] | None:
@@ -66,12 +65,13 @@ def trends_section(page: Page, listed: Sequence[Entry]) -> None:
         page.section("trends", "Scores over time", row_of(*drawn), note=note)
 
 
-def _trend(entries: Sequence[Entry]) -> Markup:
+def _trend(entries: Sequence[Entry]) -> Node:
     first = entries[-1].metrics[0]
     same = [(e, m) for e in entries for m in e.metrics if (m.name, m.filter) == (first.name, first.filter)]
-    points = [(m.value, interval_of(m), f"{e.started:%Y-%m-%d %H:%M}: {m.value:.4f}, {e.folder.name}") for e, m in same]
-    about = tag("span", f"{first.name}, {len(points)} runs")
-    return figure(f"{entries[0].task} on {entries[0].model}", series(points, "runs, oldest first", first.name), about)
+    points = [(m.value, interval_of(m), f"{e.started:%Y-%m-%d %H:%M}: {m.value:.4f}, {e.folder.name}")
+              for e, m in same if math.isfinite(m.value)]  # fmt: skip
+    drawing = {"is": "series", "points": points, "x": "runs, oldest first", "y": first.name}
+    return figure(f"{entries[0].task} on {entries[0].model}", drawing, f"{first.name}, {len(points)} runs")
 
 
 def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
@@ -123,7 +123,7 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
     if not listed:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
-    rows = [_row(entry) for entry in listed]
+    rows = [_row(root, entry) for entry in listed]
     shown = [
         place
         for place, column in enumerate(COLUMNS)
@@ -139,7 +139,7 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
     return page
 
 
-def _row(entry: Entry) -> list[Any]:
+def _row(root: Path, entry: Entry) -> list[Any]:
     first = entry.metrics[0] if entry.metrics else None
     date = f"{entry.started:%Y-%m-%d %H:%M}" if entry.started else ""
     task = entry.task or entry.folder.name
@@ -147,8 +147,9 @@ def _row(entry: Entry) -> list[Any]:
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
     verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
     between = _between(first) if first is not None and value is not None else ""
-    return [date, entry.model, task, metric, value, between, verdict, entry.cut or None, entry.digest[:10],
-            entry.numerics, entry.changed]  # fmt: skip
+    experiment, *_ = (*Path(os.path.relpath(entry.folder, root)).parts[:-1], "")
+    first_cells = [date, experiment, entry.model, task, metric, value, between, verdict]
+    return [*first_cells, entry.cut or None, entry.digest[:10], entry.numerics, entry.changed]
 
 
 def _item(entry: Entry, beside: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""HTML and SVG from Python. A `str` is text and is escaped; only `tag` and `data_script` make markup.
+"""Elements of a page as JSON values, which page.js builds, and their text for a file or a notebook.
 
-Joining markup with "+" or an f-string gives a plain `str` again, which the next `tag` escapes: such a mistake shows on
-the page, and lets no foreign markup in.
+Text from outside is data everywhere: `json_text` escapes it in a page, `markup` in a file.
 """
 
 from __future__ import annotations
@@ -9,46 +8,37 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-VOID = frozenset(("br", "col", "input", "link", "meta"))
 # Characters that HTML cannot hold or a reader could not see: controls, lone surrogates, and marks that reorder text.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# Text, an element (see `tag`), one of page.js's or plots.js's components, or several of these.
+Node = str | int | None | Sequence[Any] | dict[str, Any]
 
 
-class Markup(str):
-    """HTML that goes into the page as it is."""
+def tag(name: str, /, *children: Node, **attributes: str | int | float | bool | None) -> dict[str, Any]:
+    """An element: {"is": name, attributes, "in": children}.
 
-    __slots__ = ()
-
-
-Child = str | int | None
-
-
-def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Markup:
-    """An element, `<name attributes>children</name>`.
-
-    children: `Markup` as it is, other text and numbers escaped, None left out. attributes: `class_` is class, `for_`
-    for, `data_x` data-x, `view_box` is SVG's viewBox; True is an attribute without a value, None and False leave it
-    out. There is no `style`: the page's policy forbids it.
+    attributes: `class_` is class, `data_x` data-x, `view_box` is SVG's viewBox; True is an attribute without a value,
+    None and False leave it out. There is no `style`: the page's policy forbids it.
     """
     assert "style" not in attributes and not any(key.startswith("on") for key in attributes), "forbidden by the policy"
-    written = "".join(
-        _attribute(key, value) for key, value in attributes.items() if value is not None and value is not False
-    )
-    if name in VOID:
-        return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{''.join(escape(child) for child in children if child is not None)}</{name}>")
+    written = {
+        "viewBox" if key == "view_box" else key.rstrip("_").replace("_", "-"): value
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    }
+    return {"is": name, **written, "in": [child for child in children if child is not None]}
 
 
-def escape(child: str | int) -> Markup:
-    """Text as markup; `Markup` unchanged. What cannot be seen is written as its escape (U+202E as \\u202e)."""
-    return child if isinstance(child, Markup) else Markup(html.escape(visible(str(child))))
-
-
-def join(*parts: Child) -> Markup:
-    """Several children without an element around them."""
-    return Markup("".join(escape(part) for part in parts if part is not None))
+def markup(node: Node) -> str:
+    """An element as HTML or SVG, texts escaped; what cannot be seen is written as its escape (U+202E as \\u202e)."""
+    if not isinstance(node, dict):
+        return html.escape(visible(str(node)))
+    inner = node["in"] if node["is"] == "style" else map(markup, node["in"])
+    written = "".join(f' {key}="{markup(value)}"' for key, value in node.items() if key not in ("is", "in"))
+    return f"<{node['is']}{written}>{''.join(inner)}</{node['is']}>"
 
 
 def visible(text: str) -> str:
@@ -65,13 +55,3 @@ def json_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return text if text.isascii() else UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def data_script(name: str, value: Any) -> Markup:
-    """A value for the page's scripts: `<script type="application/json" id="data-NAME">`, which is never run."""
-    return tag("script", Markup(json_text(value)), type="application/json", id=f"data-{name}")
-
-
-def _attribute(key: str, value: str | int | float | bool) -> str:
-    name = "viewBox" if key == "view_box" else key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(visible(str(value)))}"'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.matrix import (
@@ -13,17 +13,17 @@ from evalengine.report.compare.matrix import (
     evidence,
     leading_metrics,
     look,
-    metric_name,
     run_notes,
+    runs_table,
     score_text,
     setting_changes,
     setting_words,
     what_differs,
 )
-from evalengine.report.html.comparison_page import GOOD, listed, title
-from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html import parts
+from evalengine.report.html.comparison_page import GOOD, title
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import common_command, origin_line, table, tiles, verdict
 from evalengine.report.numbers import counted
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
@@ -32,26 +32,26 @@ WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "d
 def matrix_page(m: Matrix) -> Page:
     """A matrix of runs as a page, the verdict first."""
     page = Page(title(m.runs[0], str(len(m.runs))), eyebrow="Comparison")
-    page.lead(verdict(m.verdict, _sentence(m), _good(m)), tiles(_figures(m)))
+    page.lead(parts.verdict(m.verdict, _sentence(m), _good(m)))
     if notes := run_notes(m.runs):
-        page.lead(tag("ul", *(tag("li", note) for note in notes), class_="warnings"))
-    command = common_command(m.runs)
-    about = "With the settings in which they are not all alike, and their scores."
-    note = about if command is None else join(f"{about} All by ", tag("code", command), ".")
-    page.section("runs", "Runs", _runs(m, command is None), note=note)
+        page.lead(parts.listed(notes, "warnings"))
+    command = parts.common_command(m.runs)
+    note = None if command is None else ["All by ", tag("code", command), "."]
+    origins = [(f"Run {n}", [tag("code", run.digest or "no digest"), parts.origin_line(run, command is None)])
+               for n, run in enumerate(m.runs, 1)]  # fmt: skip
+    runs = parts.details("Dates and digests; equal digests mean equal bits", parts.facts(origins))
+    page.section("runs", "Runs", parts.sheet_table(runs_table(m.runs)), runs, note=note)
     page.section("matrix", "Run by run", _matrix(m), note=" ".join(_explained(m)))
-    if groups := list(_groups(m)):
-        page.section("digests", "Digests", listed(groups), note="Equal digests mean equal bits.")
     unequal = {pair: c for pair, c in sorted(m.pairs.items()) if c.verdict != "IDENTICAL"}
     if unequal:
         apart = distinguishing_settings(m.runs)
         rows = [_pair(pair, c, *apart) for pair, c in unequal.items()]
         head = ("Pair", "Settings", "Verdict", "Requests", "Outputs", "Answers", "Largest |Δ logprob|", "Cause")
-        page.section("pairs", "Pairs that are not identical", table(head, rows, numbers=(3, 4, 5, 6)))
-    if m.unlike:
-        page.section("unlike", "Compared although they are unlike", *_why(m.unlike))
-    if m.refused:
-        page.section("refused", "Not comparable", *_why(m.refused))
+        page.section("pairs", "Pairs that are not identical", parts.table(head, rows, numbers=(3, 4, 5, 6)))
+    for name, pairs in ("Compared although they are unlike", m.unlike), ("Not comparable", m.refused):
+        if pairs:
+            why = [[tag("p", f"Runs {i} (A) and {j} (B):"), parts.listed(own)] for (i, j), own in sorted(pairs.items())]
+            page.section(name.split()[0].lower(), name, *why)
     return page
 
 
@@ -69,60 +69,22 @@ def _explained(m: Matrix) -> Iterator[str]:
         yield "On: the requests that both runs hold, of the larger one's; the others were left out."
 
 
-def _figures(m: Matrix) -> Iterator[tuple[str, Child, Child]]:
-    total = len(m.pairs) + len(m.refused)
-    identical, shared = m.identical
-    yield "Runs", f"{len(m.runs)}", f"{total:,} pairs"
-    yield "Identical pairs", f"{identical:,}", f"{identical / total:.0%}" if total else None
-    if shared:
-        yield "Identical in part", f"{shared:,}", "pairs"
-    yield "Digests", f"{len(m.groups())}", None
-    if m.refused:
-        yield "Not comparable", f"{len(m.refused):,}", "pairs"
-
-
-def _runs(m: Matrix, commands: bool) -> Markup:
-    """The table of runs. commands: whether each row has its run's own command."""
+def _matrix(m: Matrix) -> Node:
     names, values = distinguishing_settings(m.runs)
-    metrics = leading_metrics(m.runs)
-    titles = [metric_name(key, len(metrics) > 1) for key in metrics]
-    rows = [
-        [
-            str(number),
-            join(
-                run.source.name,
-                tag("code", (run.digest or "no digest")[:16], class_="under"),
-                origin_line(run, commands),
-            ),
-            *settings,
-            *(score_text(run, key) for key in metrics),
-        ]
-        for number, (run, settings) in enumerate(zip(m.runs, values, strict=True), 1)
-    ]
-    right = range(2 + len(names), 2 + len(names) + len(metrics))
-    return table(("", "Run", *names, *titles), rows, numbers=right)
-
-
-def _matrix(m: Matrix) -> Markup:
-    numbers = range(1, len(m.runs) + 1)
-    names, values = distinguishing_settings(m.runs)
-    labels = [tag("span", setting_words(names, row), class_="setting") for row in values]
-    rows = [[join(str(i), labels[i - 1]), *(_cell(m, i, j) for j in numbers)] for i in numbers]
-    return table(("", *map(str, numbers)), rows, class_="matrix")
-
-
-def _cell(m: Matrix, i: int, j: int) -> Markup:
     key = next(iter(leading_metrics(m.runs)), None)
-    if i == j:
-        return tag("span", tag("b", score_text(m.runs[i - 1], key)) if key else "·", class_="cell")
-    c = m.pairs.get((min(i, j), max(i, j)))
-    if c is None:
-        return tag("span", "not comparable", class_="cell refused")
-    word, counts = what_differs(c)
-    scope = tag("span", f"on {c.common:,} / {c.larger:,}") if c.partial else None  # on a line of its own
-    change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # row less column
-    lines = [tag("span", text) for text in (counts, change) if text]
-    return tag("span", tag("b", word), scope, *lines, class_=f"cell {look(c)}")
+
+    def cell(i: int, j: int) -> Node:
+        if i == j:
+            return parts.cell("", score_text(m.runs[i - 1], key) if key else "·")
+        c = m.pairs.get((min(i, j), max(i, j)))
+        if c is None:
+            return parts.cell("refused", "not comparable")
+        word, counts = what_differs(c)
+        scope = f"on {c.common:,} / {c.larger:,}" if c.partial else None  # on a line of its own
+        change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # row less column
+        return parts.cell(look(c), word, scope, counts, change)
+
+    return parts.matrix([setting_words(names, row) for row in values], cell)
 
 
 def _sentence(m: Matrix) -> str:
@@ -143,20 +105,8 @@ def _good(m: Matrix) -> bool | None:
     return False if any(look(c) == "other" for c in m.pairs.values()) else None
 
 
-def _groups(m: Matrix) -> Iterator[Markup]:
-    for digest, members in m.groups():
-        runs = f"{'Runs' if len(members) > 1 else 'Run'} {', '.join(map(str, members))}: "
-        yield join(runs, tag("code", digest))
-
-
 def _pair(pair: Pair, c: Comparison, names: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
     settings = setting_changes(names, *(values[number - 1] for number in pair)) or "the same"
     largest = "" if c.logprobs is None else c.logprobs.largest
     numbers = [f"{len(c.differences):,}", f"{c.outputs:,}", f"{c.changed:,}", largest]
     return [f"{pair[0]}\u00a0and\u00a0{pair[1]}", settings, WORDS[c.verdict], *numbers, ", ".join(c.causes)]
-
-
-def _why(pairs: Mapping[Pair, Sequence[str]]) -> Iterator[Markup]:
-    for (i, j), why in sorted(pairs.items()):
-        yield tag("p", f"Runs {i} (A) and {j} (B):")
-        yield listed(why)

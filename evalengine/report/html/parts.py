@@ -1,13 +1,14 @@
-"""What sections are made of: tables, facts, figures, marks, where numbers come from, and the grid for thousands of
-rows."""
+"""What sections are made of: tables, facts, tiles, figures, where a run comes from, and the grid for thousands of rows.
+Each is an element or a component that page.js, plots.js or grid.js builds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
 from evalengine.report.read.run import Run, provenance
 from evalengine.util.sheet import Line, Sheet
@@ -26,37 +27,44 @@ class Column:
     phone: bool = True  # shown on a narrow screen too
     choose: bool = False  # whether a filter offers its few values
     marks: tuple[str, str] = ("yes", "no")  # the words for True and False
+    about: str = ""  # what it holds: its heading's tooltip
 
 
-def table(
-    head: Sequence[str], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = (), **attributes: Any
-) -> Markup:
-    """A plain table for tens of rows. numbers: the columns (from 0) whose cells are numbers, set to the right."""
-    classes = ["number" if place in numbers else None for place in range(len(head))]
-    top = tag("tr", *(tag("th", text, class_=kind, scope="col") for text, kind in zip(head, classes, strict=True)))
-    body = [tag("tr", *(tag("td", c, class_=k) for c, k in zip(row, classes, strict=True))) for row in rows]
-    inner = tag("table", tag("thead", top), tag("tbody", *body), **attributes)
-    return tag("div", inner, class_="scroll", tabindex="0")
+def table(head: Sequence[str], rows: Iterable[Sequence[Node]], numbers: Sequence[int] = (), **attributes: Any) -> Node:
+    """A plain table for tens of rows. numbers: the columns (from 0) whose cells are numbers, set to the right.
+
+    attributes: `best`, the (row, column) of bold cells; `about`, what a column means, by its title.
+    """
+    return {"is": "sheet", "head": head, "rows": list(rows), "numbers": list(numbers), **attributes}
 
 
-def sheet_table(sheet: Sheet) -> Markup:
+def matrix(labels: Sequence[str], cell: Callable[[int, int], Node]) -> Node:
+    """A table of every pair, numbered from 1. cell(row, column): see `cell`."""
+    numbers = range(1, len(labels) + 1)
+    rows = [[[n, tag("span", labels[n - 1], class_="setting")], *(cell(n, m) for m in numbers)] for n in numbers]
+    return table(["", *map(str, numbers)], rows, look="matrix")
+
+
+def cell(look: str, *lines: str | None) -> Node:
+    """A cell of a matrix, its first line bold."""
+    first, *others = (line for line in lines if line)
+    return tag("span", tag("b", first), *(tag("span", line) for line in others), class_=f"cell {look}".strip())
+
+
+def sheet_table(sheet: Sheet) -> Node:
     """A sheet as a table, its best cells bold."""
-    rows = [
-        [tag("strong", cell) if (place, n) in sheet.best else cell for n, cell in enumerate(row)]
-        for place, row in enumerate(sheet.rows)
-    ]
-    return table(sheet.head, rows, numbers=[n for n in range(len(sheet.head)) if n not in sheet.words])
+    numbers = [n for n in range(len(sheet.head)) if n not in sheet.words]
+    return table(sheet.head, sheet.rows, numbers, best=sorted(sheet.best))
 
 
-def lines_of(lines: Iterable[Line]) -> Iterator[Markup]:
+def lines_of(lines: Iterable[Line]) -> Iterator[Node]:
     """What a command would print: a paragraph for each line, and tables."""
     return (sheet_table(line) if isinstance(line, Sheet) else tag("p", line) for line in lines)
 
 
-def facts(pairs: Mapping[str, Child] | Iterable[tuple[str, Child]]) -> Markup:
+def facts(pairs: Iterable[tuple[str, Node]]) -> Node:
     """Names and values, one under the other."""
-    items = pairs.items() if isinstance(pairs, Mapping) else pairs
-    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in items if v is not None), class_="facts")
+    return {"is": "facts", "pairs": [pair for pair in pairs if pair[1] is not None]}
 
 
 def beginning(text: str, room: int) -> str:
@@ -64,42 +72,66 @@ def beginning(text: str, room: int) -> str:
     return text[: room if text.isascii() else room // 4]
 
 
-def tiles(pairs: Iterable[tuple[str, Child, Child]]) -> Markup:
+def tiles(pairs: Iterable[tuple[str, Node, Node]]) -> dict[str, Any]:
     """Large figures side by side: (label, figure, a word below or None)."""
-    cells = (
-        tag("div", tag("p", label, class_="label"), tag("p", figure, class_="figure"), tag("p", word, class_="word"))
-        for label, figure, word in pairs
-    )
-    return tag("div", *cells, class_="tiles")
+    return {"is": "tiles", "tiles": list(pairs)}
 
 
-def verdict(word: str, sentence: Child, good: bool | None) -> Markup:
+def verdict(word: str, sentence: Node, good: bool | None) -> dict[str, Any]:
     """The verdict, which is read first. good: True, False, or None for neither."""
-    mood = {True: "good", False: "bad", None: "plain"}[good]
-    return tag("div", tag("p", word, class_="word"), tag("p", sentence, class_="sentence"), class_=f"verdict {mood}")
+    return {"is": "verdict", "word": word, "sentence": sentence, "good": good}
 
 
-def figure(title: str, drawing: Markup, note: Child = None) -> Markup:
-    """A plot (see `plots`) under its title."""
-    caption = tag("figcaption", tag("strong", title), tag("span", note) if note is not None else None)
-    return tag("figure", caption, drawing)
+def listed(lines: Iterable[Node], kind: str = "plain") -> Node:
+    """Sentences as a list."""
+    return tag("ul", *(tag("li", line) for line in lines), class_=kind)
 
 
-def row_of(*children: Child) -> Markup:
+def figure(title: str, drawing: Node, note: Node = None) -> Node:
+    """A plot (see plots.js) under its title."""
+    return tag("figure", tag("figcaption", tag("strong", title), note and tag("span", note)), drawing)
+
+
+def row_of(*children: Node) -> Node:
     """Figures side by side where there is room: two and two if they are two or four, else in threes."""
     return tag("div", *children, class_="row pairs" if len(children) in (2, 4) else "row")
 
 
-def details(summary: Child, *children: Child) -> Markup:
+def details(summary: Node, *children: Node, **attributes: str | bool) -> Node:
     """Content that is folded until it is opened."""
-    return tag("details", tag("summary", summary), *children)
+    return tag("details", tag("summary", summary), *children, **attributes)
 
 
-def fold(summary: str, *children: Child, alone: bool = False) -> Markup:
+def fold(summary: str, *children: Node, alone: bool = False) -> Node:
     """Content that is open on a wide screen and folded on a narrow one, where stacked plots would hide what follows.
 
     alone: whether the section, which has a title, holds nothing else: a wide screen then shows no summary."""
-    return tag("details", tag("summary", summary), *children, class_="fold alone" if alone else "fold", open=True)
+    return details(summary, *children, class_="fold alone" if alone else "fold", open=True)
+
+
+def interval(value: float, low: float, high: float, bounds: tuple[float, float], rule: float | None = None) -> Node:
+    """A value with its interval on a scale shared by a table's rows: drawn small, for a cell.
+
+    What lies outside `bounds` is drawn at the edge. rule: a line at this x.
+    """
+    return {"is": "interval", "value": value, "low": low, "high": high, "bounds": bounds, "rule": rule}
+
+
+def intervals(values: Sequence[tuple[float, float, float] | None], rule: float | None = None) -> list[Node]:
+    """`interval` of each (value, low, high) on one scale; None where an end is unknown or infinite. rule: a line there,
+    in the middle of the scale."""
+    known = [value if value is not None and all(map(math.isfinite, value)) else None for value in values]
+    ends = [end for value in known if value is not None for end in value] or [0.0]
+    low, high = min(ends), max(ends)
+    room = 0.05 * (high - low) or 0.5
+    reach = max(abs(low), abs(high)) or 1.0
+    bounds = (low - room, high + room) if rule is None else (rule - reach, rule + reach)
+    return [None if value is None else interval(*value, bounds, rule) for value in known]
+
+
+def percent(share: float) -> str:
+    """A share of 1 with one digit: 12.5 %."""
+    return f"{share * 100:.1f} %"
 
 
 def grid(
@@ -112,7 +144,7 @@ def grid(
     blocks: str | None = None,
     noun: str = "rows",
     pick: str | None = None,
-) -> Markup:
+) -> Node:
     """A sortable, searchable table of any number of rows, of which only those in sight are in the document.
 
     rows: of JSON values; untrusted text is welcome. detail: the script's renderer (`report.details[detail]`) that fills
@@ -128,7 +160,7 @@ def grid(
         blocks = name
     page.data(f"grid-{name}", {"columns": [asdict(c) for c in columns], "rows": [list(row) for row in rows],
                                "detail": detail, "blocks": blocks, "noun": noun, "pick": pick})  # fmt: skip
-    return tag("div", tag("p", "Scripts are off: the table needs them.", class_="note"), class_="grid", data_grid=name)
+    return tag("div", class_="grid", data_grid=name)
 
 
 def chosen(
@@ -138,7 +170,7 @@ def chosen(
     return [columns[place] for place in places], [[row[place] for place in places] for row in rows]
 
 
-def origin_facts(run: Run) -> Iterator[tuple[str, Child]]:
+def origin_facts(run: Run) -> Iterator[tuple[str, Node]]:
     """(name, value) of what is known, for `parts.facts`."""
     origin = provenance(run)
     if origin.date:
@@ -148,12 +180,12 @@ def origin_facts(run: Run) -> Iterator[tuple[str, Child]]:
     yield "Command", tag("code", origin.command) if origin.command else _no_command(run)
 
 
-def origin_line(run: Run, command: bool = True) -> Markup:
+def origin_line(run: Run, command: bool = True) -> Node:
     """`origin_facts` on one line below a run's name. command: False where the page names one for all runs."""
     origin = provenance(run)
     date_and_id = " · ".join(part for part in (origin.date, f"run {origin.run_id}" if origin.run_id else "") if part)
     last = (tag("code", origin.command) if origin.command else _no_command(run)) if command else None
-    return tag("span", join(date_and_id, " · " if date_and_id and last else None, last), class_="under")
+    return tag("span", date_and_id, " · " if date_and_id and last else None, last, class_="under")
 
 
 def common_command(runs: Sequence[Run]) -> str | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evalengine.records.tokens import token_texts
-from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.read.documents import continuations, prompt_of, target_index, target_of
@@ -27,49 +26,28 @@ SCORES = 4  # columns of metrics
 Place = tuple[str, int]  # task, doc_id
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Which columns the rows have."""
-
-    tasks: list[str]
-    marks: list[tuple[str, dict[str, ScoreKey]]]  # title, and task -> the 0/1 metric that it shows
-    numbers: list[tuple[str, ScoreKey]]  # one task's metrics with other values, such as the mean of repeats
-    answers: bool
-    tokens: bool
-
-
-@dataclass(frozen=True)
-class Block:
-    """Neighbours among the samples: their rows of the grid, their packed texts, and how many of these were cut."""
-
-    rows: list[list[Any]]
-    texts: str
-    cut: int
-
-
-def sample_blocks(data: RunData) -> list[Block]:
-    """All samples, ready for `samples_section`: most of the work, which reads nothing but the run."""
-    shape = _shape(data)
-    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
-    room = min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))
-    limits = next((limits for limits in LIMITS if _estimate(data, places, *limits) <= BUDGET), LIMITS[-1])
-    return spread(lambda some: [_block(data, shape, room, limits, b) for b in some], in_blocks(places), LEAST)
-
-
-def samples_section(page: Page, data: RunData, blocks: Sequence[Block]) -> None:
+def samples_section(page: Page, data: RunData) -> None:
     """Adds the section, its grid and its texts."""
-    rows = [row for block in blocks for row in block.rows]
-    page.packed_blocks("samples", [block.texts for block in blocks], len(rows))
-    note = "Click a row for its prompt, output and tokens; search reads prompts, outputs, targets and documents too."
-    columns = list(_columns(data, _shape(data)))
-    body = grid(page, "samples", columns, rows, detail="sample", blocks="samples", noun="samples")
-    page.section("samples", "Samples", body, note=join(note, _cut_note(sum(block.cut for block in blocks))))
+    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
+    columns = list(_columns(data, min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))))
+    limits = next((limits for limits in LIMITS if _estimate(data, places, *limits) <= BUDGET), LIMITS[-1])
 
+    def block(some: Sequence[Place]) -> tuple[list[list[Any]], str, int]:
+        """Neighbours among the samples: their rows of the grid, their packed texts, and how many of these were cut."""
+        cut = Truncator(*limits)
+        texts = pack([_texts(data, *place, cut) for place in some])
+        return [[cell(*place) for _, cell in columns] for place in some], texts, cut.count
 
-def _block(data: RunData, shape: _Shape, room: int, limits: tuple[int, int], places: Sequence[Place]) -> Block:
-    cut = Truncator(*limits)
-    texts = pack([_texts(data, *place, cut) for place in places])
-    return Block([_row(data, shape, *place, room) for place in places], texts, cut.count)
+    blocks = spread(lambda many: [block(some) for some in many], in_blocks(places), LEAST)
+    rows = [row for own, _, _ in blocks for row in own]
+    page.packed_blocks("samples", [texts for _, texts, _ in blocks], len(rows))
+    body = grid(page, "samples", [column for column, _ in columns], rows, "sample", blocks="samples", noun="samples")
+    note: list[Node] = ["Click a row for its prompt, output and tokens; search reads these texts and documents too."]
+    if count := sum(cut for _, _, cut in blocks):
+        cut_texts = f"{count:,} texts are" if count > 1 else "One text is"
+        note += [f" {cut_texts} too long for this page and shown by the ends; ",
+                 tag("code", "samples_<task>_<time>.jsonl"), " has all."]  # fmt: skip
+    page.section("samples", "Samples", body, note=note)
 
 
 class Truncator:
@@ -99,53 +77,57 @@ class Truncator:
         return [text[:head], len(text) - limit, text[head - limit :]]
 
 
-def _cut_note(count: int) -> Markup | None:
-    if not count:
-        return None
-    cut_texts = f"{count:,} texts are" if count > 1 else "One text is"
-    return join(
-        f" {cut_texts} too long for this page and shown by the ends; ",
-        tag("code", "samples_<task>_<time>.jsonl"),
-        " has all.",
-    )
+def _columns(data: RunData, room: int) -> Iterator[tuple[Column, Callable[[str, int], Any]]]:
+    """The grid's columns, each with its cell of a task's document: all metrics of one task, 0/1 ones first; for several
+    tasks, one column with each one's first 0/1. room: bytes of a text."""
 
+    def answer(task: str, doc: int) -> str:
+        answers = (data.run.answers.get((task, row["filter"]), {}).get(doc) for row in data.samples[task][doc])
+        return _preview(next((own for own in answers if own is not None), ""), room)
 
-def _shape(data: RunData) -> _Shape:
-    """The columns: all metrics of one task, 0/1 ones first; for several tasks, one column with each one's first 0/1."""
+    def target(task: str, doc: int) -> str:
+        sample = data.samples[task][doc][0]
+        return _preview(target_of(sample, _choices(data, task, sample)), room)
+
+    def score(key: ScoreKey | None, doc: int, binary: bool) -> float | bool | None:
+        value = None if key is None else data.run.scores[key].get(doc)
+        if value is None or not math.isfinite(value):
+            return None
+        return value == 1.0 if binary else round(value, 4)
+
+    def logprob(task: str, doc: int) -> float | None:
+        items = data.documents[task, doc]
+        sums = [item.sum_logprob for item in items if item.sum_logprob is not None]
+        count = sum(len(item.output_ids or ()) for item in items)
+        return round(math.fsum(sums) / count, 4) if sums and count and all(map(math.isfinite, sums)) else None
+
     keys = {task: sorted(data.score_keys(task), key=lambda key: not data.binary(key)) for task in data.tasks}
-    marks: list[tuple[str, dict[str, ScoreKey]]] = []
-    numbers: list[tuple[str, ScoreKey]] = []
+    titled = {mark_title(own, key): {task: key} for task, own in keys.items() for key in own[:SCORES]}
     if len(data.tasks) > 1:
+        yield Column("Task", "text", "minmax(7ch, 14ch)", phone=False, choose=True), lambda task, doc: task
         firsts = {task: own[0] for task, own in keys.items() if own and data.binary(own[0])}
-        marks = [("First metric", firsts)] if firsts else []
-    else:
-        ((task, own),) = keys.items()
-        titled = [(mark_title(own, key), key) for key in own[:SCORES]]
-        marks = [(title, {task: key}) for title, key in titled if data.binary(key)]
-        numbers = [(title, key) for title, key in titled if not data.binary(key)]
-    tokens = any(item.logprobs is not None for item in data.run.items.values())
-    return _Shape(data.tasks, marks, numbers, any(data.run.answers.values()), tokens)
+        titled = {"First metric": firsts} if firsts else {}
+    yield Column("Doc", "number", "6ch", digits=0), lambda task, doc: doc
+    yield (
+        Column("Prompt", "text", "minmax(0, 2.2fr)"),
+        lambda task, doc: _preview(prompt_of(data.samples[task][doc][0]), room),
+    )
+    if any(data.run.answers.values()):
+        yield Column("Answer", "text", "minmax(0, 1fr)", phone=False), answer
+    yield Column("Target", "text", "minmax(0, 1fr)", phone=False), target
+    for place, (title, own) in enumerate(titled.items()):
+        width, binary = f"{min(max(11, len(title) + 1), 16)}ch", all(map(data.binary, own.values()))
+        marks, digits = ("correct", "wrong"), None if binary else 3
+        column = Column(title, "mark" if binary else "number", width, digits, phone=place == 0, marks=marks)
+        yield column, lambda task, doc, own=own, binary=binary: score(own.get(task), doc, binary)  # type: ignore[misc]
+    if any(item.logprobs is not None for item in data.run.items.values()):
+        lengths = Column("Tokens", "number", "8ch", digits=0, phone=False)
+        yield lengths, lambda task, doc: sum(len(item.output_ids or ()) for item in data.documents[task, doc])
+        yield Column("Logprob", "number", "9ch", digits=3, phone=False), logprob
 
 
-def _columns(data: RunData, shape: _Shape) -> Iterator[Column]:
-    if len(shape.tasks) > 1:
-        yield Column("Task", "text", "minmax(7ch, 14ch)", phone=False, choose=True)
-    yield Column("Doc", "number", "6ch", digits=0)
-    yield Column("Prompt", "text", "minmax(0, 2.2fr)")
-    if shape.answers:
-        yield Column("Answer", "text", "minmax(0, 1fr)", phone=False)
-    yield Column("Target", "text", "minmax(0, 1fr)", phone=False)
-    for place, (title, _) in enumerate(shape.marks):
-        yield Column(title, "mark", _width(title), phone=place == 0, marks=("correct", "wrong"))
-    for title, _ in shape.numbers:
-        yield Column(title, "number", _width(title), digits=3, phone=not shape.marks)
-    if shape.tokens:
-        yield Column("Tokens", "number", "8ch", digits=0, phone=False)
-        yield Column("Logprob", "number", "9ch", digits=3, phone=False)
-
-
-def _width(title: str) -> str:
-    return f"{min(max(11, len(title) + 1), 16)}ch"
+def _choices(data: RunData, task: str, sample: Mapping[str, Any]) -> list[str]:
+    return continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
 
 
 def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
@@ -156,38 +138,19 @@ def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
     return name if len({k[1] for k in keys}) == 1 else f"{metric} {name}"
 
 
-def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[Any]:
-    sample, items = data.samples[task][doc][0], data.documents[task, doc]
-    texts = continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
-    answers = (data.run.answers.get((task, row["filter"]), {}).get(doc) for row in data.samples[task][doc])
-    answer = next((text for text in answers if text is not None), "")
-    row: list[Any] = [task] if len(shape.tasks) > 1 else []
-    row += [doc, _preview(prompt_of(sample), room)]
-    row += [_preview(answer, room)] if shape.answers else []
-    row.append(_preview(target_of(sample, texts), room))
-    for _, keys in shape.marks:
-        value = data.run.scores[keys[task]].get(doc) if task in keys else None
-        row.append(None if value is None else value == 1.0)
-    for _, key in shape.numbers:
-        value = data.run.scores[key].get(doc)
-        row.append(None if value is None or not math.isfinite(value) else round(value, 4))
-    if shape.tokens:
-        lengths = sum(len(item.output_ids or ()) for item in items)
-        sums = [item.sum_logprob for item in items if item.sum_logprob is not None]
-        mean = math.fsum(sums) / lengths if sums and lengths and all(map(math.isfinite, sums)) else None
-        row += [lengths, None if mean is None else round(mean, 4)]
-    return row
-
-
 def _texts(data: RunData, task: str, doc: int, cut: Truncator) -> list[Any]:
     """A sample as samples.js reads it: [task, doc, prompt, target, filters, requests, document]."""
     rows = data.samples[task][doc]
+    answers = [data.run.answers.get((task, row["filter"]), {}).get(doc) for row in rows]
     return [
         task,
         doc,
         cut.prompt(prompt_of(rows[0])),
         cut.other(str(rows[0].get("target", ""))),
-        [_filter(data, task, doc, row, cut) for row in rows],
+        [
+            [row["filter"], own if own is None else cut.other(own), [[m, _plain(row.get(m))] for m in row["metrics"]]]
+            for row, own in zip(rows, answers, strict=True)
+        ],
         list(_requests(data, task, doc, cut)),
         [[str(k), cut.other(_plain(v))] for k, v in [*(rows[0].get("doc") or {}).items(), *_judge(rows)]],
     ]
@@ -202,22 +165,12 @@ def _judge(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         yield f"judge's items in {judge.get('run')}", ", ".join(map(str, items))
 
 
-def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Truncator) -> list[Any]:
-    """A filter's results: [filter, answer, [[metric, value], ...]]."""
-    answer = data.run.answers.get((task, row["filter"]), {}).get(doc)
-    return [
-        row["filter"],
-        None if answer is None else cut.other(answer),
-        [[m, _plain(row.get(m))] for m in row["metrics"]],
-    ]
-
-
 def _requests(data: RunData, task: str, doc: int, cut: Truncator) -> Iterator[list[Any]]:
     """Per request: [kind, text, sum, is the target, facts, whole output, lengths of its tokens' texts, logprobs in
     1/1000 nat, tokens left out, tokens of the thinking]. The text is a length where the output begins with it, as it
     mostly does."""
     sample = data.samples[task][doc][0]
-    texts = continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
+    texts = _choices(data, task, sample)
     target = target_index(sample, texts)
     for item in data.documents[task, doc]:
         place = item.request_index

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from evalengine.report.html.markup import Markup, tag
-from evalengine.report.html.plots import Axis, ticks
+from evalengine.report.html.markup import Node, markup, tag
 from evalengine.report.leaderboard.board import Contest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import between, signed, titled, value_with_unit
@@ -29,6 +29,26 @@ text { fill: #a3adb5; } .title { fill: #e4e8ea; } .paper { fill: #14181b; } .axi
 """
 
 
+@dataclass(frozen=True)
+class Axis:
+    """A linear axis from `low` to `high`, drawn from `start` to `end` (pixels)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 2)
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round values (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    step = 10.0 ** math.floor(math.log10((high - low) / about))
+    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= about)
+    return [round(i * step, 12) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
 def is_history(board: Board) -> bool:
     """Whether all models name their training steps, as checkpoints of one training do."""
     return board.steps is not None and len(board.runs) > 2
@@ -42,12 +62,13 @@ def history_picture(board: Board) -> str:
     ]
     height = max(1, len(drawn)) * HEIGHT + 8
     paper = tag("rect", class_="paper", width=WIDTH, height=height, rx=6)
-    whole = (tag("style", Markup(STYLE)), paper, *panels)
+    whole = (tag("style", STYLE), paper, *panels)
     space = "http://www.w3.org/2000/svg"
-    return tag("svg", *whole, xmlns=space, view_box=f"0 0 {WIDTH} {height}", width=WIDTH, height=height) + "\n"
+    drawing = tag("svg", *whole, xmlns=space, view_box=f"0 0 {WIDTH} {height}", width=WIDTH, height=height)
+    return f"{markup(drawing)}\n"
 
 
-def history_plot(board: Board, contest: Contest) -> Markup:
+def history_plot(board: Board, contest: Contest) -> Node:
     """One metric's curve for a page, whose style sheet colours it."""
     label = f"{titled(contest)} over {'training steps' if board.steps else 'the models'}"
     curve = _curve(board, contest, PAGE_WIDTH)
@@ -67,7 +88,7 @@ def _points(board: Board, contest: Contest) -> list[tuple[float, int, Score]]:
     return sorted((point for point in points if point[2].value == point[2].value), key=lambda point: point[0])
 
 
-def _curve(board: Board, contest: Contest, width: int) -> Iterator[Markup]:
+def _curve(board: Board, contest: Contest, width: int) -> Iterator[Node]:
     points = _points(board, contest)
     ends = [end for _, _, score in points for end in (score.value, *(score.interval or ()))]
     ends += [end for _, bounds in _changes(contest, points) for end in bounds]
@@ -122,7 +143,7 @@ def _changes(contest: Contest, points: Sequence[tuple[float, int, Score]]) -> li
 
 def _grid(
     board: Board, contest: Contest, x: Axis, y: Axis, points: Sequence[tuple[float, int, Score]]
-) -> Iterator[Markup]:
+) -> Iterator[Node]:
     """Rules with their values, and the models' places below."""
     for value in ticks(y.low, y.high, 6):
         yield tag("path", d=f"M{LEFT} {y(value)}H{x.end}", class_="axis")

@@ -5,34 +5,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from evalengine.records.evidence import PAGE
 from evalengine.report.compare.item_differences import answer_of
-from evalengine.report.html.comparison_page import listed
+from evalengine.report.html import parts
 from evalengine.report.html.differences import regressions_section
-from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import (
-    Column,
-    beginning,
-    chosen,
-    details,
-    facts,
-    grid,
-    origin_line,
-    row_of,
-    sheet_table,
-    table,
-    tiles,
-    verdict,
-)
-from evalengine.report.html.plots import interval
 from evalengine.report.leaderboard import sheets
-from evalengine.report.leaderboard.board import Contest, PairTest, Score
+from evalengine.report.leaderboard.board import Contest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.formats import board_json
 from evalengine.report.leaderboard.history import curves, history_picture, history_plot, is_history
@@ -45,6 +30,7 @@ from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import ScoreKey, direction
 from evalengine.report.sweep.write import VERSION, write_picture_and_list
 
+PS = ("p", "p (Holm)")
 LEAST = 3  # models from which on pairs are many
 OPEN = 6  # metrics shown in full; further ones are folded
 PARTS = 12  # a group of at most so many parts is shown unfolded
@@ -63,53 +49,47 @@ DOCUMENTS = (
 )
 
 
-def tests_matrix(board: Board, contest: Contest) -> Markup:
+def tests_matrix(board: Board, contest: Contest) -> Node:
     """Values on the diagonal; beside it row minus column, Holm's p, and how many answers differ."""
     tests = {(test.b, test.a): test for test in contest.tests}
-    numbers = range(1, len(board.names) + 1)
-    rows = []
-    for row in numbers:
-        label = tag("span", f"{row}. {board.names[row - 1]}", class_="setting")
-        rows.append([label, *(_matrix_cell(contest, tests, row, column) for column in numbers)])
-    return table(("", *(f"{n}" for n in numbers)), rows, class_="matrix")
 
+    def cell(row: int, column: int) -> Node:
+        if row == column:
+            return parts.cell("", number(contest, contest.scores[row - 1]) or "·")
+        test = tests.get((row, column)) or tests.get((column, row))
+        if test is None:
+            return parts.cell("refused", "not tested")
+        sign = 1 if test.b == row else -1
+        changed = None if test.changed is None else f"{test.changed:,} answers differ"
+        wins = contest.wins(test)
+        better = None if wins is None or not test.significant else wins == (sign == 1)
+        difference = signed(sign * test.result.difference, contest.share and not test.nats)
+        look = {True: "same", False: "other", None: "plain"}[better]
+        return parts.cell(look, difference, f"p {p_value(test.p_adjusted)}", changed)
 
-def _matrix_cell(contest: Contest, tests: dict[tuple[int, int], PairTest], row: int, column: int) -> Markup:
-    if row == column:
-        return tag("span", tag("b", number(contest, contest.scores[row - 1]) or "·"), class_="cell")
-    test = tests.get((row, column)) or tests.get((column, row))
-    if test is None:
-        return tag("span", "not tested", class_="cell refused")
-    sign = 1 if test.b == row else -1
-    share = contest.share and not test.nats
-    lines = [tag("b", signed(sign * test.result.difference, share)), tag("span", f"p {p_value(test.p_adjusted)}")]
-    if test.changed is not None:
-        lines.append(tag("span", f"{test.changed:,} answers differ"))
-    wins = contest.wins(test)
-    better = None if wins is None or not test.significant else wins == (sign == 1)
-    return tag("span", *lines, class_=f"cell {({True: 'same', False: 'other', None: 'plain'})[better]}")
+    return parts.matrix(board.names, cell)
 
 
 def leaderboard_page(board: Board, history: bool = False, beside: Path | None = None) -> Page:
     """The comparison of models as a page. history: show the curves even where the models name no steps. beside: the
     folder that the page will lie in, for links to the models' runs."""
-    page = Page(_title(board), eyebrow="Models compared", scripts=("models.js",))
-    page.lead(verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), tiles(_figures(board)))
+    page = Page(_title(board), eyebrow="Models compared", scripts=("comparison.js", "models.js"))
+    page.lead(parts.verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), parts.tiles(_figures(board)))
+    page.section("metrics", "Metrics", *_metrics(board))
     if (pair := regressed(board)) is not None:
         regressions_section(page, pair, both_names(board))
-    page.section("metrics", "Metrics", *_metrics(board), note=sheets.metrics_note(board) or None)
     if (history or is_history(board)) and (drawn := curves(board)):
-        plots = row_of(*(tag("figure", history_plot(board, contest)) for contest in drawn))
+        plots = parts.row_of(*(tag("figure", history_plot(board, contest)) for contest in drawn))
         page.section("history", "History", plots, note=HISTORY)
     if board.groups:
         page.section("groups", "Groups and subjects", *(_group(board, group) for group in board.groups))
     if board.family:
-        page.section("tests", "Paired tests", *_tests(board), note=sheets.tests_note(board))
+        page.section("tests", "Paired tests", *_tests(board), note=MATRIX if len(board.runs) >= LEAST else None)
     if (documents := documents_grid(page, board)) is not None:
         page.section("documents", "Documents", documents, note=DOCUMENTS)
     if board.notes:
-        page.section("notes", "Notes", listed(board.notes))
-    page.section("models", "Models", facts(_models(board, beside)))
+        page.section("notes", "Notes", parts.listed(board.notes))
+    page.section("models", "Models", parts.facts(_models(board, beside)))
     return page
 
 
@@ -119,7 +99,7 @@ def _title(board: Board) -> str:
     return f"{len(board.runs)} models on {tasks_text}"
 
 
-def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
+def _figures(board: Board) -> Iterator[tuple[str, Node, Node]]:
     for contest in board.tested[:TILES]:
         if contest.first:
             names = ", ".join(board.names[place] for place in contest.first[:NAMED])
@@ -135,98 +115,63 @@ def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
     )
 
 
-def _metrics(board: Board) -> Iterator[Markup]:
+def _metrics(board: Board) -> Iterator[Node]:
     shown = [_contest(board, contest) for contest in board.tested]
-    yield from (part for parts in shown[:OPEN] for part in parts)
+    yield from shown[:OPEN]
     if rest := shown[OPEN:]:
-        yield details(f"{counted(len(rest), 'more metric')}", *(part for parts in rest for part in parts))
+        yield parts.details(counted(len(rest), "more metric"), *rest)
 
 
-def _contest(board: Board, contest: Contest) -> list[Markup]:
-    bounds = _bounds(contest)
-    rows = [_score(board, contest, n, contest.scores[n], bounds) for n in sheets.row_order(board, contest)]
+def _contest(board: Board, contest: Contest) -> list[Node]:
+    """A metric's ranking: who leads, who is tied, and each value with its interval."""
+    scores = [contest.scores[place] for place in sheets.row_order(board, contest)]
+    drawn = parts.intervals([None if s is None or s.interval is None else (s.value, *s.interval) for s in scores])
+    cells = zip(sheets.score_rows(board, contest), drawn, strict=True)
+    rows = [[*own[2:4], *own[5:7], own[4], bar, *own[8:]] for own, bar in cells]
+    head = ["Model", "Value", *sheets.RANKED, "95 % interval", "", *sheets.cut_head(board)]
+    best = [(row, 1) for row, score in enumerate(scores) if sheets.leads(contest, score)]
+    about = dict.fromkeys((*sheets.RANKED, *sheets.cut_head(board)), sheets.metrics_note(board))
     title = tag("h3", f"{sheets.titled(contest)} · {counted(contest.documents, 'document')}")
-    cut = sheets.cut_head(board)
-    head = ("Model", "Value", *sheets.RANKED, "95 % interval", *cut, _ends(contest, bounds))
-    return [title, table(head, rows, numbers=[1, 2, *range(4, 5 + len(cut))])]
+    numbers = [n for n in range(len(head)) if head[n] not in ("Model", "Tie group", "")]
+    return [title, parts.table(head, rows, numbers, best=best, about=about)]
 
 
-def _ends(contest: Contest, bounds: tuple[float, float], sign: bool = False) -> str:
-    """The axis of a column of intervals: `65.2 to 91.3`."""
-    return " to ".join(sheets.signed(end, contest.share, sign) for end in bounds)
-
-
-def _score(
-    board: Board, contest: Contest, place: int, score: Score | None, bounds: tuple[float, float]
-) -> list[Markup | str | None]:
-    name = tag("span", board.names[place], class_="name")
-    if score is None:
-        return [name, "not run", "", "", "", *("" for _ in sheets.cut_head(board)), None]
-    drawn = None
-    if score.interval is not None:
-        drawn = interval(score.value, *score.interval, bounds)
-    value = sheets.number(contest, score)
-    best = tag("strong", value) if sheets.leads(contest, score) else value
-    between = sheets.between(contest, score.interval)
-    return [name, best, *sheets.rank_cells(score), between, *sheets.cut_cells(board, contest, place), drawn]
-
-
-def _bounds(contest: Contest) -> tuple[float, float]:
-    """The scale that a metric's intervals share."""
-    ends = [end for s in contest.scores if s is not None and s.interval is not None for end in (*s.interval, s.value)]
-    if not ends:
-        return 0.0, 1.0
-    low, high = min(ends), max(ends)
-    room = 0.05 * (high - low) or 0.5
-    return low - room, high + room
-
-
-def _group(board: Board, group: Group) -> Markup:
+def _group(board: Board, group: Group) -> Node:
     sheet = sheets.group_sheet(board, group)
     note = tag("p", sheet.note, class_="note")
-    return tag("details", tag("summary", sheet.title), sheet_table(sheet), note, open=len(group.parts) <= PARTS)
+    return parts.details(sheet.title, parts.sheet_table(sheet), note, open=len(group.parts) <= PARTS)
 
 
-def _tests(board: Board) -> Iterator[Markup]:
+def _tests(board: Board) -> Iterator[Node]:
+    head = ("B against A", "B − A", "95 % interval", "", "Won / lost / equal", *PS, "Documents", "Answers changed")
     for contest in board.tested:
         if not contest.tests:
             continue
-        ends = [abs(e) for t in contest.tests for e in (t.result.ci_low, t.result.ci_high) if math.isfinite(e)]
-        reach = max(ends, default=0.0) or 1.0
-        yield tag("h3", f"{sheets.titled(contest)}{'; differences in points' if contest.share else ''}")
-        axis = _ends(contest, (-reach, reach), sign=True)
-        head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", axis, "Won / lost / equal", "Answers changed")
-        rows = [_test(board, contest, test, reach) for test in contest.tests]
-        pairs = table(head, rows, numbers=(1, 2, 3, 4, 6, 7))
+        results = [test.result for test in contest.tests]
+        drawn = parts.intervals([(p.difference, p.ci_low, p.ci_high) for p in results], rule=0.0)
+        cells = (sheets.test_row(board, contest, test)[1:] for test in contest.tests)
+        rows = [[*own[:3], bar, *own[3:]] for own, bar in zip(cells, drawn, strict=True)]
+        best = [(row, 6) for row, test in enumerate(contest.tests) if test.significant]
+        about = dict.fromkeys(PS, sheets.tests_note(board))
+        pairs = parts.table(head, rows, (1, 2, 4, 5, 6, 7, 8), best=best, about=about)
+        nats = " (in nats a document where tested so)" if any(test.nats for test in contest.tests) else ""
+        yield tag("h3", f"{sheets.titled(contest)}{'; differences in points' if contest.share else ''}{nats}")
         if len(board.runs) < LEAST:
             yield pairs
         else:
             yield tests_matrix(board, contest)
-            yield tag("p", MATRIX, class_="note")
-            yield details(f"All {len(rows)} pairs, with intervals", pairs)
+            yield parts.details(f"All {len(rows)} pairs, with intervals", pairs)
 
 
-def _test(board: Board, contest: Contest, test: PairTest, reach: float) -> Sequence[Markup | str | None]:
-    _, _, difference, bounds, counts, p, adjusted, _, changed = sheets.test_row(board, contest, test)
-    against = tag("span", f"against {board.names[test.a - 1]}", class_="under name")
-    pair = join(tag("span", board.names[test.b - 1], class_="name"), against)
-    result, drawn = test.result, None
-    if math.isfinite(result.ci_low) and math.isfinite(result.ci_high):
-        drawn = interval(result.difference, result.ci_low, result.ci_high, (-reach, reach), rule=0)
-    holm = tag("strong", adjusted) if test.significant else adjusted
-    unit = " nat" if test.nats else ""
-    return [pair, f"{difference}{unit}", p, holm, bounds, drawn, counts, changed]
-
-
-def _models(board: Board, beside: Path | None) -> Iterator[tuple[str, Child]]:
+def _models(board: Board, beside: Path | None) -> Iterator[tuple[str, Node]]:
     for place, (run, name) in enumerate(zip(board.runs, board.names, strict=True)):
         step = f"step {board.steps[place]:,}, " if board.steps is not None else ""
         digest = tag("code", run.digest or "no digest", class_="under")
         target = run.folder / PAGE
-        link: Child = str(run.source)
+        link: Node = run.source.name
         if beside is not None and target.is_file():
             link = tag("a", link, href=f"./{quote(os.path.relpath(target, beside))}")
-        yield name, join(step, link, digest, origin_line(run))
+        yield name, [step, link, digest, parts.origin_line(run)]
 
 
 def write_history(board: Board, name: str, folder: Path) -> list[Path]:
@@ -248,7 +193,7 @@ CELL = 120  # characters of a question in a row
 MODEL_COLUMNS = 8  # models that have a column each; of more, the panel alone says how each answered
 
 
-def documents_grid(page: Page, board: Board) -> Markup | None:
+def documents_grid(page: Page, board: Board) -> Node | None:
     """A row for each document that all models were asked; None where no metric has a number by document."""
     listed = [(task, key, shared) for task, shared in board.shared.items() for key in _key(board, task, shared)]
     count = sum(len(shared.rows) for _, _, shared in listed)
@@ -267,15 +212,15 @@ def documents_grid(page: Page, board: Board) -> Markup | None:
     width = f"{max(5, max(len(row[1]) for row in rows) + 1)}ch"
     names = board.names if len(board.names) <= MODEL_COLUMNS else []
     columns = [
-        Column("Task", "text", "minmax(7ch, 12ch)", choose=True, phone=False),
-        Column("Doc", "text", width),
-        Column("Question", "text", "minmax(0, 2fr)"),
-        Column("Right", "text", "9ch", choose=True),
-        Column("Answers", "mark", "12ch", marks=("all alike", "they differ"), phone=False),
-        *(Column(name, "mark", "minmax(7ch, 1fr)", phone=False, marks=("right", "wrong")) for name in names),
+        parts.Column("Task", "text", "minmax(7ch, 12ch)", choose=True, phone=False),
+        parts.Column("Doc", "text", width),
+        parts.Column("Question", "text", "minmax(0, 2fr)"),
+        parts.Column("Right", "text", "9ch", choose=True),
+        parts.Column("Answers", "mark", "12ch", marks=("all alike", "they differ"), phone=False),
+        *(parts.Column(name, "mark", "minmax(7ch, 1fr)", phone=False, marks=("right", "wrong")) for name in names),
     ]
-    columns, rows = chosen(columns, rows, [place for place in range(len(columns)) if place or len(listed) > 1])
-    return grid(page, "documents", columns, rows, detail="document", items=items, noun="documents")
+    columns, rows = parts.chosen(columns, rows, [place for place in range(len(columns)) if place or len(listed) > 1])
+    return parts.grid(page, "documents", columns, rows, detail="document", items=items, noun="documents")
 
 
 def _key(board: Board, task: str, shared: Shared) -> Iterator[ScoreKey]:
@@ -301,7 +246,7 @@ def _document(
         right = bool((value == 1.0) == higher) if value in (0.0, 1.0) else None
         answer = answer_of(board.runs[place], key, numbers[place]) if place in numbers else None
         finite = float(value) if value is not None and math.isfinite(value) else None
-        answers.append([name, None if answer is None else beginning(answer, share), finite, right])
+        answers.append([name, None if answer is None else parts.beginning(answer, share), finite, right])
         marks.append(right)
         said.append(answer)
     known = [mark for mark in marks if mark is not None]
@@ -310,9 +255,9 @@ def _document(
     question, target = ("", "") if asked is None else (asked.question, asked.target)
     item = {
         "name": f"{key[0]} doc {next(iter(numbers.values()))}",
-        "asked": None if asked is None else [question[-(room // 4) :], beginning(target, room // 8)],
+        "asked": None if asked is None else [question[-(room // 4) :], parts.beginning(target, room // 8)],
         "metric": key[1],
         "answers": answers,
     }
-    preview = beginning(" ".join(question.split()), 4 * CELL)[:CELL]
+    preview = parts.beginning(" ".join(question.split()), 4 * CELL)[:CELL]
     return item, [preview, counted, alike, *(marks if len(marks) <= MODEL_COLUMNS else ())]

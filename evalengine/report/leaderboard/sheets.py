@@ -39,7 +39,7 @@ def models_sheet(board: Board) -> Sheet:
 
 def scores_sheet(board: Board) -> Sheet:
     """A row for each metric and model, the form for a terminal."""
-    rows = [row for contest in board.tested for row in _long(board, contest)]
+    rows = [row for contest in board.tested for row in score_rows(board, contest)]
     head = ["Metric", "", "Model", "Value", "95 % interval", *RANKED, "Documents", *cut_head(board)]
     return Sheet("Metrics", head, rows, (0, 1, 2, 6), note=metrics_note(board))
 
@@ -213,7 +213,8 @@ def leads(contest: Contest, score: Score | None) -> bool:
     return score is not None and score.ranks == (1, 1) and len(contest.scores) > 1
 
 
-def _long(board: Board, contest: Contest) -> Iterator[list[str]]:
+def score_rows(board: Board, contest: Contest) -> Iterator[list[str]]:
+    """Each model's cells in `scores_sheet`, in the order of `row_order`."""
     first = [f"{contest.name}{', %' if contest.share else ''}", arrow(contest.higher_is_better)]
     for place in row_order(board, contest):
         score = contest.scores[place]

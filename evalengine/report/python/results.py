@@ -27,7 +27,7 @@ from evalengine.report.compare.report import report as comparison_lines
 from evalengine.report.compare.report import value_text
 from evalengine.report.gate.gate import gate as judge
 from evalengine.report.gate.report import Report, report_lines
-from evalengine.report.html.markup import Markup, tag
+from evalengine.report.html.markup import Node, markup, tag
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
@@ -65,13 +65,14 @@ class Shown(ABC):
 
     def _repr_html_(self) -> str:
         """The lines as markup: tables, and a paragraph for each line. Texts from outside are escaped."""
-        return tag("div", *(_table(line) if isinstance(line, Sheet) else tag("p", line) for line in self._lines()))
+        lines = (_table(line) if isinstance(line, Sheet) else tag("p", line) for line in self._lines())
+        return markup(tag("div", *lines))
 
 
-def _table(sheet: Sheet) -> Markup:
+def _table(sheet: Sheet) -> Node:
     sides = ["left" if n in sheet.words else "right" for n in range(len(sheet.head))]
 
-    def row(name: str, cells: Sequence[str]) -> Markup:
+    def row(name: str, cells: Sequence[str]) -> Node:
         return tag("tr", *(tag(name, printable(cell), align=side) for cell, side in zip(cells, sides, strict=True)))
 
     return tag("table", tag("thead", row("th", sheet.head)), tag("tbody", *(row("td", cells) for cells in sheet.rows)))

@@ -12,8 +12,7 @@ import numpy as np
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import facts, sheet_table, table, tiles, verdict
-from evalengine.report.html.plots import interval
+from evalengine.report.html.parts import facts, intervals, sheet_table, table, tiles, verdict
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
@@ -120,11 +119,8 @@ def prompts_page(runs: Sequence[Run], labels: Sequence[str], found: Sequence[Sen
         tiles((_name(one), f"{100 * one.of_a_score:.0f} %", "of a score's variance: the prompt") for one in found[:3]),
     )
     for number, one in enumerate(found):
-        drawn = [bounds or (mean, mean) for bounds, mean in zip(one.intervals, one.means, strict=True)]
-        scale = (min(low for low, _ in drawn), max(high for _, high in drawn))
-        scale = scale if scale[0] < scale[1] else (scale[0] - 0.5, scale[1] + 0.5)
-        rows = [[label, f"{mean:.4f}", interval(mean, *bounds, scale)]
-                for label, mean, bounds in zip(labels, one.means, drawn, strict=True)]  # fmt: skip
+        drawn = intervals([(m, *(own or (m, m))) for own, m in zip(one.intervals, one.means, strict=True)])
+        rows = [[label, f"{mean:.4f}", bar] for label, mean, bar in zip(labels, one.means, drawn, strict=True)]
         page.section(f"scores-{number}", _name(one), table(("Prompt", "Score", "95 % over documents"), rows, (1,)))
     parts = parts_sheet(found)
     page.section("parts", parts.title, sheet_table(parts), note=parts.note)

@@ -16,11 +16,13 @@ from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.matrix import leading_metrics, look, score_text, what_differs
-from evalengine.report.html.markup import Markup, tag
+from evalengine.report.html.markup import Node, markup, tag
+from evalengine.report.html.matrix_page import matrix_page
+from evalengine.report.html.parts import sheet_table
 from evalengine.report.numbers import counted, finite_json
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import by_name
-from evalengine.report.sweep.sweep import Sweep, most, verdict
+from evalengine.report.sweep.sweep import Sweep, floor_table, most, verdict
 
 WIDTH, HEIGHT, GAP, TOP = 112, 46, 3, 104  # a cell's size, the space between cells and above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
@@ -57,7 +59,7 @@ def picture(sweep: Sweep) -> str:
     width = max(left + size * (WIDTH + GAP) + 16, 32 + int(letters * LETTER))
     drawn = [
         tag("title", f"{sweep.name}: {verdict(sweep)}"),
-        tag("style", Markup(STYLE)),
+        tag("style", STYLE),
         tag("rect", class_="paper", width=width, height=height, rx=6),
         tag("text", heading, x=16, y=30, class_="title"),
         *(tag("text", line, x=16, y=50 + 19 * n, class_="soft") for n, line in enumerate(LEGEND)),
@@ -71,20 +73,11 @@ def picture(sweep: Sweep) -> str:
             for i, line in enumerate(lines)
         ),
     ]
-    return (
-        tag(
-            "svg",
-            *drawn,
-            xmlns="http://www.w3.org/2000/svg",
-            view_box=f"0 0 {width} {height}",
-            width=width,
-            height=height,
-        )
-        + "\n"
-    )
+    space, size_of = "http://www.w3.org/2000/svg", {"width": width, "height": height}
+    return f"{markup(tag('svg', *drawn, xmlns=space, view_box=f'0 0 {width} {height}', **size_of))}\n"
 
 
-def _row(sweep: Sweep, row: int, label: str, left: int) -> Markup:
+def _row(sweep: Sweep, row: int, label: str, left: int) -> Node:
     y = TOP + (row - 1) * (HEIGHT + GAP)
     cells = [
         tag("text", label, x=left - 30, y=y + HEIGHT // 2 + 5, class_="end"),
@@ -118,8 +111,14 @@ def _cell(sweep: Sweep, row: int, column: int) -> tuple[str, str, str]:
 
 
 def write_sweep(sweep: Sweep, folder: Path) -> list[Path]:
-    """Writes both files, each whole or not at all. Raises `EvalEngineError` if the disk refuses."""
-    return write_picture_and_list(sweep.name, folder, picture(sweep), sweep_json(sweep, folder))
+    """Writes the page, the picture and the list, each whole or not at all. Raises `EvalEngineError` if the disk
+    refuses."""
+    page = matrix_page(sweep.matrix)
+    if sweep.floors:
+        page.section("noise", "Noise floor: fast against invariant", sheet_table(floor_table(sweep)))
+    page.write(folder / f"{sweep.name}.html")
+    files = write_picture_and_list(sweep.name, folder, picture(sweep), sweep_json(sweep, folder))
+    return [folder / f"{sweep.name}.html", *files]
 
 
 def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[str, Any]) -> list[Path]:

@@ -54,7 +54,7 @@
 
     header(column, i) {
       const button = make("button", column.kind, column.title);
-      button.type = "button";
+      Object.assign(button, { type: "button", title: column.about });
       button.addEventListener("click", () => {
         const [old, way] = this.sorted ?? [];
         this.sorted = old !== i ? [i, 1] : way === 1 ? [i, -1] : null;

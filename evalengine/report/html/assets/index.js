@@ -4,12 +4,7 @@
   const { make } = report;
 
   /** A table of texts, the last two columns of which are numbers. */
-  function table(titles, rows) {
-    const kind = (i) => i >= titles.length - 2 ? "number" : "";
-    const head = titles.map((title, i) => make("th", kind(i), title));
-    const body = rows.map((cells) => make("tr", "", cells.map((cell, i) => make("td", kind(i), cell))));
-    return make("div", "scroll", make("table", "", make("thead", "", make("tr", "", head)), make("tbody", "", body)));
-  }
+  const table = (head, rows) => report.parts.sheet({ head, rows, numbers: [head.length - 2, head.length - 1] });
 
   /** The command that compares the runs of the ticked rows, and a button that copies it. */
   report.picks.compare = (rows) => {
@@ -33,8 +28,7 @@
       link.href = item.href;
       parts.push(make("p", "", link));
     }
-    const facts = item.facts.map(([name, value]) => make("div", "", make("dt", "", name), make("dd", "", value)));
-    parts.push(make("dl", "facts", facts));
+    parts.push(report.parts.facts({ pairs: item.facts }));
     if (item.metrics.length) {
       parts.push(make("h3", "", "Metrics"), table(["Metric", "Filter", "Value", "95 %"], item.metrics));
     }

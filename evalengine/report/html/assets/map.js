@@ -3,7 +3,7 @@
 // fit, an overview above them holds every item.
 (() => {
   const { make } = report;
-  const { PARTS, state, said, palette, paint, ratio, image } = report.picture;
+  const { PARTS, legend, state, said, palette, paint, ratio, image } = report.picture;
   const LINE = { few: 14, many: 6 };  // px of an item
   const TALL = 420;  // px of the detail, at most
   const OVERVIEW = 132;  // px
@@ -12,7 +12,7 @@
   class DivergenceMap {
     constructor(root) {
       this.root = root;
-      this.rows = report.data("map").map(([name, tokens, parts, first, row]) => ({ name, tokens, parts, first, row }));
+      this.rows = report.data("map").rows.map(([name, tokens, parts, first, row]) => ({ name, tokens, parts, first, row }));
       this.store = report.blocks("map");
       this.levels = new Array(this.rows.length).fill(null);
       this.width = this.rows.reduce((most, row) => Math.max(most, row.tokens), 1);  // tokens
@@ -46,7 +46,7 @@
       this.body.setAttribute("aria-label", "Divergence map: arrow keys move through the items, Enter opens one");
       this.readout = make("p", "map-readout", "\u00a0");
       this.readout.setAttribute("role", "status");
-      this.root.replaceChildren(make("div", "tools", sorts, this.readout), this.axis, this.whole, this.body);
+      this.root.replaceChildren(legend(this.rows.some((row) => row.parts !== null)), make("div", "tools", sorts, this.readout), this.axis, this.whole, this.body);
       this.body.style.height = `${this.tall}px`;
       this.space.style.height = `${this.rows.length * this.line}px`;
       this.body.addEventListener("scroll", () => requestAnimationFrame(() => this.detail()), { passive: true });

@@ -1,9 +1,25 @@
 "use strict";
 // What the divergence map looks like: the states of tokens, their colours, and images of them on canvases.
 report.picture = (() => {
-  // 0 equal bits and 1 to 8 the levels of divergence_map.py; then the token that parts, and what follows it. The legend
+  // 0 equal bits and 1 to 8 the levels of comparison_page.py; then the token that parts, and what follows it. The legend
   // has a swatch for each. Levels that are not unpacked yet are drawn as the first.
   const PARTS = 9, AFTER = 10, UNKNOWN = 11;
+
+  /** A swatch for each state, whose colours the map takes. diverge: whether any outputs do. */
+  function legend(diverge) {
+    const { limits, odd } = report.data("map");
+    const last = limits.length;
+    const swatch = (state, title) => ({ is: "i", "data-state": state, title });
+    const ranges = limits.map((_, i) => i ? `${limits[i - 1]} to ${limits[i]}` : `below ${limits[0]}`).concat(`from ${limits[last - 1]}`);
+    const levels = ranges.map((range, i) => swatch(i + 1, `${range} nat`));
+    return report.make("p", "map-legend", [
+      [swatch(0, "equal bits"), "equal bits"],
+      [levels, `|Δ logprob| ${limits[0]} … ${limits[last - 1]} nat`],
+      odd ? [swatch(8, "not finite"), "not finite"] : null,
+      diverge ? [swatch(PARTS, "the first token that differs"), "outputs diverge"] : null,
+      diverge ? [swatch(AFTER, "after the divergence"), "after that"] : null,
+    ].filter(Boolean).map((entry) => report.make("span", "", entry)));
+  }
 
   /** levels: a digit a token, or null while it is packed. */
   function state(row, levels, token) {
@@ -76,5 +92,5 @@ report.picture = (() => {
     context.drawImage(sheet, 0, 0, canvas.width, canvas.height);
   }
 
-  return { PARTS, state, said, palette, paint, ratio, image };
+  return { PARTS, legend, state, said, palette, paint, ratio, image };
 })();

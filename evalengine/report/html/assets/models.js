@@ -10,12 +10,9 @@
       parts.push(make("h3", "", "Question"), make("pre", "", question), make("h3", "", "Target"),
         make("pre", "", make("mark", "right", target)));
     }
-    const body = item.answers.map(([name, answer, value, right]) => make("tr", "", make("td", "", name),
-      make("td", "", answer === null ? make("span", "soft", "no answer") : make("code", right === null ? "" : right ? "right" : "wrong", answer)),
-      make("td", "number", value === null ? "" : number(value))));
-    const head = ["Model", "Answer", item.metric].map((title, i) => make("th", i > 1 ? "number" : "", title));
-    parts.push(make("h3", "", "Answers"),
-      make("div", "scroll", make("table", "", make("thead", "", make("tr", "", head)), make("tbody", "", body))));
+    const rows = item.answers.map(([name, answer, value, right]) => [name,
+      answer === null ? make("span", "soft", "no answer") : make("code", right === null ? "" : right ? "right" : "wrong", answer), value === null ? "" : number(value)]);
+    parts.push(make("h3", "", "Answers"), report.parts.sheet({ head: ["Model", "Answer", item.metric], rows, numbers: [2] }));
     return make("div", "", ...parts);
   };
 })();

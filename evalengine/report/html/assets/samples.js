@@ -129,10 +129,9 @@
   }
 
   function filters(found) {
-    const head = make("tr", "", make("th", "", "Filter"), make("th", "", "Answer"), make("th", "", "Scores"));
-    const rows = found.map(([name, answer, scores]) => make("tr", "", make("td", "", name),
-      make("td", "", answer === null ? "" : make("code", mood(judged([name, answer, scores])), long(answer))), make("td", "", scores.map(([m, v]) => `${m} ${v}`).join(", "))));
-    return make("div", "scroll", make("table", "", make("thead", "", head), make("tbody", "", rows)));
+    const rows = found.map(([name, answer, scores]) => [name, answer === null ? "" : make("code", mood(judged([name, answer, scores])), long(answer)),
+      scores.map(([m, v]) => `${m} ${v}`).join(", ")]);
+    return report.parts.sheet({ head: ["Filter", "Answer", "Scores"], rows });
   }
 
   report.details.sample = (row, item) => {
@@ -142,8 +141,7 @@
     const filter = found.find((one) => typeof one[1] === "string" && one[1].trim());
     const outputs = scored ? choices(requests) : requests.flatMap((request, i, all) => output(request, i, all, filter));
     const top = scored ? [] : verdict(found, target);
-    const pairs = (list) => make("dl", "facts", list.map(([k, v]) => make("div", "", make("dt", "", k), make("dd", "", long(v)))));
     return make("div", "", make("h2", "", `${task}, document ${doc}`), top, filters(found), outputs,
-      block("Target", target), block("Prompt", prompt), make("h3", "", "Document"), pairs(fields));
+      block("Target", target), block("Prompt", prompt), make("h3", "", "Document"), report.parts.facts({ pairs: fields.map(([name, value]) => [name, long(value)]) }));
   };
 })();
