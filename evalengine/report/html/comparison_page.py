@@ -94,16 +94,11 @@ def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
 
 def _good(c: Comparison) -> bool | None:
     """Whether the verdict is good news: False where a metric got worse by more than chance explains, or no test is."""
-    tests = [m for m in c.metrics if m.paired is not None and m.p_holm is not None and not m.nats]
+    tests = [(m, m.p_holm) for m in c.metrics if m.paired is not None and m.p_holm is not None and not m.nats]
     if c.verdict != "DIFFERENT" or not tests:
         return GOOD[c.verdict]
-    worse = [m for m in tests if m.p_holm is not None and m.p_holm <= LEVEL and _worse(m)]
-    return False if worse else None
-
-
-def _worse(m: MetricDelta) -> bool:
-    change = m.difference or 0.0
-    return change != 0 and (change < 0) == (m.higher_is_better is not False)
+    moved = [(m.difference or 0.0, m.higher_is_better) for m, p in tests if p <= LEVEL]
+    return False if any(change and (change < 0) == (higher is not False) for change, higher in moved) else None
 
 
 def _runs(c: Comparison) -> Node:
@@ -277,19 +272,16 @@ def noise_floor(a: Run, b: Run) -> Comparison:
 def noise_floor_section(page: Page, floor: Comparison) -> None:
     """The figures and statistics of two runs in both kinds of numerics, and their times. floor: as `noise_floor` gives
     it."""
-    invariant, fast = floor.a, floor.b
-    sources = [(f"{side}: {run.manifest.numerics}, {_seconds(run)}", tag("code", run.source.name))
-               for side, run in (("A", invariant), ("B", fast))]  # fmt: skip
+    sources = []
+    for side, run in (("A", floor.a), ("B", floor.b)):
+        resumed = " (resumed)" if run.manifest.counts.resumed_requests else ""
+        took = f"{run.manifest.timings.run_seconds:,.1f} s{resumed}"
+        sources.append((f"{side}: {run.manifest.numerics}, {took}", tag("code", run.source.name)))
     note = (
         "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
         "this says nothing about the model."
     )
-    if resumed := resumed_fast(fast.manifest):
-        note += f" The fast run {resumed_words(fast, resumed)}."
+    if count := resumed_fast(floor.b.manifest):
+        note += f" The fast run {resumed_words(floor.b, count)}."
     title = "Noise floor: fast against invariant"
     page.section("noise", title, parts.tiles(_figures(floor)), *_statistics(floor), parts.facts(sources), note=note)
-
-
-def _seconds(run: Run) -> str:
-    seconds, num_resumed = run.manifest.timings.run_seconds, run.manifest.counts.resumed_requests
-    return f"{seconds:,.1f} s" + (" (resumed)" if num_resumed else "")

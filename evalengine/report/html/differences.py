@@ -12,7 +12,7 @@ from evalengine.report.compare.item_differences import Divergence, Flip, shared_
 from evalengine.report.compare.report import regressions
 from evalengine.report.html.markup import Node
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import Column, beginning, chosen, grid
+from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import counted, shown
 from evalengine.report.read.names import document_name, item_name
 from evalengine.report.read.run import Key, direction
@@ -58,7 +58,7 @@ def outputs_grid(page: Page, c: Comparison) -> Node:
         Column("Answer", "mark", "9ch", phone=False, marks=("kept", "flipped")),
         CAUSE,
     ]
-    return grid(page, "outputs", *_telling(columns, cells), detail="output", items=items, noun="outputs")
+    return grid(page, "outputs", columns, cells, detail="output", items=items, noun="outputs")
 
 
 def flips_grid(page: Page, c: Comparison) -> Node:
@@ -80,18 +80,18 @@ def flips_grid(page: Page, c: Comparison) -> Node:
         cells.append([flip.task, str(flip.doc_id), *texts])
     columns = [
         *_item_columns(cells),
-        Column("Filter", "text", "16ch", phone=False, choose=True),
-        Column("Metric", "text", "12ch", phone=False, choose=True),
+        Column("Filter", "text", "16ch", phone=False, choose=True, several=True),
+        Column("Metric", "text", "12ch", phone=False, choose=True, several=True),
         Column("Answer A", "text", "minmax(6ch, 1fr)"),
         Column("Answer B", "text", "minmax(6ch, 1fr)"),
         Column("Score", "text", "11ch", phone=False),
         CHANGE,
-        Column("What changed", "text", "15ch", phone=False, choose=True),
+        Column("What changed", "text", "15ch", phone=False, choose=True, several=True),
         Column("Token", "number", "7ch", phone=False),
         TIE,
         CAUSE,
     ]
-    return grid(page, "flips", *_telling(columns, cells), detail="flip", items=items, noun="flips")
+    return grid(page, "flips", columns, cells, detail="flip", items=items, noun="flips")
 
 
 def _rooms(count: int) -> tuple[int, int]:
@@ -101,16 +101,8 @@ def _rooms(count: int) -> tuple[int, int]:
 
 def _item_columns(cells: Sequence[Sequence[Any]]) -> tuple[Column, Column]:
     """The task's name, which may be cut, and the document's number, which is not."""
-    longest = max((len(row[1]) for row in cells), default=0)
-    return Column("Task", "text", "minmax(7ch, 1fr)", choose=True), Column("Doc", "text", f"{max(5, longest + 1)}ch")
-
-
-def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
-    """Columns and rows without the columns that say nothing: tokens of scored choices, one task or filter for all."""
-    values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
-    silent = {title for title, cells in values.items() if cells == {None}}
-    silent |= {title for title in ("Task", "Filter", "Metric", "What changed") if len(values.get(title, ())) == 1}
-    return chosen(columns, rows, [i for i, column in enumerate(columns) if column.title not in silent])
+    width = f"{max(5, *(len(row[1]) + 1 for row in cells))}ch"
+    return Column("Task", "text", "minmax(7ch, 1fr)", choose=True, several=True), Column("Doc", "text", width)
 
 
 def _output(c: Comparison, key: Key, d: Divergence | None, room: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.markup import Node
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import Column, chosen, figure, grid, row_of, tiles
+from evalengine.report.html.parts import Column, figure, grid, row_of, tiles
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, RunMetric, entries
 from evalengine.report.read.names import INDEX
 from evalengine.report.stats.metric_interval import reported_interval
@@ -44,7 +44,6 @@ COLUMNS = (
     Column("Numerics", "text", "8ch", phone=False, choose=True),
     Column("Changed", "text", "minmax(8ch, 2fr)", phone=False, about="Settings that differ within a task and model"),
 )
-WHERE_FILLED = ("Experiment", "Verdict", "Cut", "Changed")  # columns that are left out where they are empty
 
 
 def interval_of(metric: RunMetric) -> tuple[float, float] | None:
@@ -124,14 +123,8 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
     rows = [_row(root, entry) for entry in listed]
-    shown = [
-        place
-        for place, column in enumerate(COLUMNS)
-        if column.title not in WHERE_FILLED or any(row[place] for row in rows)
-    ]
-    columns, rows = chosen(COLUMNS, rows, shown)
     items = [_item(entry, beside) for entry in listed]
-    body = grid(page, "runs", columns, rows, detail="run", items=items, pick="compare")
+    body = grid(page, "runs", COLUMNS, rows, detail="run", items=items, pick="compare")
     page.data("folders", [shlex.quote(str(entry.folder)) if entry.state == FINISHED else None for entry in listed])
     most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
     page.section("runs", "Runs", body, note=f"{NOTE}{most}")

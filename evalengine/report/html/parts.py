@@ -28,6 +28,7 @@ class Column:
     choose: bool = False  # whether a filter offers its few values
     marks: tuple[str, str] = ("yes", "no")  # the words for True and False
     about: str = ""  # what it holds: its heading's tooltip
+    several: bool = False  # left out where all rows are alike, as where they are empty
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Node]], numbers: Sequence[int] = (), **attributes: Any) -> Node:
@@ -155,19 +156,14 @@ def grid(
     """
     for row in rows:
         assert len(row) == len(columns), f"{name}: a cell a column"
+    values = [{row[n] for row in rows} for n in range(len(columns))]
+    shown = [n for n, c in enumerate(columns) if values[n] - {None, ""} and not (c.several and len(values[n]) == 1)]
     if items is not None:
         page.blocks(name, items)
         blocks = name
-    page.data(f"grid-{name}", {"columns": [asdict(c) for c in columns], "rows": [list(row) for row in rows],
-                               "detail": detail, "blocks": blocks, "noun": noun, "pick": pick})  # fmt: skip
+    content = {"columns": [asdict(columns[n]) for n in shown], "rows": [[row[n] for n in shown] for row in rows]}
+    page.data(f"grid-{name}", {**content, "detail": detail, "blocks": blocks, "noun": noun, "pick": pick})
     return tag("div", class_="grid", data_grid=name)
-
-
-def chosen(
-    columns: Sequence[Column], rows: Sequence[Sequence[Any]], places: Sequence[int]
-) -> tuple[list[Column], list[list[Any]]]:
-    """The columns at these places, and the rows with their cells alone."""
-    return [columns[place] for place in places], [[row[place] for place in places] for row in rows]
 
 
 def origin_facts(run: Run) -> Iterator[tuple[str, Node]]:

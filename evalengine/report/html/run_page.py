@@ -41,7 +41,8 @@ def summary_lead(page: Page, data: RunData) -> None:
     large = []
     for key in foremost:
         value, error = run.results[key]
-        label = " ".join(([key[0]] if several else []) + _label(key, data))
+        filters = {k[2] for k in run.results if k[0] == key[0]}
+        label = " ".join([key[0]] * several + [key[1]] + [key[2]] * (len(filters) > 1))
         cut = cut_of(run, key)
         below = [cut.words if cut else None, unanswered_of(run, key)]
         word = [tag("b", _interval_words(data, key, error)), "; ".join(filter(None, below)) or None]
@@ -106,7 +107,9 @@ def _named(keys: Sequence[ScoreKey], data: RunData) -> Iterator[str]:
 
 def metrics_section(page: Page, data: RunData) -> None:
     """Every metric with its interval; of many metrics, the tasks of each group are folded below the groups."""
-    keys = [(key, depth) for name, depth in _in_order(data) for key in data.run.results if key[0] == name]
+    listed = list(in_groups(data.results))  # groups above their own; in a circle of groups, as the results are
+    listed += dict.fromkeys((key[0], 0) for key in data.run.results if key[0] not in {name for name, _ in listed})
+    keys = [(key, depth) for name, depth in listed for key in data.run.results if key[0] == name]
     rows = {key: _row(data, key, depth) for key, depth in keys}
     # One task needs no name; runs of lm-eval may lack some of these columns, and mostly nothing is cut.
     several = len({key[0] for key in rows}) > 1
@@ -130,13 +133,6 @@ def metrics_section(page: Page, data: RunData) -> None:
 def is_share(data: RunData, key: ScoreKey) -> bool:
     """Whether a metric is a share of documents, or a mean of such shares."""
     return all(data.binary(part) for part in [part for part, _ in members(data.run, key)] or [key])
-
-
-def _in_order(data: RunData) -> list[tuple[str, int]]:
-    """(name, depth) of everything with results, groups above their own; in a circle of groups, as the results are."""
-    listed = list(in_groups(data.results))
-    missing = [(key[0], 0) for key in data.run.results if key[0] not in {name for name, _ in listed}]
-    return [*listed, *dict.fromkeys(missing)]
 
 
 def _row(data: RunData, key: ScoreKey, depth: int) -> list[Node]:
@@ -280,11 +276,6 @@ def _foremost(data: RunData) -> list[ScoreKey]:
             places[key] = seen[key[0]]
             seen[key[0]] += 1
     return sorted(places, key=places.__getitem__)[:TILES]
-
-
-def _label(key: ScoreKey, data: RunData) -> list[str]:
-    filters = {k[2] for k in data.run.results if k[0] == key[0]}
-    return [key[1]] + ([key[2]] if len(filters) > 1 else [])
 
 
 def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | None:

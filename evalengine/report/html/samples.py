@@ -112,8 +112,7 @@ def _columns(data: RunData, room: int) -> Iterator[tuple[Column, Callable[[str, 
         Column("Prompt", "text", "minmax(0, 2.2fr)"),
         lambda task, doc: _preview(prompt_of(data.samples[task][doc][0]), room),
     )
-    if any(data.run.answers.values()):
-        yield Column("Answer", "text", "minmax(0, 1fr)", phone=False), answer
+    yield Column("Answer", "text", "minmax(0, 1fr)", phone=False), answer
     yield Column("Target", "text", "minmax(0, 1fr)", phone=False), target
     for place, (title, own) in enumerate(titled.items()):
         width, binary = f"{min(max(11, len(title) + 1), 16)}ch", all(map(data.binary, own.values()))

@@ -212,14 +212,13 @@ def documents_grid(page: Page, board: Board) -> Node | None:
     width = f"{max(5, max(len(row[1]) for row in rows) + 1)}ch"
     names = board.names if len(board.names) <= MODEL_COLUMNS else []
     columns = [
-        parts.Column("Task", "text", "minmax(7ch, 12ch)", choose=True, phone=False),
+        parts.Column("Task", "text", "minmax(7ch, 12ch)", choose=True, phone=False, several=True),
         parts.Column("Doc", "text", width),
         parts.Column("Question", "text", "minmax(0, 2fr)"),
         parts.Column("Right", "text", "9ch", choose=True),
         parts.Column("Answers", "mark", "12ch", marks=("all alike", "they differ"), phone=False),
         *(parts.Column(name, "mark", "minmax(7ch, 1fr)", phone=False, marks=("right", "wrong")) for name in names),
     ]
-    columns, rows = parts.chosen(columns, rows, [place for place in range(len(columns)) if place or len(listed) > 1])
     return parts.grid(page, "documents", columns, rows, detail="document", items=items, noun="documents")
 
 

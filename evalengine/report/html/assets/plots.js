@@ -97,7 +97,7 @@
 
   /** Values in their order, each with its interval or null: [value, interval, title]. */
   parts.series = ({ points, x: across, y: up }) => plot(`${up} of ${points.length} runs`, HEIGHT, (width) => {
-    const ends = points.flatMap(([value, bounds]) => [value, ...(bounds ?? [])]), [least, most] = [Math.min(...ends), Math.max(...ends)];
+    const ends = points.length ? points.flatMap(([value, bounds]) => [value, ...(bounds ?? [])]) : [0], [least, most] = [Math.min(...ends), Math.max(...ends)];
     const room = 0.06 * (most - least) || Math.abs(most) * 0.05 || 0.05;
     const x = axis(0.5, points.length + 0.5, LEFT, width - RIGHT), y = axis(least - room, most + room, HEIGHT - BOTTOM, TOP);
     const drawn = points.flatMap(([value, bounds, text], i) => {
