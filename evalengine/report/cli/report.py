@@ -113,7 +113,7 @@ def _write_page(names: Sequence[str], target: Path | None, allow: bool) -> str:
         return f"{path}: {size / 1e6:.1f} MB"
     path, runs = target or Path("comparison.html"), [load_run(name) for name in names]
     if not allow and are_models(runs):
-        page = leaderboard_page(board(runs), beside=path.parent)
+        page = leaderboard_page(board(runs), page_folder=path.parent)
     elif len(runs) > 2:
         page = matrix_page(matrix(runs, allow))
     else:

@@ -19,7 +19,7 @@ from evalengine.report.compare.item_differences import changed_bits
 from evalengine.report.compare.matrix import distinguishing_settings, setting_words
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.html import parts
-from evalengine.report.html.differences import flips_grid, outputs_grid, parting, regressions_section
+from evalengine.report.html.differences import diverging, flips_grid, outputs_grid, regressions_section
 from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
 from evalengine.report.numbers import counted, shown
@@ -50,7 +50,7 @@ def comparison_page(c: Comparison) -> Page:
         note = "Documents whose answer or score is another one in B; of given choices, under each metric."
         sheet = parts.sheet_table(tables.answers_sheet(c))
         page.section("flips", "Changed answers", sheet, flips_grid(page, c), note=note)
-    if parting(c):
+    if diverging(c):
         page.section("outputs", "Diverging outputs", outputs_grid(page, c), note=" ".join(tables.near_ties(c)) or None)
     if c.metrics:
         page.section("statistics", "Paired statistics", *_statistics(c))
@@ -221,7 +221,7 @@ def map_section(page: Page, c: Comparison) -> None:
     """The map, or why there is none; nothing for runs that are equal to the bit."""
     rows = divergence_map(c)
     if any(row.first is not None for row in rows):
-        places = {key: place for place, (key, _) in enumerate(parting(c))}
+        places = {key: place for place, (key, _) in enumerate(diverging(c))}
         listed = [[item_name(r.key), r.tokens, r.parts_at, r.first, places.get(r.key)] for r in rows]
         page.data("map", {"rows": listed, "limits": LIMITS, "odd": any(str(NO_DISTANCE) in r.levels for r in rows)})
         page.blocks("map", [row.levels for row in rows])

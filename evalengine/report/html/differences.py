@@ -27,7 +27,7 @@ TIE = Column("Near-tie", "mark", "10ch", phone=False, marks=("possible", "no"))
 CAUSE = Column("Cause", "text", "minmax(9ch, 18ch)", phone=False, choose=True)
 
 
-def parting(c: Comparison) -> list[tuple[Key, Divergence | None]]:
+def diverging(c: Comparison) -> list[tuple[Key, Divergence | None]]:
     """Requests whose outputs differ, in key order; None where a run holds no tokens to say where."""
     divergences = {divergence.key: divergence for divergence in c.divergences}
     outputs = {d.key for d in c.differences if "output" in d.kinds} | divergences.keys()
@@ -35,14 +35,14 @@ def parting(c: Comparison) -> list[tuple[Key, Divergence | None]]:
 
 
 def outputs_grid(page: Page, c: Comparison) -> Node:
-    """A row for each of `parting`, in its order."""
+    """A row for each of `diverging`, in its order."""
     flips: dict[tuple[str, int], list[Flip]] = {}
     for flip in c.flips:
         flips.setdefault((flip.task, flip.doc_id), []).append(flip)
     causes = {difference.key: difference.cause for difference in c.differences}
-    room, cell = _rooms(len(parting(c)) + len(c.flips))
+    room, cell = _rooms(len(diverging(c)) + len(c.flips))
     items, cells = [], []
-    for key, d in parting(c):
+    for key, d in diverging(c):
         output, own = _output(c, key, d, room), flips.get(key[:2], [])
         items.append({**output, "flips": [_flip(flip, room) for flip in own], "asked": _asked(c, key[:2], room)})
         texts = [text if text is None else beginning(text, cell)[:CELL] or "(ends)" for text in output["texts"] or NONE]
@@ -55,16 +55,16 @@ def outputs_grid(page: Page, c: Comparison) -> Node:
         Column("Continuation B", "text", "minmax(5ch, 1.2fr)"),
         Column("Gap, nat", "number", "9ch", digits=4, phone=False),
         TIE,
-        Column("Answer", "mark", "9ch", phone=False, marks=("kept", "flipped")),
+        Column("Answer", "mark", "9ch", phone=False, marks=("unchanged", "changed")),
         CAUSE,
     ]
     return grid(page, "outputs", columns, cells, detail="output", items=items, noun="outputs")
 
 
 def flips_grid(page: Page, c: Comparison) -> Node:
-    """A row for each flip, which opens what `outputs_grid` holds of the document's first output that parts."""
+    """A row for each flip, which opens what `outputs_grid` holds of the document's first diverging output."""
     places: dict[tuple[str, int], tuple[int | None, Divergence | None]] = {}
-    for row, (key, first) in enumerate(parting(c)):
+    for row, (key, first) in enumerate(diverging(c)):
         places.setdefault(key[:2], (row, first))
     sums = _sums(c)
     room, cell = _rooms(len(places) + len(c.flips))

@@ -105,8 +105,8 @@ def _is_ours(path: Path) -> bool:
         return GENERATOR in file.read(HEAD)
 
 
-def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
-    """The list as a page. beside: the folder that the page will lie in, for its links."""
+def index_page(root: Path, listed: Sequence[Entry], page_folder: Path) -> Page:
+    """The list as a page. page_folder: the page's folder, for its links."""
     page = Page(f"Runs in {root.resolve().name}", eyebrow="Runs", scripts=("index.js",))
     folders = {entry.folder: entry for entry in listed}
     states = [entry.state for entry in folders.values()]
@@ -123,7 +123,7 @@ def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
     rows = [_row(root, entry) for entry in listed]
-    items = [_item(entry, beside) for entry in listed]
+    items = [_item(entry, page_folder) for entry in listed]
     body = grid(page, "runs", COLUMNS, rows, detail="run", items=items, pick="compare")
     page.data("folders", [shlex.quote(str(entry.folder)) if entry.state == FINISHED else None for entry in listed])
     most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
@@ -145,10 +145,10 @@ def _row(root: Path, entry: Entry) -> list[Any]:
     return [*first_cells, entry.cut or None, entry.digest[:10], entry.numerics, entry.changed]
 
 
-def _item(entry: Entry, beside: Path) -> dict[str, Any]:
+def _item(entry: Entry, page_folder: Path) -> dict[str, Any]:
     """What index.js shows of a row. The link is a quoted relative path: it can only lead to a file."""
     page = entry.folder / PAGE
-    href = quote(os.path.relpath(page, beside)) if page.is_file() else None
+    href = quote(os.path.relpath(page, page_folder)) if page.is_file() else None
     facts = [
         ("State", f"{entry.state}: {entry.problem}" if entry.problem else entry.state),
         ("Date", f"{entry.started:%Y-%m-%d %H:%M:%S} UTC" if entry.started else ""),
@@ -160,7 +160,7 @@ def _item(entry: Entry, beside: Path) -> dict[str, Any]:
         ("Changed", entry.changed),
         ("Cut", f"{entry.cut:,} answers of the run ended at the length limit" if entry.cut else ""),
         ("Baseline", f"{entry.baseline}: {entry.verdict}" if entry.baseline else ""),
-        ("Folder", os.path.relpath(entry.folder, beside)),
+        ("Folder", os.path.relpath(entry.folder, page_folder)),
     ]
     return {
         "title": entry.task or entry.folder.name,

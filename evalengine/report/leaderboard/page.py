@@ -50,7 +50,7 @@ DOCUMENTS = (
 
 
 def tests_matrix(board: Board, contest: Contest) -> Node:
-    """Values on the diagonal; beside it row minus column, Holm's p, and how many answers differ."""
+    """Values on the diagonal; elsewhere row minus column, Holm's p, and how many answers differ."""
     tests = {(test.b, test.a): test for test in contest.tests}
 
     def cell(row: int, column: int) -> Node:
@@ -70,9 +70,9 @@ def tests_matrix(board: Board, contest: Contest) -> Node:
     return parts.matrix(board.names, cell)
 
 
-def leaderboard_page(board: Board, history: bool = False, beside: Path | None = None) -> Page:
-    """The comparison of models as a page. history: show the curves even where the models name no steps. beside: the
-    folder that the page will lie in, for links to the models' runs."""
+def leaderboard_page(board: Board, history: bool = False, page_folder: Path | None = None) -> Page:
+    """The comparison of models as a page. history: show the curves even where the models name no steps. page_folder:
+    the page's folder, for links to the models' runs."""
     page = Page(_title(board), eyebrow="Models compared", scripts=("comparison.js", "models.js"))
     page.lead(parts.verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), parts.tiles(_figures(board)))
     page.section("metrics", "Metrics", *_metrics(board))
@@ -89,7 +89,7 @@ def leaderboard_page(board: Board, history: bool = False, beside: Path | None = 
         page.section("documents", "Documents", documents, note=DOCUMENTS)
     if board.notes:
         page.section("notes", "Notes", parts.listed(board.notes))
-    page.section("models", "Models", parts.facts(_models(board, beside)))
+    page.section("models", "Models", parts.facts(_models(board, page_folder)))
     return page
 
 
@@ -163,14 +163,14 @@ def _tests(board: Board) -> Iterator[Node]:
             yield parts.details(f"All {len(rows)} pairs, with intervals", pairs)
 
 
-def _models(board: Board, beside: Path | None) -> Iterator[tuple[str, Node]]:
+def _models(board: Board, page_folder: Path | None) -> Iterator[tuple[str, Node]]:
     for place, (run, name) in enumerate(zip(board.runs, board.names, strict=True)):
         step = f"step {board.steps[place]:,}, " if board.steps is not None else ""
         digest = tag("code", run.digest or "no digest", class_="under")
         target = run.folder / PAGE
         link: Node = run.source.name
-        if beside is not None and target.is_file():
-            link = tag("a", link, href=f"./{quote(os.path.relpath(target, beside))}")
+        if page_folder is not None and target.is_file():
+            link = tag("a", link, href=f"./{quote(os.path.relpath(target, page_folder))}")
         yield name, [step, link, digest, parts.origin_line(run)]
 
 
@@ -180,7 +180,7 @@ def write_history(board: Board, name: str, folder: Path) -> list[Path]:
     Raises `EvalEngineError` if the disk refuses.
     """
     page = folder / f"{name}.html"
-    leaderboard_page(board, history=True, beside=folder).write(page)
+    leaderboard_page(board, history=True, page_folder=folder).write(page)
     content = board_json(board)
     runs = [{**model, "source": os.path.relpath(model["source"], folder)} for model in content.pop("models")]
     listed = {**content, "format": SWEEP_FORMAT, "version": VERSION, "experiment": name, "runs": runs}
