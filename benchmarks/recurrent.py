@@ -33,14 +33,15 @@ from benchmarks.report import Line, Timing
 from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
 from evalengine.kernels import causal_conv, gated_delta, mamba2
-from evalengine.kernels.chunks import ChunkTable, chunk_table
 from evalengine.kernels.recurrent_variant import (
+    ChunkTable,
     DeltaInputs,
     DeltaState,
     GatedDelta,
     Mamba2,
     Mamba2Inputs,
     ScanState,
+    chunk_table,
     ring_rows,
 )
 from tests.references import reference

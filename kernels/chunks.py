@@ -10,12 +10,8 @@ products of terms the largest six are added up in a fixed order, the smallest fi
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import INTERPRETED
@@ -189,19 +185,3 @@ def load_terms(at, stride, real):
 def padded(sequences: int) -> int:
     """The S of `sequences_to_close`: the same for most steps, so that they have one variant of a kernel."""
     return max(256, triton.next_power_of_2(sequences))
-
-
-class ChunkTable(NamedTuple):
-    """The chunks of a step's sequences, one sequence after another: programs that have a chunk each are numbered so."""
-
-    sequence: Tensor  # int32 [N]: the sequence of each chunk
-    number: Tensor  # int32 [N]: which of its sequence's chunks in the step it is
-    first: Tensor  # int32 [S]: each sequence's first chunk
-
-
-def chunk_table(query_lens: list[int], kv_lens: list[int]) -> list[list[int]]:
-    """The columns of the `ChunkTable` of sequences with these numbers of new tokens and of all tokens."""
-    counts = [-(-total // 64) - (total - new) // 64 for new, total in zip(query_lens, kv_lens, strict=True)]
-    sequences = [s for s, count in enumerate(counts) for _ in range(count)]
-    numbers = [c for count in counts for c in range(count)]
-    return [sequences, numbers, [end - count for end, count in zip(accumulate(counts), counts, strict=True)]]

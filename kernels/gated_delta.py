@@ -31,7 +31,6 @@ from evalengine.kernels import device_math
 from evalengine.kernels import gated_delta_decode as decode
 from evalengine.kernels.chunks import (
     CHUNK,
-    ChunkTable,
     chain_dot,
     chunk_of_program,
     dot,
@@ -44,7 +43,7 @@ from evalengine.kernels.chunks import (
     terms,
 )
 from evalengine.kernels.launching.launch import launch
-from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta
+from evalengine.kernels.recurrent_variant import ChunkTable, DeltaInputs, DeltaState, GatedDelta
 
 # Prefill and decode must take the same instruction for a product: Triton takes wgmma, whose sums are others than those
 # of mma.sync, from 64 rows and four warps on. K' has them in both; all other products have fewer rows or warps in both.

@@ -25,7 +25,6 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.chunks import (
     CHUNK,
-    ChunkTable,
     chunk_of_program,
     dot,
     end_factors,
@@ -36,7 +35,7 @@ from evalengine.kernels.chunks import (
     terms,
 )
 from evalengine.kernels.launching.launch import launch
-from evalengine.kernels.recurrent_variant import Mamba2, Mamba2Inputs, ScanState
+from evalengine.kernels.recurrent_variant import ChunkTable, Mamba2, Mamba2Inputs, ScanState
 
 # Every product has 64 rows and four warps, so it is a chain of wgmma in prefill and decode, whatever its columns.
 ROWS, WARPS = 64, 4  # ROWS: of the state

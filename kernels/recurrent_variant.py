@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
@@ -264,3 +265,19 @@ def most_guesses(kind: Recurrence, position: int) -> int:
 
 def _wide(shapes: Sequence[tuple[int, ...]]) -> list[PoolShape]:
     return [(shape, torch.float32) for shape in shapes]
+
+
+class ChunkTable(NamedTuple):
+    """The chunks of a step's sequences, one sequence after another: programs that have a chunk each are numbered so."""
+
+    sequence: Tensor  # int32 [N]: the sequence of each chunk
+    number: Tensor  # int32 [N]: which of its sequence's chunks in the step it is
+    first: Tensor  # int32 [S]: each sequence's first chunk
+
+
+def chunk_table(query_lens: list[int], kv_lens: list[int]) -> list[list[int]]:
+    """The columns of the `ChunkTable` of sequences with these numbers of new tokens and of all tokens."""
+    counts = [-(-total // 64) - (total - new) // 64 for new, total in zip(query_lens, kv_lens, strict=True)]
+    sequences = [s for s, count in enumerate(counts) for _ in range(count)]
+    numbers = [c for count in counts for c in range(count)]
+    return [sequences, numbers, [end - count for end, count in zip(accumulate(counts), counts, strict=True)]]

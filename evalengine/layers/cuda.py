@@ -41,10 +41,17 @@ from evalengine.kernels import (
     softmax_parts,
 )
 from evalengine.kernels.attention_batch import KVCache
-from evalengine.kernels.chunks import ChunkTable
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
-from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
+from evalengine.kernels.recurrent_variant import (
+    ChunkTable,
+    DeltaInputs,
+    DeltaState,
+    GatedDelta,
+    Mamba2,
+    Mamba2Inputs,
+    ScanState,
+)
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.fast import FastOps

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.kernels.attention_batch import SharedBlocks
-from evalengine.kernels.chunks import ChunkTable, chunk_table
+from evalengine.kernels.recurrent_variant import ChunkTable, chunk_table
 from evalengine.layers.shared_blocks import SharedPages
 
 ALIGNMENT = 128  # bytes; arrays in the copied buffer are aligned for kernels as torch's allocator aligns tensors

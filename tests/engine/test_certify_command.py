@@ -162,7 +162,6 @@ def test_exact_kernels_have_the_bits_of_every_machine(
     assert out.count("failed: ") == 1 and "failed: silu: its bits hash to " in out
 
 
-@pytest.mark.slow  # a process of its own; invariant/test_mode does without Triton, too
 def test_a_cpu_needs_no_triton(small: tuple[str, ...]) -> None:
     program = (
         "import sys; sys.modules['triton'] = None; from evalengine.__main__ import main; "

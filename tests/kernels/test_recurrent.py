@@ -17,8 +17,16 @@ from torch import Tensor
 
 from benchmarks.measure import run_poisoned
 from evalengine.kernels import exact_recurrent, gated_delta, mamba2, rms_norm
-from evalengine.kernels.chunks import ChunkTable, chunk_table
-from evalengine.kernels.recurrent_variant import DeltaInputs, DeltaState, GatedDelta, Mamba2, Mamba2Inputs, ScanState
+from evalengine.kernels.recurrent_variant import (
+    ChunkTable,
+    DeltaInputs,
+    DeltaState,
+    GatedDelta,
+    Mamba2,
+    Mamba2Inputs,
+    ScanState,
+    chunk_table,
+)
 from evalengine.layers import ops
 from tests import random_tensors
 from tests.bitwise import assert_bitwise_equal, count_differing
