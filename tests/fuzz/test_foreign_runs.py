@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,16 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.integrations.endpoint.answers import ANSWERS, AnswersFile
 from evalengine.integrations.endpoint.http import Cleaner
 from evalengine.report.compare.compare import compared
+from evalengine.report.gate.gate import gate
+from evalengine.report.gate.report import OUTCOMES
+from evalengine.report.read.baseline import FORMAT, to_text
 from evalengine.report.read.load import load_run
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.test_bench_files import mutated
+from tests.report.gate_runs import make_run
 from tests.report.test_inspect_log import log
 
+POLICIES = ("bitwise", "tokens", "accuracy")
 ODD: tuple[Any, ...] = (None, True, 0, -1, 2**70, 1.5, "", "x", "C", [], {}, [None], {"a": 1}, [[]], "1.0", "a (b)")
 
 
@@ -57,6 +64,24 @@ def test_a_log_with_odd_values_is_refused_or_compares(tmp_path: Path, of: str) -
                 compared(run, run, allow=True)
             except ConfigError as error:
                 assert str(file) in str(error)
+
+
+def test_a_baseline_with_odd_values_is_refused_or_judged(tmp_path: Path) -> None:
+    key, values = ("t", "exact_match", "strict-match"), make_run({"sums": [1.0, 0.0] * 3, "t": [0.5, 1.0]})
+    run = replace(values, groups={"all": ["sums", "t"]}, clusters={"t": {0: "a", 1: "b"}}, choices={key: {0: 1, 1: 0}},
+                  cut={"t": frozenset({1})}, weighted={key: {0: (-1.0, 2.0), 1: (-1.5, 2.0)}})  # fmt: skip
+    base, file = tmp_path / "base.json", tmp_path / "odd.json"
+    base.write_text(to_text(run))
+    whole = json.loads(base.read_text())
+    del whole["sha256"]  # the hash is no signature: an edit may renew it
+    for case in cases("baseline", 500):
+        name = case.choice(list(whole))
+        file.write_text(FORMAT.seal({**whole, name: change(case, whole[name])}))
+        with case.named(file.read_text()):
+            with suppress(ConfigError):
+                compared(load_run(base), load_run(file), allow=True)
+            for policy in POLICIES:
+                assert {gate(base, file, policy).verdict, gate(file, base, policy).verdict} <= {*OUTCOMES}
 
 
 def test_scorers_of_any_name_are_metrics(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import changed_documents, flips, score_unchanged, tally
 from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
 from evalengine.report.sweep.sweep import Cell, floor_table, sweep
@@ -181,3 +182,12 @@ def test_generated_answers_are_told_apart_as_well() -> None:
     assert c.answers == {"right to wrong": 1, "wrong to wrong": 1}
     assert tally(c.flips) == {KEY: {"right to wrong": 1, "wrong to wrong": 1}}
     assert "1 score, 1 answer only" in comparison_page(c).render()
+
+
+def test_plan_takes_a_baseline_of_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    winners, targets = sums([1, 2, 1, 0]), [1] * 4
+    a, b = (write_choices(tmp_path / name, winners, targets, numerics=name) for name in ("exact", "fast"))
+    file = tmp_path / "baseline.json"
+    write_baseline(load_run(a), file)
+    assert main(["plan", f"runs={file},{b}", "margin=5"]) == 0
+    assert "pick: 0 of 4 scores flip" in capsys.readouterr().out

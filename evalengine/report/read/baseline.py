@@ -30,11 +30,20 @@ from evalengine.records.evidence import file_problems
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import SealedFormat
+from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
 from evalengine.report.read.run import Item, Key, Run
 from evalengine.report.read.run_folder import tree_digests
 
 MAX_ROWS = 10_000_000  # most values of a column
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_VALUES = list[tuple[Text, Text, Text, Any, Any, Any]]  # task, metric, filter, count, documents, values
+_SHAPE = with_fields({
+    "digest?": Text, "task_digests": dict[str, Text], "identity": dict[str, Any], "scores": _VALUES,
+    "choices?": _VALUES, "answers": list[tuple[Text, Text, Any, Any, Any]],
+    "weighted?": list[tuple[Text, Text, Text, Any, Any, Any, Any]], "results": list[tuple[Text, Text, Text, Any, Any]],
+    "higher_is_better": list[tuple[Text, Text, Text, Flag]], "groups?": dict[str, list[Text]],
+    "unanswered?": dict[str, dict[str, Count]],
+})  # fmt: skip
 
 
 def pack_hashes(values: Sequence[str]) -> Any:
@@ -211,13 +220,15 @@ def _by_document(values: Mapping[int, Any], pack: Any) -> tuple[int, Any, Any]:
 
 def _run(path: Path, content: Mapping[str, Any]) -> Run:
     """The run in a file's content; older files lack choices, weighted, clusters, cut, unanswered and groups."""
+    if problem := wrong(content, _SHAPE):
+        raise ValueError(problem)
     items: dict[Key, Item] = {}
     for task, columns in content["items"].items():
         items.update((item.key, item) for item in _items(task, columns))
     manifest = content["manifest"]
-    choices = _by_key(content.get("choices", ()), 3, lambda value: value)
-    if wrong := [x for own in choices.values() for x in own.values() if type(x) is not int or x < 0]:
-        raise ValueError(f"choice {str(wrong[0])[:20]} is no number of a choice")
+    choices = _by_key(content.get("choices", ()), lambda value: value)
+    if odd := [x for own in choices.values() for x in own.values() if type(x) is not int or x < 0]:
+        raise ValueError(f"choice {str(odd[0])[:20]} is no number of a choice")
     return Run(
         source=path,
         kind="baseline",
@@ -227,13 +238,13 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         identity=content["identity"],
         manifest=Manifest({**manifest, "identity": content["identity"]} if manifest else {}),
         items=dict(sorted(items.items())),
-        scores=_by_key(content["scores"], 3, float),
+        scores=_by_key(content["scores"], float),
         results={
             (task, metric, name): (float(value), None if error is None else float(error))
             for task, metric, name, value, error in content["results"]
         },
         higher_is_better={(task, metric, name): value for task, metric, name, value in content["higher_is_better"]},
-        answers=_by_key(content["answers"], 2, lambda answer: answer),
+        answers=_by_key(content["answers"], str),
         hashes={
             task: _rows(count, docs, unpack_hashes, columns)
             for task, (docs, *columns, count) in content["hashes"].items()
@@ -247,7 +258,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             task: _documents(count, docs, names, str)
             for task, (count, docs, names) in content.get("clusters", {}).items()
         },
-        cut={task: frozenset(unfold(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
+        cut={task: frozenset(_numbers_of(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
         unanswered={task: dict(counts) for task, counts in content.get("unanswered", {}).items()},
         groups={group: list(tasks) for group, tasks in content.get("groups", {}).items()},
     )
@@ -262,20 +273,27 @@ def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
     return [Item(task=task, **row) for row in rows]
 
 
-def _by_key(rows: Sequence[Any], parts: int, read: Callable[[Any], Any]) -> dict[Any, dict[int, Any]]:
-    """What `_by_document` wrote under each key: rows of (*key, count, documents, values), keys of `parts` parts."""
-    if any(len(row) != parts + 3 for row in rows):
-        raise ValueError("a row of scores, answers or choices is too long or too short")
+def _by_key(rows: Sequence[Any], read: Callable[[Any], Any]) -> dict[Any, dict[int, Any]]:
+    """What `_by_document` wrote under each key: rows of (*key, count, documents, values)."""
     return {tuple(key): _documents(count, docs, values, read) for *key, count, docs, values in rows}
 
 
 def _documents(count: int, docs: Any, values: Any, read: Callable[[Any], Any]) -> dict[int, Any]:
-    return dict(zip(unfold(docs, count), map(read, unfold(values, count)), strict=True))
+    return dict(zip(_numbers_of(docs, count), map(read, unfold(values, count)), strict=True))
 
 
 def _rows(count: int, docs: Any, unpack: Callable[[Any, int], list[Any]], columns: Sequence[Any]) -> dict[int, Any]:
     """What `_packed` wrote: the documents' values."""
-    return dict(zip(unfold(docs, count), zip(*(unpack(column, count) for column in columns), strict=True), strict=True))
+    rows = zip(*(unpack(column, count) for column in columns), strict=True)
+    return dict(zip(_numbers_of(docs, count), rows, strict=True))
+
+
+def _numbers_of(docs: Any, count: int) -> list[int]:
+    """The documents' numbers. Raises `ValueError` for anything else."""
+    numbers = unfold(docs, count)
+    if odd := [doc for doc in numbers if type(doc) is not int]:
+        raise ValueError(f"{str(odd[0])[:20]} is no number of a document")
+    return numbers
 
 
 def _numbers(packed: Any, count: int) -> list[float]:

@@ -96,12 +96,12 @@ class Bin:
 
 
 def choices(data: RunData, task: str) -> list[Choice]:
-    """The documents of a multiple-choice task; empty for other tasks. Documents without a finite likelihood are left
-    out: no probability follows from them."""
+    """The documents of a multiple-choice task; empty for other tasks, and for a baseline. Documents without a finite
+    likelihood are omitted: no probability follows from them."""
     if data.kinds.get(task) != "loglikelihood":
         return []
     taken = []
-    for doc, rows in data.samples[task].items():
+    for doc, rows in data.samples.get(task, {}).items():
         row, items = rows[0], data.documents[task, doc]
         texts = continuations(row)
         sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
