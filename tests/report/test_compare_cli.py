@@ -140,6 +140,9 @@ def test_runs_without_a_common_request_are_refused_even_if_allowed(
     runs["other"] = run({7: BASE[0]})
     assert main(["compare", "base", "other", "--allow"]) == 2
     assert "no request in common" in capsys.readouterr().err
+    runs["empty"] = run({})
+    assert main(["compare", "empty", "empty"]) == 2
+    assert capsys.readouterr().err.count("no request in common") == 1
 
 
 def test_json_goes_to_a_file_or_alone_to_standard_output(

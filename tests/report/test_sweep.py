@@ -116,7 +116,7 @@ def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.
     assert sweep_json(result, Path())["agreement"] == result.agreement
     assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
     assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
-    assert "n/m after a verdict: n of m requests differ, of SAME TOKENS in their logprobs alone." in out
+    assert "n/m after a verdict: n of m requests differ; for SAME TOKENS, only their logprobs or texts do." in out
 
 
 def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
     if isinstance(result, list):
         shared = a.items.keys() & b.items.keys()
         fix = "--allow compares them on the requests that they share." if shared else f"{NO_REQUEST}."
-        lines = (f"  - {line}" for line in result)
+        lines = (f"  - {line}" for line in result if line != NO_REQUEST)
         raise ConfigError(f"{a.source} (A) and {b.source} (B) are not comparable:", *lines, fix)
     weights = [run.identity.get("weights") for run in (a, b)]
     if None not in weights and weights[0] != weights[1]:

@@ -104,7 +104,7 @@ def matrix_lines(m: Matrix, settings: Settings) -> Iterator[Line]:
     yield runs_table(m.runs, settings)
     yield matrix_table(m)
     if any(c.differences for c in m.pairs.values()):
-        yield "n/m after a verdict: n of m requests differ, of SAME TOKENS in their logprobs alone."
+        yield "n/m after a verdict: n of m requests differ; for SAME TOKENS, only their logprobs or texts do."
     for digest, members in m.groups():
         yield f"{'Runs' if len(members) > 1 else 'Run'} {', '.join(map(str, members))}: digest {digest[:12]}"
     yield from bullets("Runs that no command repeats, or whose files may have been edited", run_notes(m.runs))

@@ -304,7 +304,7 @@ def p_words(metrics: Sequence[MetricDelta]) -> str:
 
 
 def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:
-    """What the length limit cut in either run, beside each metric that it touches."""
+    """How many answers the length limit truncated in either run, for each metric that they affect."""
     for metric in metrics:
         if words := cut_words(metric.key, {"A": a, "B": b}):
             yield f"{', '.join(metric.key)}: {words}."
