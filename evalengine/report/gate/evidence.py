@@ -149,9 +149,10 @@ def of_mean(
     mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int, steps: Steps | None = None
 ) -> Evidence:
     """The evidence from scores by document, by the same pairs and test as `compare`'s (`paired_scores`). metrics: how
-    many share Holm's correction. steps: of a run in steps, what it asked; not for means over tasks."""
+    many share Holm's correction. steps: the documents of a run in steps; `steps_of` rejects means over tasks."""
     scores = mean.scores(a, b, directions)
     (key, _), single = mean.parts[0], len(scores) == 1
+    assert single or steps is None
     old, new = (math.fsum(column) for column in zip(*(part.mean_of_two for part in scores), strict=True))
     design = loss_design(scores, _alpha(mean.limits))
     bound, unit = design.bound, unit_of(design.most)

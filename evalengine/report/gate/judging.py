@@ -62,7 +62,7 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
             if p <= limits.alpha:
                 failures.append(f"{SIGNIFICANT} (p = {p:.2g}{_after(metrics)}): {_in_unit(loss, evidence)}")
             detects = _detects(evidence, limits)
-            undecided = _undecided_test(evidence, limits, allowed, detects)
+            undecided = _undecided_test(evidence, allowed, detects)
         else:
             detects, risk = _excluded(evidence, limits.alpha), evidence.bound.p_beyond(evidence.unit.metric(margin))
             within = evidence.unit.shown(evidence.bound.bound) <= margin + ROUNDING
@@ -125,7 +125,7 @@ def _after(metrics: int) -> str:
     return f" after Holm over {metrics} metrics" if metrics > 1 else ""
 
 
-def _undecided_test(evidence: Evidence, limits: Limits, allowed: float | None, detects: str) -> str:
+def _undecided_test(evidence: Evidence, allowed: float | None, detects: str) -> str:
     """Return why the test could not detect the loss that the policy names; "" if it could."""
     if not math.isfinite(evidence.least.loss):
         return detects

@@ -96,9 +96,9 @@ def _folders(path: Path) -> list[Path]:
 def experiment_runs(folder: Path) -> list[str]:
     """The runs that an experiment's file in this folder lists, in its order; none where there is no such file.
 
-    Raises `ConfigError` if the file was edited (it carries its own hash, unless it is older than such hashes), lists
-    another digest or picture than is there, or is still missing. Runs that lack a digest, or are gone, are reported
-    where they are opened.
+    Raises `ConfigError` if the file was edited (it contains its hash, unless it is older than such hashes) or names
+    a digest or picture that differs from the one there, and if the experiment is not finished. Runs that lack a digest,
+    or are missing, are reported where they are opened.
     """
     for file, sweep in _experiment(folder):
         problem = wrong(sweep, _SWEEP)
