@@ -51,8 +51,8 @@ def test_the_parts_are_those_of_the_scores() -> None:
     (one,) = sensitivities(runs(scores))
     assert one.parts == two_way(scores) and one.key == KEY and one.means[0] - one.means[3] > 0.1
     assert one.parts.p_value < 1e-6 and one.of_a_score > 0.6 and one.by_prompt == pytest.approx(0.07, abs=0.02)
-    assert "4 prompts give" in sentence(one) and "(a real difference: p = " in sentence(one)
-    assert "(undecided over 200 documents: p = " in sentence(sensitivities(runs(scores[:, :2]))[0])
+    assert "4 prompts give" in sentence(one) and "(significant: p = " in sentence(one)
+    assert "(not significant over 200 documents: p = " in sentence(sensitivities(runs(scores[:, :2]))[0])
     page = prompts_page(runs(scores), list("abcd"), [one])
     assert "The prompts differ" in words(page)
     alike = runs(scores[:, :2])

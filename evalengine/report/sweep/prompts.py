@@ -82,11 +82,11 @@ def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterato
 def sentence(one: Sensitivity) -> str:
     """What the prompts do to a metric."""
     low, high = min(one.means), max(one.means)
-    verdict = "a real difference" if one.p_holm < ALPHA else f"undecided over {one.documents} documents"
+    verdict = "significant" if one.p_holm < ALPHA else f"not significant over {one.documents} documents"
     return (
         f"{_name(one)}: {len(one.means)} prompts give {low:.4f} to {high:.4f} ({verdict}: p = "
-        f"{one.p_holm:.2g}); the prompt alone moves a score by {one.by_prompt:.4f} (standard deviation), which "
-        f"is {100 * one.of_a_score:.0f} % of the variance of one prompt's score over {one.documents} documents"
+        f"{one.p_holm:.2g} after Holm); the prompt alone moves a score by {one.by_prompt:.4f} (standard deviation), "
+        f"which is {100 * one.of_a_score:.0f} % of the variance of one prompt's score over {one.documents} documents"
     )
 
 
