@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 WINDOW = 300.0  # seconds over which the rate of requests is taken
+SHOWN_SECONDS = 0.3  # between updates, which take 0.1 ms; rich takes the rate from the last 1,000, which are `WINDOW`
 
 
 class TokenCounts(Protocol):
@@ -50,6 +51,7 @@ class RunProgress:
         console = Console(stderr=True)
         self._label, self._total, self._done, self._what = label, total, done, what
         self._started = self._last_line = time.monotonic()
+        self._next = 0.0  # when a step is shown again
         self._lines = enabled and not console.is_terminal
         self._bar = _Bar(
             TextColumn("{task.description}"),
@@ -70,19 +72,25 @@ class RunProgress:
         self._done += 1
 
     def step(self, stats: TokenCounts | None = None) -> None:
-        """Shows the state after a step of the engine. stats: its counters; None where tokens are not counted."""
+        """Shows the state after a step of the engine, unless it was shown less than `SHOWN_SECONDS` ago.
+
+        stats: the engine's counters; None where tokens are not counted.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + SHOWN_SECONDS
         self._bar.update(self._task, completed=self._done)
         what, seconds = self._what, self._bar.tasks[0].time_remaining
         left = "estimating" if seconds is None else f"{duration(seconds)} left"
         if stats is not None:
-            what += f", {stats.num_computed_tokens / max(time.monotonic() - self._started, 1e-9):,.0f} tokens/s"
+            what += f", {stats.num_computed_tokens / max(now - self._started, 1e-9):,.0f} tokens/s"
             generated = stats.num_generated_tokens
             read = stats.num_computed_tokens + stats.num_cached_tokens - generated
             if seconds is None and (generated or read):
                 left += f", {generated or read:,} tokens {'generated' if generated else 'read'}"
         self._bar.lines = getattr(stats, "lines", ())
         self._bar.update(self._task, what=what, left=left)
-        now = time.monotonic()
         if self._lines and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             warn(f"{self._label}: {self._done}/{self._total} {what}, {left}", "")

@@ -14,7 +14,10 @@ from evalengine.util import progress
 from evalengine.util.progress import RunProgress, duration
 
 
-def test_the_time_left_follows_from_the_requests_that_finished(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_follows_from_the_requests_that_finished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SHOWN_SECONDS", 0.0)
     with RunProgress("sums", 200, done=100) as bar:
         now = [0.0]
         bar._bar.get_time, bar._bar.tasks[0]._get_time = lambda: now[0], lambda: now[0]
@@ -48,6 +51,18 @@ def test_the_first_lines_of_a_log_say_what_is_known(
     assert lines == [f"sums: 0/200 requests, 100 tokens/s, estimating, {n} tokens generated" for n in (110, 220)]
 
 
+def test_steps_that_follow_each_other_at_once_cost_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of Qwen3-0.6B takes 1.2 ms on an H200 (819 tokens/s), and an update of the bar 0.1 ms on a CPU."""
+    with RunProgress("sums", 4) as bar:
+        updates: list[object] = []
+        monkeypatch.setattr(bar._bar, "update", lambda *_, **fields: updates.append(fields))
+        for now in (10.0, 10.1, 10.2, 10.4):
+            monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)
+            bar.finished()
+            bar.step(EngineStats())
+    assert [fields["completed"] for fields in updates if "completed" in fields] == [1, 4]
+
+
 def test_a_sweep_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +92,7 @@ def test_a_sweep_says_what_is_left(
 def test_replicas_have_lines_below_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich writes as to a terminal
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(progress, "SHOWN_SECONDS", 0.0)
     with RunProgress("sums", 4) as bar:
         bar.step(FleetStats(num_computed_tokens=8, lines=("hosta GPU 0: 3 done", "hostb GPU 1: 1 done")))
         bar._bar.refresh()
