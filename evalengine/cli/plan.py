@@ -6,6 +6,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -26,7 +27,7 @@ from evalengine.report.gate.planned import AS_SEEN, RATES, Plan, Rate, accuracy_
 from evalengine.report.gate.policies import Policy, load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
-from evalengine.report.read.index import entries
+from evalengine.report.read.index import Entry, entries
 from evalengine.report.read.load import RunData, load_data
 from evalengine.report.read.names import RESULTS, all_runs, skipped_note
 from evalengine.report.read.run import Run, ScoreKey
@@ -237,7 +238,9 @@ def _answer(policy: str, plan: Plan, by_runs: bool) -> Iterator[Line]:
 def _facts(names: Sequence[str], a: Run, policy: Policy, plan: Plan, runs: Sequence[RunData]) -> Iterator[str]:
     """Yield what else is known of the tasks: how long they take, how much their runs differ, and which scores would
     need fewer documents."""
-    listed = entries(RESULTS) if RESULTS.is_dir() else []
+    listed: Sequence[Entry] = ()
+    with suppress(OSError):  # there is no such folder, it cannot be read, or another process removes a run meanwhile
+        listed = entries(RESULTS)
     for name in names:
         tasks = [name, *below(a.groups, name)]
         keys = [key for key in (*a.weighted, *a.scores) if key[0] in tasks]

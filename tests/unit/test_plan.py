@@ -84,6 +84,12 @@ def test_the_time_is_that_of_the_newest_run_here(
     monkeypatch.setattr(plan, "entries", lambda root: runs)  # the newest first
     assert re.search(r"gsm8k: 1,319 documents take about 11 min \(0.5 s each.*newest, m\)", said(capsys, *words)[1])
 
+    def unreadable(root: Path) -> list[Entry]:
+        raise PermissionError(13, "Permission denied", str(root))
+
+    monkeypatch.setattr(plan, "entries", unreadable)
+    assert "take about" not in said(capsys, *words)[1], "nor where results/ cannot be read"
+
 
 def loaded(run: Run) -> RunData:
     return RunData(run, {}, {})
