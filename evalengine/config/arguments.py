@@ -197,8 +197,10 @@ def must(expected: str) -> WrapValidator:
 
 
 def as_typed(value: Any) -> str:
-    """A word as on the command line; any other value in quotes or shortened, so that "8" does not look like 8."""
-    return value if isinstance(value, str) and re.fullmatch(r"[a-z][\w:./-]{0,60}", value) else shown(value)
+    """A word as on the command line; any other value in quotes or shortened, so that "8" does not look like 8, nor the
+    text "true" like true."""
+    is_word = isinstance(value, str) and re.fullmatch(r"(?!(true|false|null)$)[a-z][\w:./-]{0,60}", value)
+    return value if is_word else shown(value)
 
 
 def problems_of(error: ValidationError, where: str = "") -> list[str]:

@@ -56,6 +56,7 @@ def test_what_fits_is_read_as_its_type() -> None:
         (Whole, {}, "run.name: is missing"),
         (Whole, {"name": 3}, "run.name=3: must be a text"),
         (Whole, {"name": "", "on": 1}, "run.on=1: must be true or false"),
+        (Whole, {"name": "", "on": "true"}, "run.on='true': must be true or false"),
         (Whole, {"name": "", "size": True}, "run.size=True: must be a number"),
         (Whole, 3, "run=3: must be a mapping of names to values"),
         (Outer, {"inner": {"count": "5"}}, "run.inner.count='5': must be an integer"),
