@@ -119,7 +119,9 @@ class RunFolder:
             stored, begun_with = _read_identity(path)
         except ValueError as error:
             raise ConfigError(f"resume={path}: its {IDENTITY} is damaged ({error}); set resume=never") from error
-        if changes := "; ".join(differences(stored, {"run_id": run_id_of(identity), **identity})):
+        if stored != {"run_id": run_id_of(identity), **identity}:
+            del stored["run_id"]
+            changes = "; ".join(differences(stored, identity)) or "it was written by another version"
             raise ConfigError(f"resume={path}: it holds another run: {changes}. Match it, or set resume=auto")
         if others := other_versions(begun_with, made_with):
             raise ConfigError(

@@ -110,8 +110,12 @@ def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
 def test_resume_names_what_differs(tmp_path: Path) -> None:
     with open_folder(tmp_path, limit=3, engine={"max_model_len": None}) as folder:
         pass
-    with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
+    with pytest.raises(
+        ConfigError, match=r"run: engine\.max_model_len was null, is 5; limit was 3, is 4\. .*resume=auto"
+    ):
         open_folder(tmp_path, str(folder.path), limit=4, engine={"max_model_len": 5})
+    with pytest.raises(ConfigError, match="it was written by another version"):  # one that has a further setting
+        open_folder(tmp_path, str(folder.path), limit=3, engine={"max_model_len": None}, seed=None)
     with open_folder(tmp_path, str(folder.path), limit=3, engine={"max_model_len": None}) as reopened:
         assert reopened.path == folder.path
         finish(reopened)
