@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,11 @@ def _limit(text: str) -> tuple[str, int]:
     if match is None:
         raise BadParameter(f"{text}: must be older-than=30d (h, d, w) or size=2GB (MB, GB)")
     return match[1], int(match[2]) * UNITS[match[3]]
+
+
+def _on_github() -> bool:
+    """Whether this is a workflow of GitHub Actions."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 Json = Annotated[str | None, Option(metavar="FILE", help="write the findings as JSON; - for standard output")]
@@ -119,6 +125,8 @@ class _Gate(Command):
 @_command("evalengine.report.cli.gate:main", _Gate)
 def gate(
     baseline: Annotated[str, Argument(metavar="BASELINE", help="a run's folder, or a file of `baseline`")],
+    annotations: Annotated[bool, Option(default_factory=_on_github, show_default=False, help="::error lines for GitHub "
+                                        "(default: where GITHUB_ACTIONS=true)")],
     run: Annotated[str | None, Argument(metavar="RUN", help="the run that is judged; or a folder of runs, such as a "
                    "sweep's, each of which is judged; or -- and the settings of a run to make")] = None,
     policy: Annotated[str, Option(metavar="NAME|FILE", help="bitwise, tokens, accuracy, or a file")] = "bitwise",
@@ -137,7 +145,6 @@ def gate(
     html: Html = None,
     risk: Annotated[bool, Option("--risk", help="also print P(loss > margin) of each check")] = False,
     verbose: Annotated[bool, Option("--verbose", help="print all that each check saw")] = False,
-    annotations: Annotated[bool, Option(envvar="GITHUB_ACTIONS", help="::error lines for GitHub")] = False,
 ) -> None:  # fmt: skip
     """Judge RUN against BASELINE: may this change be merged?
 

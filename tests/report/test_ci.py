@@ -143,9 +143,10 @@ def test_github_is_honoured_unless_told_otherwise(
     main(["gate", "a", "b", "--no-annotations", "--summary", str(own)])
     assert "\n::error" not in capsys.readouterr().out
     assert own.exists() and summary.stat().st_size == size
-    monkeypatch.setenv("GITHUB_ACTIONS", "false")
-    main(["gate", "a", "b"])
-    assert "\n::error" not in capsys.readouterr().out
+    for elsewhere in ("false", "", "of another forge"):
+        monkeypatch.setenv("GITHUB_ACTIONS", elsewhere)
+        assert main(["gate", "a", "b"]) == 1
+        assert "\n::error" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("hostile_gate")
