@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from evalengine.errors import EvalEngineError
+from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")
@@ -147,8 +148,6 @@ def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: boo
         return
     # The other cores have processes of their own; and a tokenizer that had used threads before the fork would warn.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from evalengine.util.limits import SECONDS, OutOfTime, apply_limits
-
     if limited:
         apply_limits()
     try:

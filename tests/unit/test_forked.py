@@ -185,3 +185,11 @@ def until_written(file: Path) -> None:
     while not (file.exists() and file.read_text()):
         assert time.monotonic() < deadline, f"{file} is not written"
         time.sleep(0.01)
+
+
+def test_the_process_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may hold a module's lock at the fork, which the process would then wait for without an end."""
+    monkeypatch.delitem(sys.modules, "evalengine.util.limits")
+    monkeypatch.setattr(sys, "meta_path", [])  # an import now fails
+    with ForkedTask(os.getpid) as task:
+        assert task.result() != os.getpid()
