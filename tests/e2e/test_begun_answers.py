@@ -47,7 +47,7 @@ def test_a_template_is_told_more(tmp_path: Path) -> None:
         (["apply_chat_template=true", "chat_template_args={tools: 1}"], "chat_template_args: tools: reserved"),
         (
             ["apply_chat_template=true", "enable_thinking=false", "chat_template_args={enable_thinking: true}"],
-            "chat_template_args.enable_thinking: enable_thinking says otherwise",
+            "chat_template_args.enable_thinking: contradicts enable_thinking; set one of them",
         ),
     ],
 )

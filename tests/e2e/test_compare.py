@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import SHORT, Outcome, Run, call, finished
+from tests.report.page_content import content, nodes, words
 from tests.run_double import bind_again
 
 DOCUMENTS = 6
@@ -58,16 +59,16 @@ def test_the_page_says_the_same(cells: dict[str, Run], tmp_path: Path) -> None:
     """The HTML page has the verdict that is printed, and a map of logprobs only where some differ."""
     page = tmp_path / "comparison.html"
     done = compared(cells["batch"].folder, cells["fast"].folder, "--html", page)
-    text = page.read_text(encoding="utf-8")
     verdict = done.out.splitlines()[-1].removeprefix("verdict: ").partition(" (")[0]
-    sentence = done.out.splitlines()[0]
-    assert done.code == 1 and f'<p class="word">{sentence}</p><p class="sentence">{verdict}: ' in text
-    assert all(cells[name].digest in text for name in ("batch", "fast"))
-    assert text.count("<div data-map>") == 1  # The map of logprobs is drawn, because some differ.
+    (shown,) = nodes(page, is_="verdict")
+    assert done.code == 1 and shown["word"] == done.out.splitlines()[0]
+    assert words(shown["sentence"]).startswith(f"{verdict}: ")
+    assert all(str(cells[name].digest) in words(page) for name in ("batch", "fast"))
+    assert "map" in content(page)["data"]  # The map of logprobs is drawn, because some differ.
     assert compared(cells["alone"].folder, cells["batch"].folder, "--html", page).code == 0
-    text = page.read_text(encoding="utf-8")
-    assert "A and B are the same, bit for bit." in text and '<p class="sentence">IDENTICAL: ' in text
-    assert "<div data-map>" not in text
+    (shown,) = nodes(page, is_="verdict")
+    assert shown["word"] == "A and B are the same, bit for bit." and words(shown["sentence"]).startswith("IDENTICAL: ")
+    assert "map" not in content(page)["data"]
 
 
 def test_a_matrix_groups_the_invariant_cells(cells: dict[str, Run]) -> None:
