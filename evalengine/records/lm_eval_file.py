@@ -18,7 +18,7 @@ from evalengine.util.plain_files import parse_json, read_bytes, read_json
 ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 AGAIN = "run the evaluation again, or take the folder from where it was copied"
 THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
-LENGTH_LIMITED = "length_limited"  # key of a sample that no record stands behind
+LENGTH_LIMITED = "length_limited"  # key of a sample without a record
 UNANSWERED = ("content_filter", "null_content", "empty_answer", "unended_thinking")
 CONTENT_FILTER, NULL_CONTENT, EMPTY_ANSWER, UNENDED_THINKING = UNANSWERED
 REJECTED = "rejected"  # key of a task's results: documents that an endpoint rejected, which are in no score

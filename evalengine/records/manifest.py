@@ -123,7 +123,7 @@ def build_manifest(
 
 
 def machine_facts(device: str) -> dict[str, Any]:
-    """What a computation on `device` runs on here, as plain JSON values: code, hardware, versions."""
+    """Code, hardware and versions of a computation on `device` here, as plain JSON values."""
     return {
         "code": asdict(code_version()),
         "hardware": asdict(Hardware(device, cpu_name(), os.cpu_count(), gpu_names(device))),

@@ -93,7 +93,7 @@ def differing(old: Any, new: Any, where: Names = ()) -> Iterator[tuple[Names, An
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """One sentence for each value that differs between two plain JSON values, which stand at `where`."""
+    """One sentence for each value that differs between two plain JSON values. where: their name."""
     for path, was, now in differing(old, new, (where,) if where else ()):
         yield f"{'.'.join(path)} was {json.dumps(was)}, is {json.dumps(now)}"
 

@@ -260,7 +260,7 @@ def test_a_gate_in_steps_asks_until_it_is_decided(tmp_path: Path) -> None:
         == sorted({record.doc_id for record in own.records})
     )
     assert own.manifest["counts"]["documents"] == len(samples) and own.manifest["counts"]["resumed_requests"] == 0
-    assert f"{len(samples)} documents (of 16, asked in steps)" in json.loads(done.out)["checks"][0]["message"]
+    assert f"{len(samples)} documents (of 16, evaluated in steps)" in json.loads(done.out)["checks"][0]["message"]
     again = call("gate", str(base.folder), str(folder), "--policy", str(policy), "--json", "-")
     assert json.loads(again.out)["checks"] == json.loads(done.out)["checks"]
     assert call("gate", "a", "b", "--step", "4").code == 2

@@ -86,7 +86,7 @@ def test_other_prompts_have_no_map_and_the_page_says_why() -> None:
     assert f"There is no map: {every}" in page_text({0: [9, 9], 1: [9, 8], 2: [9, 7]})
     assert "One output parts, at token 2." in page_text({1: [9, 8]})
     assert "1 more request has another prompt and no line here." in page_text({1: [9, 8]})
-    equal = "what was asked alike (1 request) is equal to the bit, and 2 requests have other prompts."
+    equal = "the answers to 1 request with equal prompts are equal bit for bit, and 2 requests have other prompts."
     assert f"There is no map: {equal}" in page_text({0: [9, 9], 1: [9, 8]})
 
 

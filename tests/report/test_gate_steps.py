@@ -88,7 +88,7 @@ def test_a_gate_ends_early_where_it_is_decided(monkeypatch: pytest.MonkeyPatch, 
     assert statuses == {50: "inconclusive", 150: "pass"}
     report = judged(asked(50, [0.0] * COUNT), monkeypatch, tmp_path)
     (check,) = report.checks
-    assert report.verdict == "fail" and "50 documents (of 400, asked in steps)" in check.message
+    assert report.verdict == "fail" and "50 documents (of 400, evaluated in steps)" in check.message
     assert "one-sided p of no loss" in check.message and "(betting, at every look)" in check.message
     assert report.compare.endswith(" --allow"), "compare rejects runs of unlike documents"
 

@@ -339,7 +339,7 @@ class Attribution:
     def of(self, x: Item, y: Item, computed: bool) -> str:
         """The cause of a difference between two records of one request.
 
-        computed: whether its output or logprobs differ, not only what was asked or expected.
+        computed: whether its output or logprobs differ, not only the request or the target.
         """
         blamed = [*self._inputs(x, y)]
         if computed:
@@ -381,7 +381,7 @@ class Attribution:
             yield from named or [("prompts", SAID["prompts"])]
 
     def _settings(self, task: str, generated: bool) -> list[Blame]:
-        """What differs in the configuration of the task's requests."""
+        """Differences in the configuration of the task's requests."""
         configurations = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
         named = [(name, f.text) for f in configurations for name in f.names]
         named = [(name, text) for name, text in named if generated or not name.startswith("generation setting")]
@@ -415,7 +415,7 @@ class Attribution:
         return [(f"schedule {path[-1]}" if path[0] == "engine" else path[0], text) for path, text in found]
 
     def _without_settings(self) -> list[Blame]:
-        """What to blame where no setting differs."""
+        """The cause where no setting differs."""
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
         name = "batches" if self._fast else "unknown"

@@ -171,7 +171,7 @@ def changed_words(c: Comparison) -> str:
 
 
 def scope(c: Comparison) -> str:
-    """What the verdict covers, where that is not everything that was run; else ""."""
+    """The part of the runs that the verdict covers; "" if it covers everything that was run."""
     return f" on the {c.common:,} requests of both" if c.partial else ""
 
 

@@ -225,7 +225,7 @@ def setting_changes(names: Sequence[str], a: Sequence[str], b: Sequence[str]) ->
 
 
 def look(c: Comparison) -> str:
-    """What two runs are to each other, by which a cell is coloured, on pages and pictures alike: `same` (equal bits),
+    """How two runs relate, which sets a cell's colour on pages and pictures: `same` (equal bits),
     `tokens` (the same tokens, or equal bits where compared), `some` (results differ, but no metric by more than chance
     explains) or `other` (a metric does, or no test can tell)."""
     if c.verdict == "IDENTICAL":

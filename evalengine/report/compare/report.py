@@ -277,7 +277,7 @@ def delta(metric: MetricDelta) -> str:
 
 
 def p_values(metric: MetricDelta) -> tuple[str, str]:
-    """(p-value of the metric by itself, p-value adjusted by Holm for all tests); "" where there is no test."""
+    """(p-value of the metric alone, p-value adjusted by Holm for all tests); "" where there is no test."""
     raw = None if metric.paired is None else metric.paired.p_value
     first, second = ("" if value is None else f"{value:.3g}" for value in (raw, metric.p_holm))
     return first, second
@@ -300,7 +300,7 @@ def p_words(metrics: Sequence[MetricDelta]) -> str:
     family = f"adjusted for the {tests} tests of this comparison" if tests > 1 else "the same, as there is one test"
     parts = any(metric.paired is not None and metric.p_holm is None for metric in metrics)
     of_groups = "; none for tasks of a group, whose mean is the test" if parts else ""
-    return f"p: two-sided, of each metric by itself; p (Holm): {family}{of_groups}."
+    return f"p: two-sided, of each metric alone; p (Holm): {family}{of_groups}."
 
 
 def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:
@@ -311,7 +311,7 @@ def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:
 
 
 def units(metrics: Sequence[MetricDelta]) -> str:
-    """What the statistics pair: `documents`, or `documents (of log-likelihoods per window: windows)`."""
+    """The pairs of the statistics: `documents`, or `documents (of log-likelihoods per window: windows)`."""
     windows = any(metric.unit == "window" for metric in metrics)
     return "documents (of log-likelihoods per window: windows)" if windows else "documents"
 
@@ -323,7 +323,7 @@ def cautions(metric: MetricDelta) -> Iterator[str]:
 
 
 def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
-    """What a metric's numbers are computed from, where that is not all documents, each by itself."""
+    """Notes on metrics whose numbers are not computed from all documents, each taken alone."""
     for metric in metrics:
         name = ", ".join(metric.key)
         if metric.apart:

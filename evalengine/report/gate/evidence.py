@@ -170,7 +170,7 @@ def of_mean(
         losses = {doc: sign * (old - b.scores[key][doc]) for doc, old in a.scores[key].items()}
         bound = steps.bound(key[0], losses, bound, design.most == 1.0)
         design = replace(design, alpha=design.alpha / 2)  # which the bound of the whole set has
-        what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
+        what = f"{what} (of {steps.total[key[0]]}, evaluated in steps)"
         p, test, all_asked = bound.p_above(0.0), "betting, at every look", all_asked and steps.whole
     change = f"{_moved(old, new, unit)}, {result.wins} better, {result.losses} worse of {what}{churn}"
     least = Detectable(result.minimum_detectable_loss, result.undetectable)

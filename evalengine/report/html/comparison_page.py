@@ -141,7 +141,7 @@ def _attribution(c: Comparison) -> Iterator[Node]:
 
 def _statistics(c: Comparison) -> Iterator[Node]:
     drawn: dict[ScoreKey, Node] = {}
-    for nats in (False, True):  # log-likelihoods have a scale of their own
+    for nats in (False, True):  # log-likelihoods have a separate scale
         own = [(m.key, m.paired) for m in c.metrics if m.nats is nats and m.paired is not None]
         bars = parts.intervals([(p.difference, p.ci_low, p.ci_high) for _, p in own], rule=0.0)
         drawn |= zip((key for key, _ in own), bars, strict=True)
@@ -234,7 +234,7 @@ def _no_map(c: Comparison, rows: Sequence[MapRow]) -> str:
     """Why there is no map; "" if all requests can be shown, none is left out, and all are equal to the bit."""
     other_prompts = len(c.other_prompts)
     if rows:
-        equal = f"what was asked alike ({counted(len(rows), 'request')}) is equal to the bit"
+        equal = f"the answers to {counted(len(rows), 'request')} with equal prompts are equal bit for bit"
         others = f"{counted(other_prompts, 'request')} {'have' if other_prompts > 1 else 'has'} other prompts"
         return f"{equal}, and {others}" if other_prompts else ""
     lacking = [

@@ -80,7 +80,7 @@ def _matrix(m: Matrix) -> Node:
         if c is None:
             return parts.cell("refused", "not comparable")
         word, counts = what_differs(c)
-        scope = f"on {c.common:,} / {c.larger:,}" if c.partial else None  # on a line of its own
+        scope = f"on {c.common:,} / {c.larger:,}" if c.partial else None  # on a separate line
         change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # row less column
         return parts.cell(look(c), word, scope, counts, change)
 

@@ -1,4 +1,4 @@
-"""What sections are made of: tables, facts, tiles, figures, where a run comes from, and the grid for thousands of rows.
+"""Parts of sections: tables, facts, tiles, figures, where a run comes from, and the grid for thousands of rows.
 Each is an element or a component that page.js, plots.js or grid.js builds."""
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _warnings(data: RunData) -> Iterator[str]:
     if manifest.code.dirty:
         yield (f"The code had uncommitted changes (commit {str(manifest.code.commit)[:12]}).")
     if resumed := manifest.counts.resumed_requests:
-        yield (f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
+        yield (f"The run was interrupted and resumed: {resumed:,} answers were resumed; times are of the rest.")
     if cached := manifest.counts.cached_requests:
         yield (f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
     if resumed_fast(manifest):

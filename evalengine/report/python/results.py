@@ -255,7 +255,7 @@ class Compared(Shown):
         return self.comparison.verdict if isinstance(self.comparison, Comparison) else board_verdict(self.comparison)
 
     def to_json(self) -> dict[str, Any]:
-        """What `compare --json` writes, as plain values."""
+        """The content of `compare --json`, as plain values."""
         comparison = self.comparison
         return comparison_json(comparison) if isinstance(comparison, Comparison) else board_json(comparison)
 
@@ -356,7 +356,7 @@ def gate(
 ) -> Gated:
     """May this change be merged: is `run` as good as `baseline`, by a policy's name or file?
 
-    run: also an experiment's folder, or one of several runs, of which each is judged on its own.
+    run: also an experiment's folder, or one of several runs, each of which is judged separately.
     base: a git revision that the baseline file is taken from. noise: a run of the baseline's configuration in fast mode
     under another schedule, with which the run's flips are compared.
 

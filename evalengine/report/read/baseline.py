@@ -274,7 +274,7 @@ def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
 
 
 def _by_key(rows: Sequence[Any], read: Callable[[Any], Any]) -> dict[Any, dict[int, Any]]:
-    """What `_by_document` wrote under each key: rows of (*key, count, documents, values)."""
+    """The values by document of each key, from `_by_document`'s rows of (*key, count, documents, values)."""
     return {tuple(key): _documents(count, docs, values, read) for *key, count, docs, values in rows}
 
 
@@ -283,7 +283,7 @@ def _documents(count: int, docs: Any, values: Any, read: Callable[[Any], Any]) -
 
 
 def _rows(count: int, docs: Any, unpack: Callable[[Any, int], list[Any]], columns: Sequence[Any]) -> dict[int, Any]:
-    """What `_packed` wrote: the documents' values."""
+    """The documents' values, from `_packed`'s columns."""
     rows = zip(*(unpack(column, count) for column in columns), strict=True)
     return dict(zip(_numbers_of(docs, count), rows, strict=True))
 

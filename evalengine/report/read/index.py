@@ -216,7 +216,7 @@ def against(
 
 
 def _rows(identity: Mapping[str, Any], task: str) -> tuple[Any, Any]:
-    """What says which documents were scored: exemplars are part of the prompts."""
+    """The settings that name the scored documents: exemplars are part of the prompts."""
     datasets = identity.get("datasets")
     own = datasets.get(task) if isinstance(datasets, Mapping) else None
     return identity.get("limit"), own.get("sha256") if isinstance(own, Mapping) else own

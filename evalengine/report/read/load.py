@@ -60,7 +60,7 @@ class RunData:
         return samples
 
     def _recorded(self, read: Any, file: str = RECORDS) -> dict[Any, Any]:
-        """What `read` takes from a file next to the records; empty for a run of another program."""
+        """The content, by `read`, of a file next to the records; empty for a run of another program."""
         found: dict[Any, Any] = read((self.run.records or self.run.source) / file) if self.run.kind == "run" else {}
         return found
 
