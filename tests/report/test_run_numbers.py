@@ -231,7 +231,7 @@ def test_bins_are_whole_for_whole_numbers() -> None:
     assert edges([0, 59], whole=True) == [-0.5 + 2 * i for i in range(31)]
     bounds = edges([0, 1000], whole=True)
     assert len(bounds) <= 31 and bounds[-1] > 1000 and {b - a for a, b in pairwise(bounds)} == {34}
-    assert edges([2.5, 2.5], whole=False)[0] == 2.0
+    assert edges([2.5, 2.5], whole=False)[0] == 2.0 and edges([-1e38], whole=False)[0] < -1e38
 
 
 def test_an_empty_output_costs_no_plot_and_odd_logprobs_are_said(tmp_path: Path) -> None:

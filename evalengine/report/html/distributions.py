@@ -59,7 +59,7 @@ def edges(values: Sequence[float], whole: bool) -> list[float]:
         width = math.ceil((high - low + 1) / BINS)
         count = math.ceil((high - low + 1) / width)
         return [low - 0.5 + width * i for i in range(count + 1)]
-    pad = 0.5 if low == high else 0.0
+    pad = max(0.5, 1e-6 * abs(low)) if low == high else 0.0  # 0.5 is lost next to -1e38
     return [float(edge) for edge in np.linspace(low - pad, high + pad, BINS + 1)]
 
 

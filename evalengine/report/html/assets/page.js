@@ -6,6 +6,9 @@ const report = (() => {
 
   const named = (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0");
 
+  /** Text where no element can mark an escape: in attributes and in SVG. */
+  const escaped = (value) => value.replace(UNSEEN, named);
+
   const SVG = new Set(["svg", "g", "path", "rect", "circle", "text", "polygon", "title"]);
   const HTML = new Set(["a", "b", "code", "details", "div", "figcaption", "figure", "h3", "i", "li", "nav", "p", "pre", "span", "strong", "summary", "ul"]);
   const page = JSON.parse(document.getElementById("page").textContent);
@@ -32,8 +35,8 @@ const report = (() => {
     if (is in parts) return parts[is](value);
     if (!SVG.has(is) && !HTML.has(is) || "href" in attributes && !/^[#.]/.test(attributes.href)) return text(JSON.stringify(value));
     const element = SVG.has(is) ? document.createElementNS("http://www.w3.org/2000/svg", is) : document.createElement(is);
-    for (const [name, setting] of Object.entries(attributes)) element.setAttribute(name, setting === true ? "" : setting);
-    element.append(...(children ?? []).map(build));
+    for (const [name, setting] of Object.entries(attributes)) element.setAttribute(name, setting === true ? "" : escaped(String(setting)));
+    element.append(...(children ?? []).map((child) => SVG.has(is) && typeof child === "string" ? escaped(child) : build(child)));
     return element;
   }
 
