@@ -113,7 +113,7 @@ def test_pointing_reads_out_and_a_click_opens_the_outputs(tab: Tab) -> None:
         == "sums doc 1 same tokens, logprobs differ from token 3 token 3: |Δ logprob| 0.001 to 0.01 nat"
     )
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at(0, 7))
-    assert tab.evaluate(readout) == "sums doc 2 outputs part at token 7 token 7: the first that differs"
+    assert tab.evaluate(readout) == "sums doc 2 outputs diverge at token 7 token 7: the first that differs"
     for kind in ("mousePressed", "mouseReleased"):
         tab.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at(0, 7))
     tab.wait("document.querySelector('dialog[open]')")

@@ -1,4 +1,4 @@
-"""The divergence map's numbers: levels, where outputs part, and what has no map."""
+"""The divergence map's numbers: levels, where outputs diverge, and what has no map."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_other_prompts_have_no_map_and_the_page_says_why() -> None:
     assert [row.key[1] for row in divergence_map(c)] == [1, 2]
     every = "the prompts of all 3 requests differ, so that their tokens do not stand side by side."
     assert f"There is no map: {every}" in page_text({0: [9, 9], 1: [9, 8], 2: [9, 7]})
-    assert "One output parts, at token 2." in page_text({1: [9, 8]})
+    assert "One output diverges, at token 2." in page_text({1: [9, 8]})
     assert "1 more request has another prompt and no line here." in page_text({1: [9, 8]})
     equal = "the answers to 1 request with equal prompts are equal bit for bit, and 2 requests have other prompts."
     assert f"There is no map: {equal}" in page_text({0: [9, 9], 1: [9, 8]})

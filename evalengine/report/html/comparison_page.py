@@ -182,8 +182,8 @@ class MapRow:
     tokens: int  # how many the longer output has
     parts_at: int | None  # the first token that differs; None if the outputs are equal
     first: int | None  # the first token that differs or whose logprob does; None if there is none
-    # A digit for each token up to where the outputs part: 0 equal bits, 1 to 7 `LIMITS`, 8 no distance. Zeros at the
-    # end are left out.
+    # A digit for each token before the outputs diverge: 0 equal bits, 1 to 7 `LIMITS`, 8 no distance. Zeros at the
+    # end are omitted.
     levels: str
 
 
@@ -252,10 +252,10 @@ def _summary(c: Comparison, rows: Sequence[MapRow]) -> str:
     moved = sum(row.parts_at is None and row.first is not None for row in rows)
     sentences = [f"A line an item, a column a token of its output ({len(rows):,} items)."]
     if len(parts) == 1:
-        sentences.append(f"One output parts, at token {parts[0]:,}.")
+        sentences.append(f"One output diverges, at token {parts[0]:,}.")
     elif parts:
         sentences.append(
-            f"{len(parts):,} outputs part, the first at token {min(parts):,}, half by token {median(parts):,g}."
+            f"{len(parts):,} outputs diverge, the first at token {min(parts):,}, half by token {median(parts):,g}."
         )
     sentences.append(f"Same tokens, other logprobs: {moved:,}. Equal to the bit: {len(rows) - len(parts) - moved:,}.")
     if count := len(c.other_prompts):

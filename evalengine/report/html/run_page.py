@@ -150,7 +150,7 @@ def _row(data: RunData, key: ScoreKey, depth: int) -> list[Node]:
         tag("span", key[0], class_=f"depth{min(inner, 3)}") if inner else key[0],
         tag("span", key[1], class_=arrow),
         f"{value:,.4f}",
-        tag("span", f"{bounds[0]:.4f} to {bounds[1]:.4f}", class_="whole") if bounds else "",
+        tag("span", f"{bounds[0]:,.4f} to {bounds[1]:,.4f}", class_="whole") if bounds else "",
         drawn,
         "" if error is None else f"{error:.4f}",
         f"{documents:,}",

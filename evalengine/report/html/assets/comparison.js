@@ -1,5 +1,5 @@
 "use strict";
-// The panel of a flip or of an output that parts: both answers, both outputs around the first differing token.
+// The panel of a flip or of a diverging output: both answers, both outputs around the first differing token.
 (() => {
   const { make, number, parts } = report;
   const nat = (value) => (value === null ? "not known" : typeof value === "string" ? value : `${number(value, 4)} nat`);

@@ -61,7 +61,7 @@
       for (const kind of ["pointerdown", "pointermove"]) this.whole.addEventListener(kind, jump);
     }
 
-    /** "parts": outputs that part first, the earliest at the top; then those whose logprobs differ; then the equal ones. */
+    /** "parts": outputs that diverge first, the earliest at the top; then those whose logprobs differ; then the equal ones. */
     order(kind) {
       const rank = (row) => (row.parts !== null ? 0 : row.first !== null ? 1 : 2);
       this.sorted = this.rows.map((_, i) => i);
@@ -136,7 +136,7 @@
       if (this.many) this.view();
     }
 
-    /** Where outputs part, never thinner than two pixels: in a wide map a token is less than one. */
+    /** Where outputs diverge, never thinner than two pixels: in a wide map a token is less than one. */
     ticks(context, from, to) {
       const wide = Math.max(2 * ratio(), Math.ceil(this.canvas.width / this.width));
       context.fillStyle = `rgb(${this.colours[PARTS]?.join(" ")})`;
@@ -160,7 +160,7 @@
       const i = this.sorted[place];
       const row = this.rows[i];
       this.body.classList.toggle("opens", row.row !== null);
-      const whole = row.parts !== null ? `outputs part at token ${row.parts}`
+      const whole = row.parts !== null ? `outputs diverge at token ${row.parts}`
         : row.first !== null ? `same tokens, logprobs differ from token ${row.first}` : "equal, every bit";
       const here = token !== undefined && token < row.tokens ? said(state(row, this.levels[i], token)) : null;
       this.readout.replaceChildren(make("strong", "", row.name), make("span", "", ` ${whole}`),

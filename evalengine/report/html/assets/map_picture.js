@@ -1,7 +1,7 @@
 "use strict";
 // What the divergence map looks like: the states of tokens, their colours, and images of them on canvases.
 report.picture = (() => {
-  // 0 equal bits and 1 to 8 the levels of comparison_page.py; then the token that parts, and what follows it. The legend
+  // 0 equal bits and 1 to 8 the levels of comparison_page.py; then the token that differs, and what follows it. The legend
   // has a swatch for each. Levels that are not unpacked yet are drawn as the first.
   const PARTS = 9, AFTER = 10, UNKNOWN = 11;
 
@@ -29,7 +29,7 @@ report.picture = (() => {
   }
 
   function said(value) {
-    const words = { 0: "equal bits", 8: "logprobs differ, one is not finite", [PARTS]: "the first that differs", [AFTER]: "after the parting", [UNKNOWN]: "…" };
+    const words = { 0: "equal bits", 8: "logprobs differ, one is not finite", [PARTS]: "the first that differs", [AFTER]: "after the divergence", [UNKNOWN]: "…" };
     return words[value] ?? `|Δ logprob| ${document.querySelector(`[data-state="${value}"]`).title}`;
   }
 
