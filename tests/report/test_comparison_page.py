@@ -1,4 +1,4 @@
-"""What the comparison's pages hold: rows, texts around the place where outputs diverge, sizes, and the command's file."""
+"""What the comparison's pages hold: rows, texts where outputs diverge, sizes, and the command's file."""
 
 from __future__ import annotations
 
