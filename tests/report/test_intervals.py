@@ -17,6 +17,7 @@ from evalengine.report.stats import intervals
 from evalengine.report.stats import paired as statistics
 from evalengine.report.stats import significance as permutation
 from evalengine.report.stats.loss_bound import Stratum, difference_interval
+from evalengine.report.stats.metric_interval import reported_interval
 from evalengine.report.stats.paired import paired
 from evalengine.report.stats.significance import holm, sign_flip
 from tests.report.paired_counts import binary, exact_mcnemar
@@ -293,3 +294,7 @@ def test_too_few_items_detect_nothing(count: int, two: bool, one: bool) -> None:
     for new in (0.7, 0.5):
         result = paired([0.5] * count, [new] * count)
         assert math.isinf(result.minimum_detectable_effect) is two and math.isinf(result.minimum_detectable_loss) is one
+
+
+def test_a_standard_error_whose_square_is_0_is_like_0() -> None:
+    assert reported_interval(0.5, 1e-300, 100) == reported_interval(0.5, 0.0, 100) is not None

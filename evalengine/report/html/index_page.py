@@ -31,16 +31,16 @@ NOTE = (
 BY_STDERR = "By the standard error, which takes documents as unrelated"
 BASELINE = "Against the latest baseline of the task, in this folder or the one above it"
 COLUMNS = (
-    Column("Date", "text", "minmax(11ch, 19ch)"),  # of a phone it takes what the others leave: no score is cut
+    Column("Date", "text", "minmax(11ch, 17ch)"),  # of a phone it takes what the others leave: no score is cut
     Column("Experiment", "text", "minmax(8ch, 1fr)", phone=False, choose=True),
     Column("Model", "text", "minmax(8ch, 1fr)", phone=False, choose=True),
     Column("Task", "text", "minmax(8ch, 1.2fr)", choose=True),
-    Column("Metric", "text", "minmax(0, 1.4fr)", phone=False, about="The first metric of each task"),
+    Column("Metric", "text", "minmax(8ch, 1.4fr)", phone=False, about="The first metric of each task"),
     Column("Score", "number", "8ch", digits=4),
-    Column("95 %", "text", "15ch", phone=False, about=BY_STDERR),
-    Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False, about=BASELINE),
+    Column("95 %", "text", "14ch", phone=False, about=BY_STDERR),
+    Column("Verdict", "text", "minmax(9ch, 2.2fr)", phone=False, about=BASELINE),
     Column("Cut", "number", "6ch", digits=0, phone=False, about="Answers of the run that the length limit ended"),
-    Column("Digest", "mono", "11ch", phone=False),
+    Column("Digest", "mono", "10ch", phone=False),
     Column("Numerics", "text", "8ch", phone=False, choose=True),
     Column("Changed", "text", "minmax(8ch, 2fr)", phone=False, about="Settings that differ within a task and model"),
 )

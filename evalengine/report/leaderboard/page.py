@@ -74,7 +74,8 @@ def leaderboard_page(board: Board, history: bool = False, page_folder: Path | No
     """The comparison of models as a page. history: show the curves even where the models name no steps. page_folder:
     the page's folder, for links to the models' runs."""
     page = Page(_title(board), eyebrow="Models compared", scripts=("comparison.js", "models.js"))
-    page.lead(parts.verdict(f"{headline(board)}.", f"{sheets.verdict(board)}.", None), parts.tiles(_figures(board)))
+    outcome = f"{sheets.verdict(board)}." if board.family else ""  # else the headline says that nothing was tested
+    page.lead(parts.verdict(f"{headline(board)}.", outcome, None), parts.tiles(_figures(board)))
     page.section("metrics", "Metrics", *_metrics(board))
     if (pair := regressed(board)) is not None:
         regressions_section(page, pair, both_names(board))
@@ -108,11 +109,9 @@ def _figures(board: Board) -> Iterator[tuple[str, Node, Node]]:
             best = tied if contest.leader is None else sheets.value_with_unit(contest, contest.scores[contest.leader])
             yield contest.name, best, names + more
     yield "Models", f"{len(board.runs)}", None
-    yield (
-        "Significant differences",
-        f"{board.significant:,}",
-        f"of {counted(board.family, 'test')}, at {sheets.PERCENT}",
-    )
+    if board.family:
+        of_tests = f"of {counted(board.family, 'test')}, at {sheets.PERCENT}"
+        yield "Significant differences", f"{board.significant:,}", of_tests
 
 
 def _metrics(board: Board) -> Iterator[Node]:

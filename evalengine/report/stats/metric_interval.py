@@ -54,7 +54,7 @@ def reported_interval(value: float, stderr: float | None, documents: int | None)
         return None
     quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     if 0 <= value <= 1:
-        count = value * (1 - value) / stderr**2 if stderr else documents
+        count = value * (1 - value) / stderr**2 if stderr**2 else documents  # a tiny error squares to 0
         return _wilson(value, count, quantile) if count else None
     return (value - quantile * stderr, value + quantile * stderr) if stderr else None
 
