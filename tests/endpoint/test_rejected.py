@@ -7,6 +7,7 @@ import tests.serve.needs  # noqa: F401  # first
 # isort: split
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,15 @@ def test_runs_of_unequal_documents_are_compared(tmp_path: Path, sums: list[str])
 def test_all_rejected_is_an_error_and_rerunning_asks_again(
     tmp_path: Path, sums: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, refused = [], True
+    sent, refused, ended = [], True, threading.Event()
+    ended.set()
 
     def answer(prompt: str) -> tuple[int, bytes]:
         sent.append(prompt)
+        if (
+            len(sent) > 3
+        ):  # The client counts replies while it sends: without this it may send all before it has counted.
+            ended.wait(60)
         return (403, b'{"error": {"message": "no access"}}') if refused else right(prompt)
 
     with scripted(answer) as url:
@@ -88,7 +94,9 @@ def test_all_rejected_is_an_error_and_rerunning_asks_again(
         assert done.code == 1 and f"rejected all of the first {COUNT} requests" in done.err and "no access" in done.err
         monkeypatch.setattr(run_module, "MOST_REJECTED", 3)
         sent.clear()
+        ended.clear()
         done = ask(url, sums, CHAT, "endpoint.concurrency=1")
+        ended.set()
         assert done.code == 1 and "rejected all of the first 3 requests" in done.err and len(sent) <= 4
         refused = False
         assert ask(url, sums, CHAT).code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,10 +115,12 @@ def test_gelu_against_float64_and_torch(shape: tuple[int, int], dtype: torch.dty
 @pytest.mark.parametrize("act", GELUS)
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 def test_gelu_of_every_input(dtype: torch.dtype, act: str) -> None:
-    """All 65,536 numbers of a 16-bit dtype: finite ones are near float64, what is not finite is torch's."""
+    """All 65,536 numbers of a 16-bit dtype: finite ones are near float64, an infinity stays one, -inf * 0 is NaN.
+
+    That is by the formula: torch's vectorised gelu(inf) is NaN on some processors (an Intel Xeon)."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
-    out, eager = activation.activation(x, act), F.gelu(x, approximate="tanh" if act == "gelu_tanh" else "none")
-    assert torch.equal(out.isnan(), eager.isnan()) and torch.equal(out.isinf(), eager.isinf())
+    out = activation.activation(x, act)
+    assert torch.equal(out.isnan(), x.isnan() | (x == -math.inf)) and torch.equal(out.isinf(), x == math.inf)
     finite = x[out.isfinite()]
     truth = reference.activation(finite, act)
     bound = torch.finfo(dtype).eps / 2 * 1.01 * truth.abs() + 4 * 2.0**-24 * finite.double().abs() + TINY[dtype]
