@@ -61,7 +61,8 @@ def test_the_tokens_of_an_output_are_its_text(reference: Run) -> None:
 
 
 def test_progress_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("evalengine.util.progress.LINE_SECONDS", 0.0)
+    for name in ("LINE_SECONDS", "SHOWN_SECONDS"):
+        monkeypatch.setattr(f"evalengine.util.progress.{name}", 0.0)
     done = call("limit=2", SHORT, f"output_dir={tmp_path}", "engine.device=cpu", "engine.max_num_seqs=1")
     line = r"^arithmetic: 1/2 requests, [\d,]+ tokens/s, estimating, [\d,]+ tokens generated$"
     assert re.search(line, done.err, re.MULTILINE)
