@@ -83,10 +83,10 @@ class DriverKernel:
         """`compiled`: the result of `kernel[grid](...)` on the current device, whose index is `device`."""
         try:
             launcher, metadata = compiled.run, compiled.metadata
-            extras = (launcher.launch_cooperative_grid, launcher.launch_pdl, launcher.global_scratch_size)
+            extras = (launcher.launch_cooperative_grid, launcher.global_scratch_size, launcher.profile_scratch_size)
             self.function, self.shared = compiled.function, metadata.shared
             self.threads = WARP * metadata.num_warps
-            if metadata.num_ctas != 1 or any(extras) or launcher.profile_scratch_size:
+            if metadata.num_ctas != 1 or any(extras):
                 raise Unsupported("a cluster, a cooperative launch or scratch memory")
             self.waits = WAITS in compiled.asm["ptx"]
             types = list(compiled.src.signature.values())

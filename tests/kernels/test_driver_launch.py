@@ -15,6 +15,7 @@ from torch import Tensor
 
 from evalengine.kernels.launching import driver
 from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupported
+from evalengine.kernels.launching.launch import _Variant
 
 GRID, DEVICE, STREAM, FUNCTION, CONTEXT = (7, 2, 3), 0, 4321, 99, 77
 
@@ -124,7 +125,8 @@ def address(x: Tensor) -> bytes:
 
 
 def test_a_kernel_that_waits_by_itself_is_launched_early(library: FakeLibrary) -> None:
-    """A kernel whose PTX waits for the previous kernel is launched with the attribute that lets it start early."""
+    """A kernel whose PTX waits for the previous kernel is launched with the attribute that lets it start early, by
+    Triton's launcher as well."""
     x, y = torch.zeros(4), torch.zeros(4)
     args = (x, -5, 1, 1 << 33, 1e-6, y)
     for ptx, expected in (("griddepcontrol.wait;", [(6, 1)]), ("ret;", [])):
@@ -132,6 +134,10 @@ def test_a_kernel_that_waits_by_itself_is_launched_early(library: FakeLibrary) -
         repeat(y)
         assert [(a.id, a.value) for a in library.attributes] == expected
         assert library.launches[-1][4] == len(expected)
+        kernel = compiled(SIGNATURE, ptx=ptx)
+        for _ in range(2):  # the kernel may belong to several variants
+            assert _Variant(kernel, (), DEVICE).direct is not None
+        assert kernel.run.launch_pdl == bool(expected)
     assert ctypes.sizeof(driver._Attribute) == 72 and driver._Attribute.value.offset == 8
 
 
@@ -181,13 +187,10 @@ def test_a_tensor_map_is_encoded_once_per_address(library: FakeLibrary) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"num_ctas": 2}, {"launch_pdl": True}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8},
-        {"profile_scratch_size": 8},
-    ],
-)  # fmt: skip
+    [{"num_ctas": 2}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8}, {"profile_scratch_size": 8}],
+)
 def test_what_triton_must_launch_itself(library: FakeLibrary, changed: dict[str, Any]) -> None:
-    """Kernels with clusters, dependent or cooperative launches, or scratch memory are left to Triton's launcher."""
+    """Kernels with clusters, cooperative launches or scratch memory are left to Triton's launcher."""
     with pytest.raises(Unsupported):
         DriverKernel(compiled(SIGNATURE, **changed), DEVICE)
 
