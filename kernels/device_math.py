@@ -39,6 +39,14 @@ if INTERPRETED:
         pass
 
     @triton.jit
+    def prefetch(at, bytes):
+        pass
+
+    @triton.jit
+    def prefetch_lines(at):
+        pass
+
+    @triton.jit
     def exp(x):
         return tl.exp(x)
 
@@ -80,6 +88,29 @@ else:
         if cuda_capability_geq(9, 0):
             gdc_wait()
             gdc_launch_dependents()
+
+    @triton.jit
+    def prefetch_lines(at):
+        """Asks for the lines at these addresses to be brought into the L2 cache."""
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+    @triton.jit
+    def prefetch(at, bytes):
+        """Asks for so many bytes, a multiple of 16, from an aligned address on, to be brought into the L2 cache."""
+        if cuda_capability_geq(9, 0):
+            tl.inline_asm_elementwise(
+                """{
+                .reg .pred first;
+                .reg .u32 thread;
+                mov.u32 thread, %tid.x;
+                setp.eq.u32 first, thread, 0;
+                @first cp.async.bulk.prefetch.L2.global [$1], $2;
+                mov.u32 $0, 0;
+                }""",
+                "=r,l,r", [at.to(tl.int64), bytes], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
 
     @triton.jit
     def max_or_nan(a, b):

@@ -50,7 +50,7 @@ from evalengine.kernels.recurrent_variant import ChunkTable, DeltaInputs, DeltaS
 PREFILL_ROWS = 32
 # (warps, stages) of up to SMS programs, which have an SM each, and of more, of which two share one.
 PREFILL_ALONE, PREFILL_PAIRED, SMS = (8, 2), (4, 1), 132
-OPERAND_WARPS = 8
+PRODUCT_WARPS, M_WARPS, KEY_WARPS = 8, 4, 4
 
 
 @triton.jit
@@ -176,33 +176,61 @@ def _solve_kernel(
 
 
 @triton.jit
-def _operands_kernel(
-    mixed_ptr, norms_ptr, sums_ptr, products_ptr, inverse_ptr, m_ptr, keys_ptr, keys_pool, key_norms_pool,
-    chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-):  # fmt: skip
-    """Program (chunk, value head): M transposed, [j, i], and, of a chunk that another one follows in this step, K'; in
-    three terms."""
+def _m_kernel(
+    products_ptr, inverse_ptr, m_ptr, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, HV: tl.constexpr
+):
+    """Program (chunk, value head): M transposed, [j, i], in three terms; by quarters, without those products of T and B
+    that are 0 above the diagonals."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
-    key_head = head // (HV // HK)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    _, begin, end, _, _, _ = chunk
+    if end <= begin:
+        return
+    own = (p * HV + head).to(tl.int64)
+    inverse, b_ptr = inverse_ptr + own * (CHUNK * CHUNK), products_ptr + (2 * own + 1) * (CHUNK * CHUNK)
+    m_ptr += own * (3 * CHUNK * CHUNK)
+    half, row = tl.arange(0, CHUNK // 2), tl.arange(0, CHUNK)
+    zero = tl.zeros((CHUNK // 2, CHUNK // 2), tl.float32)
+    for j in tl.static_range(2):
+        for i in tl.static_range(2):
+            at_j, at_i = half + j * (CHUNK // 2), half + i * (CHUNK // 2)
+            m = zero
+            if j == i:
+                m = chain_dot(
+                    tl.load(inverse + at_j[None, :] * CHUNK + at_j[:, None]),
+                    tl.load(b_ptr + at_j[:, None] * CHUNK + at_i[None, :]),
+                    zero,
+                )
+            if j < i:
+                m = chain_dot(
+                    tl.load(inverse + row[None, :] * CHUNK + at_j[:, None]),
+                    tl.load(b_ptr + row[:, None] * CHUNK + at_i[None, :]),
+                    zero,
+                )
+            store_terms(m_ptr + at_j[:, None] * CHUNK + at_i[None, :], CHUNK * CHUNK, m, (half >= 0)[:, None])
+
+
+@triton.jit
+def _keys_kernel(
+    mixed_ptr, norms_ptr, sums_ptr, inverse_ptr, keys_ptr, keys_pool, key_norms_pool, chunk_sequence, chunk_number,
+    cu_seqlens, seqlens, state_slots, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Program (chunk, value head): K' in three terms, of a chunk that another one follows in this step."""
+    device_math.after_previous_kernel()
+    p, head = tl.program_id(0), tl.program_id(1)
     chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
     token, begin, end, slot, last, _ = chunk
-    if end <= begin:
+    if (end < CHUNK) | (token + CHUNK >= last):
         return
     row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
     own = (p * HV + head).to(tl.int64)
-    inverse = inverse_ptr + own * (CHUNK * CHUNK)
-    transposed = tl.load(inverse + row[None, :] * CHUNK + row[:, None])
-    square = row[:, None] * CHUNK + row[None, :]
-    b = tl.load(products_ptr + (2 * own + 1) * (CHUNK * CHUNK) + square)
-    m = chain_dot(transposed, b, tl.zeros((CHUNK, CHUNK), tl.float32))
-    store_terms(m_ptr + own * (3 * CHUNK * CHUNK) + square, CHUNK * CHUNK, m, square >= 0)
-    if (end < CHUNK) | (token + CHUNK >= last):
-        return
+    transposed = tl.load(inverse_ptr + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
     k, k_norm = _chunk_keys(
-        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP
-    )
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, head // (HV // HK), row, token, begin, end, stride_mixed,
+        HK, K, KP,
+    )  # fmt: skip
     factor = end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
     keys = dot(terms(transposed * factor[None, :]), tl.zeros((CHUNK, KP), tl.float32), terms(k))
     to = keys_ptr + own * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
@@ -226,12 +254,16 @@ def _prefill_kernel(
     slot = tl.load(state_slots + s).to(tl.int64)
     first = tl.load(cu_seqlens + s)
     n = tl.load(cu_seqlens + s + 1) - first
+    value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
+    real_value = (value < V)[:, None]
     if (slot < 0) | (n == 0):
+        for c in range(0, n, CHUNK):
+            at = out_ptr + ((first + c + row)[None, :].to(tl.int64) * HV + head) * V + value[:, None]
+            zeros = tl.zeros((ROWS, CHUNK), out_ptr.dtype.element_ty)
+            tl.store(at, zeros, mask=(c + row < n)[None, :] & real_value)
         return
     start = tl.load(seqlens + s) - n
     before = start % CHUNK
-    value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
-    real_value = (value < V)[:, None]
     own = slot * HV + head
     state = load_state(state_pool + own * V * K, value, start >= CHUNK, V, K, PART, PARTS)
     chunks = (before + n + CHUNK - 1) // CHUNK
@@ -239,6 +271,20 @@ def _prefill_kernel(
     x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
     x = tl.zeros((ROWS, CHUNK), tl.float32)
     for c in tl.range(0, chunks, num_stages=STAGES):
+        # Ask for the next chunk's operands: the programs wait for memory more than they compute.
+        if (tl.program_id(0) == 0) & (c < chunks - 1):
+            following = ((program + c + 1) * HV + head).to(tl.int64)
+            device_math.prefetch(m_ptr + following * (3 * CHUNK * CHUNK), 3 * CHUNK * CHUNK * 2)
+            if c < chunks - 2:
+                device_math.prefetch(keys_ptr + following * (3 * CHUNK * K), 3 * CHUNK * K * 2)
+        if STAGES == 1:
+            ahead = tl.minimum(first - before + CHUNK * (c + 1) + row, first + n - 1).to(tl.int64)
+            line = mixed_ptr + ahead * stride_mixed
+            device_math.prefetch_lines(line + 2 * HK * K + head * V + tl.program_id(0) * ROWS)
+            if tl.program_id(0) == 0:
+                for part in tl.static_range(PARTS):
+                    device_math.prefetch_lines(line + key_head * K + part * PART)
+                    device_math.prefetch_lines(line + (HK + key_head) * K + part * PART)
         begin, end = tl.where(c == 0, before, 0), tl.minimum(CHUNK, before + n - CHUNK * c)
         new = (row >= begin) & (row < end)
         token = (first - before + CHUNK * c + row).to(tl.int64)
@@ -259,12 +305,13 @@ def _prefill_kernel(
         k_norm, q_norm = tl.load(norms + HK, mask=new, other=0.0), tl.load(norms, mask=new, other=0.0)
         beta = tl.load(beta_ptr + token * HV + head, mask=new, other=0.0)
         x = beta[None, :] * (v - (decay * k_norm)[None, :] * sk)
-        old = (row < begin)[None, :]
-        x = tl.where(old, tl.load(x_at, mask=old & real_value, other=0.0), x)
+        # Whole sectors of 8: a condition for each element would make loads of one.
+        stored_x = tl.load(x_at, mask=(row // 8 * 8 < begin)[None, :] & real_value, other=0.0)
+        x = tl.where((row < begin)[None, :], stored_x, x)
         x = tl.where((row < end)[None, :], x, 0.0)
         x_terms = terms(x)
         m_at = m_ptr + at * (3 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
-        m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None] & (row < end)[None, :])
+        m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None])
         out = (decay * q_norm)[None, :] * sq + dot(x_terms, tl.zeros((ROWS, CHUNK), tl.float32), m)
         out_at = out_ptr + (token[None, :] * HV + head) * V + value[:, None]
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=new[None, :] & real_value)
@@ -327,8 +374,7 @@ def gated_delta(
     assert state.state.shape[1:] == variant.state_shape and state.state.dtype == torch.float32
     norms = torch.empty((tokens, 2, key_heads), device=device)
     gates, beta = torch.empty((2, tokens, heads), device=device)
-    new = torch.empty if chunks is None else torch.zeros  # of padding only decodes write outputs
-    out = new((tokens, heads, variant.value_dim), dtype=mixed.dtype, device=device)
+    out = torch.empty((tokens, heads, variant.value_dim), dtype=mixed.dtype, device=device)
     values, wide_heads = variant.value_dim, triton.next_power_of_2(heads)
     if closes:
         decode.close_chunks(state, cu_seqlens_q, seqlens_k, state_slots, closes, variant)
@@ -356,12 +402,13 @@ def gated_delta(
         launch(gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
         launch(
             _products_kernel, (n, key_heads, 2),
-            (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, 4, 1,
+            (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, PRODUCT_WARPS, 1,
         )  # fmt: skip
         launch(_solve_kernel, (n, heads, 1), (products, inverse, state.inverse, *rows), (heads,), 1, 1)
+        launch(_m_kernel, (n, heads, 1), (products, inverse, m, *rows), (heads,), M_WARPS, 1)
         launch(
-            _operands_kernel, (n, heads, 1),
-            (mixed, norms, sums, products, inverse, m, ended, *stored, *rows, stride), sizes, OPERAND_WARPS, 1,
+            _keys_kernel, (n, heads, 1),
+            (mixed, norms, sums, inverse, ended, *stored, *rows, stride), sizes, KEY_WARPS, 1,
         )  # fmt: skip
         launch(
             _prefill_kernel, grid,

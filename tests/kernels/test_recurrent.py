@@ -160,6 +160,16 @@ def test_one_launch_closes_the_chunks_of_all_layers(variant: GatedDelta | Mamba2
     assert count_differing(step(0, 0, 0)[1], alone[1]) and count_differing(step(1, 0, 0)[1], alone[1])
 
 
+@pytest.mark.parametrize("variant", [DELTAS[1], MAMBAS[0]])
+def test_padding_of_several_tokens_is_zeros(variant: GatedDelta | Mamba2) -> None:
+    operands, heads = case(variant, torch.float32, 75)
+    run = recurrence("native", variant, heads)
+    state = pools("native", variant, torch.float32, 3)
+    output = run_poisoned(lambda: [run(operands, state, [70, 5], [70, 5], [-1, 2])])[0]
+    assert_bitwise_equal(output[:70], torch.zeros_like(output[:70]))
+    assert not output[70:].isnan().any()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("variant", [*DELTAS, *MAMBAS])
 def test_recurrences_are_near_the_reference(variant: GatedDelta | Mamba2, level: str) -> None:
