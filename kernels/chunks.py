@@ -142,12 +142,14 @@ def gate_sums_kernel(
     head = tl.arange(0, HVP)
     real = head < HV
     total = tl.zeros((HVP,), tl.float32)
-    for row in tl.static_range(CHUNK):  # all loads can be on their way at once
-        old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)
-        new = (row >= begin) & (row < end)
-        gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=real & new, other=0.0)
-        total = tl.where(row < begin, old, total + gate)
-        tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
+    for block in range(0, CHUNK, 16):
+        for i in tl.static_range(16):
+            row = block + i
+            old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)
+            new = (row >= begin) & (row < end)
+            gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=real & new, other=0.0)
+            total = tl.where(row < begin, old, total + gate)
+            tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
 
 
 @triton.jit

@@ -81,7 +81,7 @@ else:
         """The first statement of a kernel: waits until the one before it on the stream has written its results.
 
         A kernel with this wait may be put on the GPU while the one before it still computes (programmatic dependent
-        launch, from Hopper on; `launching.driver` asks for it), which hides the cost of its launch. The next kernel is
+        launch, from Hopper on; `launching` asks for it), which hides the cost of its launch. The next kernel is
         allowed to come only after the wait: if it were allowed before, kernels would pile up on the SMs and slow each
         other down (results/reference/PROFILE.md).
         """
@@ -91,14 +91,15 @@ else:
 
     @triton.jit
     def prefetch_lines(at):
-        """Asks for the lines at these addresses to be brought into the L2 cache."""
+        """Prefetch the line of 128 bytes at each address into the L2 cache."""
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )
 
     @triton.jit
     def prefetch(at, bytes):
-        """Asks for so many bytes, a multiple of 16, from an aligned address on, to be brought into the L2 cache."""
+        """Prefetch `bytes`, a multiple of 16, from an address aligned to 16 bytes into the L2 cache; before Hopper,
+        nothing. One thread asks for them all."""
         if cuda_capability_geq(9, 0):
             tl.inline_asm_elementwise(
                 """{

@@ -179,8 +179,8 @@ def _solve_kernel(
 def _m_kernel(
     products_ptr, inverse_ptr, m_ptr, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, HV: tl.constexpr
 ):
-    """Program (chunk, value head): M transposed, [j, i], in three terms; by quarters, without those products of T and B
-    that are 0 above the diagonals."""
+    """Program (chunk, value head): M transposed, [j, i], in three terms; by quarters of 32 x 32, without the products
+    with quarters of T and B that are zeros."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
     chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
@@ -277,7 +277,7 @@ def _prefill_kernel(
             device_math.prefetch(m_ptr + following * (3 * CHUNK * CHUNK), 3 * CHUNK * CHUNK * 2)
             if c < chunks - 2:
                 device_math.prefetch(keys_ptr + following * (3 * CHUNK * K), 3 * CHUNK * K * 2)
-        if STAGES == 1:
+        if STAGES == 1:  # lines of 128 bytes: in 16 bits all of q, k and v
             ahead = tl.minimum(first - before + CHUNK * (c + 1) + row, first + n - 1).to(tl.int64)
             line = mixed_ptr + ahead * stride_mixed
             device_math.prefetch_lines(line + 2 * HK * K + head * V + tl.program_id(0) * ROWS)
@@ -305,13 +305,13 @@ def _prefill_kernel(
         k_norm, q_norm = tl.load(norms + HK, mask=new, other=0.0), tl.load(norms, mask=new, other=0.0)
         beta = tl.load(beta_ptr + token * HV + head, mask=new, other=0.0)
         x = beta[None, :] * (v - (decay * k_norm)[None, :] * sk)
-        # Whole sectors of 8: a condition for each element would make loads of one.
+        # By sectors of 8, so that loads stay 16 bytes wide; rows from `begin` on are replaced.
         stored_x = tl.load(x_at, mask=(row // 8 * 8 < begin)[None, :] & real_value, other=0.0)
         x = tl.where((row < begin)[None, :], stored_x, x)
         x = tl.where((row < end)[None, :], x, 0.0)
         x_terms = terms(x)
         m_at = m_ptr + at * (3 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
-        m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None])
+        m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None])  # columns from `end` on are not stored
         out = (decay * q_norm)[None, :] * sq + dot(x_terms, tl.zeros((ROWS, CHUNK), tl.float32), m)
         out_at = out_ptr + (token[None, :] * HV + head) * V + value[:, None]
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=new[None, :] & real_value)
@@ -350,6 +350,11 @@ def _prefill_kernel(
             tl.store(key_norms_pool + k_row, k_norm, mask=new)
 
 
+def _holds_two_stages(device: torch.device) -> bool:
+    """Whether a program may have two stages, which take up to 205 KiB of shared memory: not on A100, Ada or RTX 50."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 def gated_delta(
     inputs: DeltaInputs,
     state: DeltaState,
@@ -384,7 +389,7 @@ def gated_delta(
          a.stride(0), b.stride(0)),
         (key_heads, triton.next_power_of_2(key_heads), heads, wide_heads, keys, wide_keys), 4, 1,
     )  # fmt: skip
-    if num_decodes:
+    if num_decodes:  # directly after the norms and gates: all else that decodes read must be written before these
         step = cu_seqlens_q, seqlens_k, state_slots
         decode.decode(mixed, norms, gates, beta, out, state, *step, num_decodes, variant)
     if chunks is not None:
@@ -396,7 +401,7 @@ def gated_delta(
         m = torch.empty((n, heads, 3, 64, 64), dtype=torch.bfloat16, device=device)
         ended = torch.empty((n, heads, 3, 64, keys), dtype=torch.bfloat16, device=device)
         grid = -(-values // PREFILL_ROWS), heads, sequences - num_decodes
-        alone = math.prod(grid) <= SMS and wide_keys * mixed.itemsize <= 512  # two stages need much shared memory
+        alone = math.prod(grid) <= SMS and wide_keys * mixed.itemsize <= 512 and _holds_two_stages(device)
         warps, stages = PREFILL_ALONE if alone else PREFILL_PAIRED
         stored, stride = (state.keys, state.key_norms), mixed.stride(0)
         launch(gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)

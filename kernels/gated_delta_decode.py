@@ -36,14 +36,15 @@ def _decode_kernel(
     """Program (value head, sequence, tiles of rows of the state): the open chunk's new rows of T, of the keys, of the
     gates' sums and of x, and the output.
 
-    All programs of a head compute the row of T; the first one stores it. What needs no norms and gates comes before the
-    wait: the kernel before this one writes nothing else that is read here, and those before that one have ended."""
+    All programs of a head compute the row of T; the first one stores it. What needs no norms and gates is loaded before
+    the wait: the kernel before this one writes nothing else that is read here, and those before that one have ended.
+    Such loads pass by the L1 cache, which need not have been emptied since."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
     head, s, first_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2) * TILES
     key_head = head // (HV // HK)
-    slot, length = tl.load(state_slots + s).to(tl.int64), tl.load(seqlens + s)
-    t = tl.load(cu_seqlens + s).to(tl.int64)
+    slot = tl.load(state_slots + s, cache_modifier=".cg").to(tl.int64)
+    length, t = tl.load(seqlens + s, cache_modifier=".cg"), tl.load(cu_seqlens + s, cache_modifier=".cg").to(tl.int64)
     out_ptr += (t * HV + head) * V
     if slot < 0:
         device_math.after_previous_kernel()
@@ -58,11 +59,12 @@ def _decode_kernel(
     k_row = (slot * HK + key_head) * CHUNK
     mixed_ptr += t * stride_mixed
     q_at = mixed_ptr + key_head * K + key
-    q_new, k_new = tl.load(q_at, mask=real_key, other=0.0), tl.load(q_at + HK * K, mask=real_key, other=0.0)
+    q_new = tl.load(q_at, mask=real_key, other=0.0, cache_modifier=".cg")
+    k_new = tl.load(q_at + HK * K, mask=real_key, other=0.0, cache_modifier=".cg")
     k_at = keys_pool + (k_row + row)[:, None] * K + key[None, :]
     k_at = tl.where((row == i)[:, None], (mixed_ptr + (HK + key_head) * K + key)[None, :], k_at)
-    k = tl.load(k_at, mask=(row <= i)[:, None] & real_key[None, :], other=0.0)
-    k_norms = tl.load(key_norms_pool + k_row + row, mask=old, other=0.0)
+    k = tl.load(k_at, mask=(row <= i)[:, None] & real_key[None, :], other=0.0, cache_modifier=".cg")
+    k_norms = tl.load(key_norms_pool + k_row + row, mask=old, other=0.0, cache_modifier=".cg")
     pair = tl.where((n == 0)[None, :], k_new[:, None], tl.where((n == 1)[None, :], q_new[:, None], 0.0)).to(k.dtype)
     products = dot(terms(k), tl.zeros((CHUNK, N), tl.float32), terms(pair))
     kk = tl.sum(tl.where((n == 0)[None, :], products, 0.0), 1)
@@ -70,9 +72,9 @@ def _decode_kernel(
     inverse_at = inverse_pool + own * (CHUNK * CHUNK) + row
     # Whole sectors of 8: a condition for each element would make loads of one. T is 0 above its diagonal.
     seen = old[:, None] & (row[None, :] // 8 <= row[:, None] // 8)
-    inverse = tl.load(inverse_at[None, :] + row[:, None] * CHUNK, mask=seen, other=0.0)
-    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0)
-    totals = tl.load(sums_pool + own * CHUNK + row, mask=old, other=0.0)
+    inverse = tl.load(inverse_at[None, :] + row[:, None] * CHUNK, mask=seen, other=0.0, cache_modifier=".cg")
+    total = tl.load(sums_pool + own * CHUNK + i - 1, mask=i > 0, other=0.0, cache_modifier=".cg")
+    totals = tl.load(sums_pool + own * CHUNK + row, mask=old, other=0.0, cache_modifier=".cg")
     device_math.after_previous_kernel()
     total += tl.load(gates_ptr + t * HV + head)
     norms = norms_ptr + t * 2 * HK + key_head

@@ -37,7 +37,8 @@ class _Variant:
         if device is not None:
             with suppress(Unsupported):
                 self.direct = DriverKernel(compiled, device)
-                compiled.run.launch_pdl = self.direct.waits  # as `Repeat`: Triton's launcher does so from now on, too
+                # A kernel that waits for the one before it may be started early, as `Repeat` does.
+                compiled.run.launch_pdl = self.direct.waits
 
     def replayer(self, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> Replay:
         if self.direct is not None:

@@ -54,10 +54,10 @@ def test_mixtures_compile_without_a_contraction(compiled: Compiled) -> None:
 def test_recurrences_compile(compiled: Compiled) -> None:
     """With the multiply-adds that they state and no others, and each product by one instruction in both phases."""
     cases = {(case["what"], case["kernel"]): case for case in compiled["recurrences"]}
-    assert len(compiled["recurrences"]) == 26 and len(cases) == 21
+    assert len(compiled["recurrences"]) == 27 and len(cases) == 22
     assert {kernel for kernel, case in cases.items() if case["fma"]} == {
         *(("conv", kernel) for kernel in ("_conv_kernel", "_conv_decode_kernel")),
-        *(("delta", kernel) for kernel in ("_solve_kernel", "_operands_kernel", "_decode_kernel")),
+        *(("delta", kernel) for kernel in ("_solve_kernel", "_m_kernel", "_decode_kernel")),
         *(("scan", kernel) for kernel in ("_output_kernel", "_decode_kernel")),
     }
     for what, prefill, decode in (
@@ -70,5 +70,5 @@ def test_recurrences_compile(compiled: Compiled) -> None:
         both = [{name for name in ("wgmma", "mma") if cases[what, kernel][name]} for kernel in (prefill, decode)]
         assert both[0] == both[1] and len(both[0]) == 1, (what, prefill, decode)
     # K' of the delta rule; its close has another product, of mma.sync.
-    assert cases["delta", "_operands_kernel"]["wgmma"] and not cases["delta", "_operands_kernel"]["mma"]
+    assert cases["delta", "_keys_kernel"]["wgmma"] and not cases["delta", "_keys_kernel"]["mma"]
     assert cases["delta", "_close_kernel"]["wgmma"] and cases["delta", "_close_kernel"]["mma"]
