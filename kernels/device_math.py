@@ -39,7 +39,7 @@ if INTERPRETED:
         pass
 
     @triton.jit
-    def prefetch(at, bytes):
+    def prefetch(at, num_bytes):
         pass
 
     @triton.jit
@@ -81,9 +81,9 @@ else:
         """The first statement of a kernel: waits until the one before it on the stream has written its results.
 
         A kernel with this wait may be put on the GPU while the one before it still computes (programmatic dependent
-        launch, from Hopper on; `launching` asks for it), which hides the cost of its launch. The next kernel is
-        allowed to come only after the wait: if it were allowed before, kernels would pile up on the SMs and slow each
-        other down (results/reference/PROFILE.md).
+        launch, from Hopper on; `launching` requests it), which hides the cost of its launch. The next kernel may start
+        only after the wait: if it were allowed before, kernels would pile up on the SMs and slow each other down
+        (results/reference/PROFILE.md).
         """
         if cuda_capability_geq(9, 0):
             gdc_wait()
@@ -97,9 +97,9 @@ else:
         )
 
     @triton.jit
-    def prefetch(at, bytes):
-        """Prefetch `bytes`, a multiple of 16, from an address aligned to 16 bytes into the L2 cache; before Hopper,
-        nothing. One thread asks for them all."""
+    def prefetch(at, num_bytes):
+        """Prefetch `num_bytes`, a multiple of 16, from an address aligned to 16 bytes into the L2 cache. One thread
+        issues it. Before Hopper this does nothing."""
         if cuda_capability_geq(9, 0):
             tl.inline_asm_elementwise(
                 """{
@@ -110,7 +110,7 @@ else:
                 @first cp.async.bulk.prefetch.L2.global [$1], $2;
                 mov.u32 $0, 0;
                 }""",
-                "=r,l,r", [at.to(tl.int64), bytes], dtype=tl.int32, is_pure=False, pack=1,
+                "=r,l,r", [at.to(tl.int64), num_bytes], dtype=tl.int32, is_pure=False, pack=1,
             )  # fmt: skip
 
     @triton.jit

@@ -196,18 +196,10 @@ def _m_kernel(
         for i in tl.static_range(2):
             at_j, at_i = half + j * (CHUNK // 2), half + i * (CHUNK // 2)
             m = zero
-            if j == i:
-                m = chain_dot(
-                    tl.load(inverse + at_j[None, :] * CHUNK + at_j[:, None]),
-                    tl.load(b_ptr + at_j[:, None] * CHUNK + at_i[None, :]),
-                    zero,
-                )
-            if j < i:
-                m = chain_dot(
-                    tl.load(inverse + row[None, :] * CHUNK + at_j[:, None]),
-                    tl.load(b_ptr + row[:, None] * CHUNK + at_i[None, :]),
-                    zero,
-                )
+            if j <= i:
+                between = at_j if j == i else row
+                t = tl.load(inverse + between[None, :] * CHUNK + at_j[:, None])
+                m = chain_dot(t, tl.load(b_ptr + between[:, None] * CHUNK + at_i[None, :]), zero)
             store_terms(m_ptr + at_j[:, None] * CHUNK + at_i[None, :], CHUNK * CHUNK, m, (half >= 0)[:, None])
 
 
@@ -271,7 +263,7 @@ def _prefill_kernel(
     x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
     x = tl.zeros((ROWS, CHUNK), tl.float32)
     for c in tl.range(0, chunks, num_stages=STAGES):
-        # Ask for the next chunk's operands: the programs wait for memory more than they compute.
+        # Prefetch the next chunk's operands: the programs wait for memory more than they compute.
         if (tl.program_id(0) == 0) & (c < chunks - 1):
             following = ((program + c + 1) * HV + head).to(tl.int64)
             device_math.prefetch(m_ptr + following * (3 * CHUNK * CHUNK), 3 * CHUNK * CHUNK * 2)
