@@ -9,7 +9,8 @@ difference for which there is no other schedule (a fused kernel against its part
 Before the comparison its kernels are compiled in parallel: one after another, a model's kernels take minutes. The
 comparison is rehearsed: it makes its operands and calls every kernel, but no kernel runs. Triton hands over what it
 would compile (`triton.AsyncCompileMode`), and as many forked processes as there are cores put it into Triton's cache on
-disk: most of a compilation holds Python's lock, so that threads wait for each other.
+disk, with the C stub by which Triton up to 3.6 launches it: most of a compilation holds Python's lock, so that threads
+wait for each other.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.util.forked import ForkedTask, cores
 from evalengine.verification import verdict_cache
 from evalengine.verification.comparisons import (
+    PAGE,
     verify_attention,
     verify_experts,
     verify_matmul,
@@ -46,7 +48,6 @@ from evalengine.verification.verdict import KernelsVerdict, exclude
 
 MOST = 16  # processes, or threads where no process can be forked
 
-PAGE_SIZES = (64,)  # the engine's default
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def verify(
     *,
     contract_version: int,
     lm_head_rows: int,
-    page_sizes: Sequence[int] = PAGE_SIZES,
+    page_sizes: Sequence[int] = (PAGE,),
     use_cache: bool = True,
     vocabulary: Sequence[range] = (),
     rank: int = 0,
@@ -203,7 +204,10 @@ def compile_ahead(comparisons: Sequence[Callable[[KernelsVerdict], None]], devic
     with triton.AsyncCompileMode(postponed, ignore_errors=True), torch.inference_mode(), torch.cuda.device(device):
         try:
             dry_run(comparisons, _compile)
-            in_processes([work for _, work in postponed.given])
+            driver = triton.runtime.driver.active
+            with fixed_target(driver):
+                longest_first = reversed(postponed.given)  # attention's come last
+                in_processes([partial(_with_stub, work, driver) for _, work in longest_first])
             with ThreadPoolExecutor(MOST) as pool:  # it only reads what is in the cache now
                 list(pool.map(_settle, *zip(*postponed.given, strict=True)) if postponed.given else ())
         finally:
@@ -220,25 +224,49 @@ def dry_run(comparisons: Sequence[Callable[[KernelsVerdict], None]], observer: C
 
 
 def in_processes(works: Sequence[Work]) -> None:
-    """Does all of it, each in one of several processes, or of several threads where no process can be forked. What one
-    of them raises is lost."""
+    """Does all of it in several processes, or in threads where no process can be forked; each takes the next when it is
+    done with one. What one of them raises is lost."""
     processes = min(cores(), MOST, len(works))
     if processes < 2:
         with ThreadPoolExecutor(min(MOST, os.cpu_count() or 1)) as pool:
-            list(pool.map(lambda work: _quietly([work]), works))
+            list(pool.map(_quietly, works))
         return
+    next_works, numbers = os.pipe()
+    os.write(numbers, b"".join(number.to_bytes(2, "little") for number in range(len(works))))
+    os.close(numbers)  # so that reading ends after the last
+
+    def take() -> None:
+        while number := os.read(next_works, 2):
+            _quietly(works[int.from_bytes(number, "little")])
+
     with ExitStack() as started:
-        others = [partial(_quietly, works[number::processes]) for number in range(1, processes)]
-        helpers = [started.enter_context(ForkedTask(work)) for work in others]
-        _quietly(works[::processes])
+        started.callback(os.close, next_works)
+        helpers = [started.enter_context(ForkedTask(take)) for _ in range(1, processes)]
+        take()
         for helper in helpers:
             helper.result()
 
 
-def _quietly(works: Sequence[Work]) -> None:
-    for work in works:
-        with suppress(Exception):
-            work()
+def _quietly(work: Work) -> None:
+    with suppress(Exception):
+        work()
+
+
+@contextmanager
+def fixed_target(driver: Any) -> Iterator[None]:
+    """Within, Triton's driver takes the GPU as it is now: a forked process cannot ask torch for it (kernels that start
+    early ask while they are compiled), and would compile none."""
+    target = driver.get_current_target()
+    driver.get_current_target = lambda: target
+    try:
+        yield
+    finally:
+        del driver.get_current_target
+
+
+def _with_stub(compile_kernel: Work, driver: Any) -> None:
+    compiled = compile_kernel()
+    driver.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _settle(future: Future[Any], work: Work) -> None:

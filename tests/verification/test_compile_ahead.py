@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -78,26 +80,53 @@ def test_what_is_told_is_not_run_and_an_empty_grid_is_nothing() -> None:
     assert options == {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": False, "maxnreg": 64}
 
 
+def meet(folder: Path, count: int) -> None:
+    """Waits until so many processes are here: until then, each has taken no more than one work."""
+    (folder / f"process-{os.getpid()}").touch()
+    end = time.monotonic() + 60
+    while len(list(folder.glob("process-*"))) < count:
+        assert time.monotonic() < end, "too few processes work"
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("cores", [1, 3])
 def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
     cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test's, beside which nothing is forked
     monkeypatch.setattr(module, "cores", lambda: cores)
+    (done := tmp_path / "done").mkdir()
+    (processes := tmp_path / "processes").mkdir()
 
     def work(number: int) -> Callable[[], None]:
         def write() -> None:
+            meet(processes, cores)
             if number == 2:
                 raise ValueError("it does not compile")
-            with (tmp_path / str(number)).open("x") as file:
+            with (done / str(number)).open("x") as file:
                 file.write(str(os.getpid()))
 
         return write
 
-    in_processes([work(number) for number in range(9)])
-    assert {path.name for path in tmp_path.iterdir()} == {str(number) for number in range(9) if number != 2}
-    processes = {path.read_text() for path in tmp_path.iterdir()}
-    assert (len(processes) > 1) == (cores > 1) and str(os.getpid()) in processes
+    in_processes([work(number) for number in range(300)])
+    assert {path.name for path in done.iterdir()} == {str(number) for number in range(300) if number != 2}
+    by = {path.read_text() for path in done.iterdir()}
+    assert len(by) <= cores == len(list(processes.iterdir())) and (processes / f"process-{os.getpid()}").exists()
+
+
+class ForkedDriver:
+    """Triton's driver: it asks torch for the GPU, and torch answers in the process that has initialised CUDA alone."""
+
+    def __init__(self, stubs: Path) -> None:
+        self.process, self.stubs = os.getpid(), stubs
+
+    def get_current_target(self) -> str:
+        if os.getpid() != self.process:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        return "sm_90"
+
+    def launcher_cls(self, src: str, metadata: str) -> None:
+        (self.stubs / f"{src}-{metadata}").write_text(str(os.getpid()))
 
 
 def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,20 +134,24 @@ def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, mon
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.setattr(module, "cores", lambda: 2)
+    (stubs := tmp_path / "stubs").mkdir()
+    driver = ForkedDriver(stubs)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     ready: dict[str, tuple[str, str]] = {}
 
     def kernel(name: str) -> Any:
-        def compiled() -> str:
+        def compiled() -> SimpleNamespace:
             file = tmp_path / name
+            meet(tmp_path, 2)
             if name == "bad":
                 raise ValueError
             if not file.exists():
                 file.write_text(str(os.getpid()))
-            return file.read_text()
+            return SimpleNamespace(src=name, metadata=driver.get_current_target(), by=file.read_text())
 
         def warmup(*_: Any, **__: Any) -> None:
             mode = triton.runtime._async_compile.active_mode.get()
-            mode.submit(name, compiled, lambda result: ready.update({name: (result, str(os.getpid()))}))
+            mode.submit(name, compiled, lambda result: ready.update({name: (result.by, str(os.getpid()))}))
 
         return SimpleNamespace(warmup=warmup)
 
@@ -131,18 +164,27 @@ def test_kernels_are_compiled_elsewhere_and_taken_from_there(tmp_path: Path, mon
 
     compile_ahead([compare], DEVICE)
     assert ready.keys() == {"a", "b", "c"} and {where for _, where in ready.values()} == {str(os.getpid())}
-    assert len({by for by, _ in ready.values()}) == 2, "two processes share the work"
+    assert {by for by, _ in ready.values()} - {str(os.getpid())}, "another process compiles, too"
+    by_stub = {stub.name: stub.read_text() for stub in stubs.iterdir()}
+    assert by_stub == {f"{name}-sm_90": by for name, (by, _) in ready.items()}, "each makes the stubs of its kernels"
 
 
 @pytest.mark.gpu
 def test_the_comparison_on_a_gpu_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Processes compile, the threads after them read, and the comparison needs no other kernel or stub."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     late: list[str] = []
 
+    def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit and threading.current_thread() is not threading.main_thread():
+            late.append(src.name)
+
     def rehearsed(comparisons: Any, device: torch.device) -> None:
-        compile_ahead(comparisons, device)
-        listen: Any = lambda *, src, cache_hit, **_: None if cache_hit else late.append(src.name)  # noqa: E731
         monkeypatch.setattr(triton.knobs.compilation, "listener", listen)
+        compile_ahead(comparisons, device)
+        alone: Any = lambda *, src, cache_hit, **_: None if cache_hit else late.append(src.name)  # noqa: E731
+        monkeypatch.setattr(triton.knobs.compilation, "listener", alone)
+        monkeypatch.setattr(triton.runtime.build, "_build", lambda name, *_: late.append(name))
 
     monkeypatch.setattr(verify, "compile_ahead", rehearsed)
     assert not verified(dtype=torch.bfloat16)["failed"]
