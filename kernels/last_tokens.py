@@ -17,7 +17,7 @@ from evalengine.kernels.launching.launch import launch
 _BLOCK = 256  # ids that one program resolves
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _resolve_kernel(ids_ptr, tokens_ptr, out_ptr, count, largest, BLOCK: tl.constexpr):
     device_math.after_previous_kernel()
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -28,7 +28,7 @@ def normalize(x, mask, weight, bias, n, eps, DTYPE: tl.constexpr, BIAS: tl.const
     return normed.to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _layer_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride,
     residual_inner_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,

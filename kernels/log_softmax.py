@@ -19,6 +19,8 @@ from evalengine.kernels import device_math, row_sum, softmax, softmax_parts
 from evalengine.kernels.launching.launch import launch
 
 _GATHER = 128  # logprobs that one program computes
+# Of these a thread loads or stores one element, so that their alignment changes nothing; nor does a number of rows.
+STATE = ["maxima_ptr", "sums_ptr", "row_ptr", "greedy_ptr", "rows_ptr", "columns_ptr", "out_ptr"]
 
 
 def log_softmax(
@@ -32,7 +34,7 @@ def log_softmax(
     return softmax.along(x, dim, out_dtype, log=True, schedule=_schedule)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=STATE)
 def statistics_kernel(logits_ptr, maxima_ptr, sums_ptr, rows, stride, columns, chunks, BLOCK: tl.constexpr):
     """Program u: maximum and sum of unit u, a chunk of a row."""
     device_math.after_previous_kernel()
@@ -88,7 +90,7 @@ def best_chunk(maxima_ptr, sums_ptr, row, chunks):
     return m, term, top, first
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STATE)
 def _greedy_kernel(
     logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, columns_ptr, out_ptr, stride, columns, chunks,
     BLOCK: tl.constexpr, EACH: tl.constexpr,
@@ -109,7 +111,7 @@ def _sum_and_least(sum_1, least_1, sum_2, least_2):
     return sum_1 + sum_2, tl.minimum(least_1, least_2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STATE)
 def _one_chunk_kernel(
     logits_ptr, row_ptr, greedy_ptr, columns_ptr, out_ptr, stride, columns, BLOCK: tl.constexpr, EACH: tl.constexpr
 ):
@@ -142,7 +144,7 @@ def _one_chunk_kernel(
     _leave(row, columns, best, m, term, wanted, z_wanted, row_ptr, greedy_ptr, out_ptr, EACH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=STATE)
 def _gather_kernel(
     logits_ptr, row_ptr, greedy_ptr, rows_ptr, columns_ptr, out_ptr, count, stride, columns, BLOCK: tl.constexpr
 ):

@@ -19,7 +19,7 @@ from evalengine.kernels.launching.launch import launch
 _PAIRS = 128  # logprobs that one program computes
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=log_softmax.STATE)
 def _part_kernel(
     logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, stride, columns, chunks, first_column, own_columns,
     BLOCK: tl.constexpr,
@@ -47,7 +47,7 @@ def _part_kernel(
     tl.store(row_ptr + 3 * row + 2, tl.where(is_own, 1.0, 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=log_softmax.STATE)
 def _gather_part_kernel(
     logits_ptr, row_ptr, rows_ptr, columns_ptr, out_ptr, count, stride, columns, first_column, own_columns,
     BLOCK: tl.constexpr,

@@ -86,7 +86,7 @@ def load_rows(
     return x, out, column, mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, rows, x_stride, x_inner_stride, residual_stride,
     residual_inner_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
@@ -224,7 +224,7 @@ def _sum_of_128(x, ROWS: tl.constexpr):
     return tl.sum(x, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, eps, stride_x, stride_gate, rows, groups,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, GATE_FIRST: tl.constexpr, REPEATED: tl.constexpr,
