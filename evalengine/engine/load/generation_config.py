@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.config.arguments import shown
-from evalengine.engine.load.hf_folder import generation_config
+from evalengine.engine.load.hf_folder import GENERATION_CONFIG, generation_config
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
 
@@ -95,6 +95,8 @@ def read_processors(folder: Path, choice: str, vocab_size: int, setting: str) ->
     if choice == "none":
         return LogitsProcessors()
     name, raw = generation_config(folder)
+    if name != GENERATION_CONFIG:  # the other fields of config.json are the model's
+        raw = {field: value for field, value in raw.items() if field in APPLIED or field in REFUSED}
     try:
         return from_fields(raw, vocab_size)
     except ConfigError as error:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.adapter import Adapter, resolve_adapter
 from evalengine.engine.load.generation_config import read_processors
-from evalengine.engine.load.gguf import GGUFFile
-from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
 from evalengine.engine.load.hf_folder import folder_spec, model_tensors
 from evalengine.engine.load.kept import Kept, allocate, dummy_forms, kept_packed, load_dummies, load_kept
 from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
@@ -49,6 +47,9 @@ from evalengine.models.registry import get_family
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
 from evalengine.util.plain_files import fingerprint, gguf_parts, is_later_part
+
+if TYPE_CHECKING:
+    from evalengine.engine.load.gguf import GGUFFile
 
 Format = Literal["safetensors", "pytorch", "gguf", "dummy"]
 Stamp = tuple[tuple[str, int, int, int, int], ...]  # name, device, inode, bytes and time of change of each weight file
@@ -137,8 +138,12 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
             f"model.adapter={adapter.source}: {setting} is {what}; an adapter needs the safetensors or PyTorch "
             "files of its model: set model.path to their folder or Hub id"
         )
-    file = GGUFFile(path) if kind == "gguf" else None
-    if file is not None:
+    file = None
+    if kind == "gguf":
+        from evalengine.engine.load.gguf import GGUFFile  # loads gguf, with which few models are stored
+        from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
+
+        file = GGUFFile(path)
         spec = file.spec()
         if tokenizer is None:
             tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
