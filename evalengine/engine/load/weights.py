@@ -13,7 +13,8 @@ from evalengine.kernels.packed_rows import PackedForm, PackedRows
 
 DUMMY_STD = 0.02  # dummy weights' standard deviation: transformers' usual initializer_range
 _NORM = re.compile(r".*norm(\.\d+)?\.weight")  # also of one head
-HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
+HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor on a CPU: 8 MB of int64, which fits a cache
+ON_GPU = 4  # times as many on a GPU: with fewer, the host takes longer to launch the hash than the GPU to compute it
 
 
 def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -25,8 +26,8 @@ def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> I
     for name in sorted(shapes):
         tensor = torch.ones(shapes[name], device=device)
         if not _NORM.fullmatch(name):
-            for start, part in enumerate(tensor.view(-1).split(HASHED_AT_ONCE)):
-                part.copy_(_uniform(name, start * HASHED_AT_ONCE, len(part), device))
+            for start, part in _parts(tensor):
+                part.copy_(_uniform(name, start, len(part), device))
         yield name, tensor
 
 
@@ -36,9 +37,16 @@ def dummy_rows(name: str, shape: tuple[int, ...], form: PackedForm, device: torc
     assert form.kind == "e2m1" and form.scale == torch.uint8
     rows = PackedRows.empty(form, torch.Size(shape), device)
     rows.scales.fill_(120)
-    for start, part in enumerate(rows.codes.view(-1).split(HASHED_AT_ONCE)):
-        part.copy_((_hashed(name, start * HASHED_AT_ONCE, len(part), device) >> 8) & 0xFF)
+    for start, part in _parts(rows.codes):
+        part.copy_((_hashed(name, start, len(part), device) >> 8) & 0xFF)
     return rows
+
+
+def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first element, elements) of each part that is hashed at once."""
+    size = HASHED_AT_ONCE * (1 if tensor.device.type == "cpu" else ON_GPU)
+    for number, part in enumerate(tensor.view(-1).split(size)):
+        yield number * size, part
 
 
 def _uniform(name: str, start: int, count: int, device: torch.device) -> Tensor:
