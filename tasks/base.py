@@ -143,13 +143,14 @@ class Task(ABC):
         with named_errors(f"tasks.{self.name}"):
             self._read_rows()
 
-    def check(self) -> None:
-        """Makes all texts of every row once, so that an error can still name the row's place. Raises ConfigError.
+    def check(self, limit: int | None = None) -> None:
+        """Makes all texts of the first `limit` rows (None: all) and of every exemplar once, so that an error can still
+        name the row's place. Raises ConfigError.
 
         It changes nothing, so another process may do it.
         """
         with named_errors(f"tasks.{self.name}"):
-            self._check_rows()
+            self._check_rows(limit)
 
     def _read_rows(self) -> None:
         assert self.config.split is not None
@@ -170,9 +171,9 @@ class Task(ABC):
         order = self.config.choice_order
         return self.document(row if order is None else reordered(row, order))
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, limit: int | None) -> None:
         assert self._rows is not None, "read() first"
-        for row, doc in limited(enumerate(self.docs)):
+        for row, doc in limited(enumerate(self.docs[:limit])):
             checked(self._ask, doc, self._rows, row)
         for row, exemplar in limited(enumerate(self._exemplars)):
             assert self._exemplar_rows is not None, "they are read together"

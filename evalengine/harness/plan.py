@@ -165,10 +165,10 @@ def read_tasks(
     def check() -> list[str]:
         found: list[str] = []
         for task in tasks:
-            _collect(found, task.check)
+            _collect(found, partial(task.check, config.limit))
         return found
 
-    worthwhile = meanwhile is not None and _may_fork(tasks, None, MANY_DOCUMENTS)
+    worthwhile = meanwhile is not None and _may_fork(tasks, config.limit, MANY_DOCUMENTS)
     with ForkedTask(check, worthwhile, any(task.needs_limits for task in tasks)) as checked:
         if meanwhile is not None:
             meanwhile()

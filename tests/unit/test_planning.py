@@ -104,10 +104,10 @@ def test_rows_of_templates_are_checked_by_another_process(
         rows.write('{"question": "What is missing?", "answer": " "}\n')
     checkers = tmp_path / "checkers"
 
-    def check(self: Task, real: Callable[[Task], None] = Task.check) -> None:
+    def check(self: Task, limit: int | None, real: Callable[[Task, int | None], None] = Task.check) -> None:
         with checkers.open("a") as told:
             told.write(f"{os.getpid()}\n")
-        real(self)
+        real(self, limit)
 
     monkeypatch.setattr(Task, "check", check)
     monkeypatch.setattr(forked, "cores", lambda: cores)
@@ -120,6 +120,10 @@ def test_rows_of_templates_are_checked_by_another_process(
     assert "/nowhere" in model and "three.jsonl:5" in row
     (checker,) = {*checkers.read_text().split()}
     assert checker != str(os.getpid())  # templates of a file have limits, which are those of a process
+    (job,) = compose_jobs([*settings, "limit=4"])
+    with pytest.raises(ConfigError) as refused:
+        prepare(job.config)
+    assert refused.value.problems == [model], "a row that is not evaluated"
 
 
 def test_a_cache_may_spare_the_weights(shared: list[int], tmp_path: Path) -> None:

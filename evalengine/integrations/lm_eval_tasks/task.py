@@ -88,7 +88,7 @@ class LmEvalTask(Task):
             self._exemplar_rows = self._rows_of(local, pool, [])
         self.clusters = cluster_names(Rows(self.docs, self._rows.source), self.config, self.name)
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, limit: int | None) -> None:
         """lm-eval has made the documents, and makes their texts when it is asked for the requests."""
 
     def _rows_of(self, local: Mapping[str, Rows] | None, split: str | None, otherwise: list[Doc]) -> Rows:
