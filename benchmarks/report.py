@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from evalengine.bench.environment import slug
+from evalengine.bench.environment import measured_by, slug
 from evalengine.records.folder import write_text_file
 
 COLUMNS = ("what", "case", "ours", "beside", "theirs", "ratio", "target", "verdict")
@@ -110,12 +110,10 @@ def write_page(
 def markdown(report: Measurements, about: Mapping[str, Any]) -> str:
     """The table, the environment above it, and the count of targets reached below."""
     libraries = ", ".join(f"{name} {version or 'absent'}" for name, version in about["libraries"].items())
-    code = about["code"]
-    commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"
     heading = [
         f"# Speed on {about['gpu']}",
         "",
-        f"`{about['command']}`, {about['date']}, {commit};",
+        f"{measured_by(about)};",
         f"driver {about['driver']}, CUDA {about['cuda']}, {libraries}.",
         "Times are medians; ours and its comparison ran in this one run.",
         "",

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.statistics import figures
+from evalengine.bench.environment import measured_by
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version
 from evalengine.util.command import Namespace
@@ -51,10 +52,9 @@ def write(drawn: Sequence[Figure], about: Mapping[str, Any], folder: Path) -> tu
 
 def markdown(drawn: Sequence[Figure], about: Mapping[str, Any]) -> str:
     """A table for each group, with the command and the environment above them."""
-    commit = f"commit {about['code']['commit'] or 'unknown'}{' (with changes)' if about['code']['dirty'] else ''}"
     lines = [
         "# Statistics of gate and compare", "",
-        f"`{about['command']}`, {commit}; Python {about['python']}, SciPy {about['scipy']}, NumPy {about['numpy']};",
+        f"{measured_by(about)}; Python {about['python']}, SciPy {about['scipy']}, NumPy {about['numpy']};",
         f"seed {about['seed']}, {about['seconds']} s.",
         f"Each share is of {about['draws']} draws, with three standard errors of chance, or counted over all outcomes.",
         "A line without a claim is there for comparison.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import import_module, metadata
@@ -31,6 +31,13 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": cpu_name(),
     }
+
+
+def measured_by(about: Mapping[str, Any]) -> str:
+    """The command, the date and the commit of an `environment`, as every benchmark's page names them."""
+    code = about["code"]
+    commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"
+    return ", ".join(filter(None, [f"`{about['command']}`", about.get("date"), commit]))
 
 
 def slug(text: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evalengine.bench.environment import slug
+from evalengine.bench.environment import measured_by, slug
 from evalengine.bench.throughput import Measured
 from evalengine.bench.throughput_compare import Key, Others, case_of
 from evalengine.bench.timed_engine import MODES, Row, rank_suffix
@@ -64,14 +64,13 @@ def differing_digests(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def markdown(measured: Measured, others: Sequence[Others]) -> str:
-    about, code = measured.environment, measured.environment["code"]
-    commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"
+    about = measured.environment
     libraries = ", ".join(f"{name} {version or 'absent'}" for name, version in about["libraries"].items())
     table = markdown_table(sheet(measured.rows, others))
     heading = [
         f"# Throughput on {about['gpu']}",
         "",
-        f"`{about['command']}`, {about['date']}, {commit};",
+        f"{measured_by(about)};",
         f"driver {about['driver']}, CUDA {about['cuda']}, {libraries}.",
         WHAT,
         "",
