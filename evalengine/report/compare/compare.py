@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from evalengine.errors import ConfigError
@@ -95,7 +96,7 @@ class Comparison:
         """What may change bits between comparable runs."""
         return [finding.text for finding in self.findings if not finding.refused]
 
-    @property
+    @cached_property
     def other_prompts(self) -> set[Key]:
         """Requests whose prompts differ, so that their tokens cannot be compared one by one."""
         return {difference.key for difference in self.differences if "prompt" in difference.kinds}

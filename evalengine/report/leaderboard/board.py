@@ -163,10 +163,10 @@ def pair_tests(parts: Sequence[Scores], nats: bool = False) -> list[PairTest]:
     """Every pair of models that both have finite scores of the same documents in all parts. nats: whether scores are
     log-likelihoods."""
     tests = []
-    for i, j in combinations(sorted(parts[0].columns), 2):
-        columns = [(part.columns[i], part.columns[j]) for part in parts]
-        alike = all(len(x) == len(y) for x, y in columns) and sum(len(x) for x, _ in columns) > 1
-        if alike and all(math.isfinite(value) for x, y in columns for value in (*x, *y)):
+    finite = [run for run in sorted(parts[0].columns) if all(all(map(math.isfinite, p.columns[run])) for p in parts)]
+    for i, j in combinations(finite, 2):
+        sizes = [(len(part.columns[i]), len(part.columns[j])) for part in parts]
+        if all(x == y for x, y in sizes) and sum(x for x, _ in sizes) > 1:
             tests.append(PairTest(i + 1, j + 1, paired_scores(parts, i, j, unbounded=nats), nats=nats))
     return tests
 
