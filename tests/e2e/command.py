@@ -127,10 +127,10 @@ def over(usual: Sequence[str], *own: str) -> list[str]:
     return [*(word for word in usual if word.partition("=")[0] not in named), *own]
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Starts `python -m evalengine ...` in a process of its own, on one thread."""
+def start(*arguments: str, program: Sequence[str] = ("-m", "evalengine"), **environment: str) -> subprocess.Popen[str]:
+    """Starts `python -m evalengine ...` (or another program) in a new process, on one thread."""
     return subprocess.Popen(
-        [sys.executable, "-m", "evalengine", *arguments],
+        [sys.executable, *program, *arguments],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

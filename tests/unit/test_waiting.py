@@ -37,7 +37,7 @@ def test_a_silent_hub_is_waited_for_once_and_said(asked: list[str], capsys: pyte
         with offline_if_unreachable() as reason:
             assert reason == f"{constants.ENDPOINT} cannot be reached (no answer in 0.5 s)"
             assert constants.HF_HUB_OFFLINE
-    assert time.monotonic() - start < 2 and len(asked) == 1
+    assert time.monotonic() - start < 4 and len(asked) == 1  # an address that is waited for takes 5 s
     assert capsys.readouterr().err == (
         f"evalengine: waiting for {constants.ENDPOINT}; HF_HUB_OFFLINE=1 takes its local cache at once\n"
     )
