@@ -221,7 +221,7 @@ def test_a_mutated_row_is_refused_by_its_place_or_the_run_works(cls: str, tmp_pa
     plain = {shots: planned(cls, tmp_path / "good.jsonl", shots, tmp_path) for shots in (0, 2)}
     assert len(answered(plain[0])) in (4, 8)
     refused = 0
-    for case in cases(f"rows/{cls}", 100):
+    for case in cases(f"rows/{cls}", 60):
         row, shots = mutated(case, good[1]), case.choice([0, 0, 2])
         for _ in range(case.choice([0, 0, 1, 3])):
             row = mutated(case, row) if isinstance(row, dict) else row
@@ -244,7 +244,7 @@ def test_a_mutated_row_is_refused_by_its_place_or_the_run_works(cls: str, tmp_pa
             for requests, expected in zip(plan.tasks[0].instances, plain[shots].tasks[0].instances, strict=True):
                 if requests[0].doc_id != 1:
                     assert requests == expected, "another document's requests changed"
-    assert refused > 8
+    assert refused > 3
 
 
 def old_detokenise(text: str) -> str:

@@ -31,7 +31,7 @@ def is_on() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _off() -> Iterator[None]:
+def _off(collected: None) -> Iterator[None]:
     assert not is_on()
     yield
     set_batch_invariant_mode(False)
