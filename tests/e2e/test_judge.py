@@ -44,7 +44,7 @@ def write_task(folder: Path, judge: dict[str, Any] = JUDGE, backwards: bool = Fa
         "test_split": "test",
         "doc_to_text": "Question: {{question}}\nAnswer:",
         "doc_to_target": "{{gold}}",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12},
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 6},
         "judge": judge,
         **more,
     }

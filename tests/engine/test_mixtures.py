@@ -25,8 +25,8 @@ from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import num_parameters
 from evalengine.models.widths import widths
-from tests.engine.test_families import SCHEDULES, requests
-from tests.engine.test_schedule_invariance import differing, one_by_one, run
+from tests.engine.test_families import SCHEDULES, differs_from_scores, requests
+from tests.engine.test_schedule_invariance import differing, run
 from tests.parity.families import CASES, SIZES, make, random_model
 from tests.parity.paged import PagedRunner
 from tests.parity.random_models import without_tokenizer
@@ -85,17 +85,16 @@ def logits_of(checkpoint: Checkpoint, level: str = "exact") -> Tensor:
 def test_a_tie_of_the_router_goes_to_the_lower_id_under_every_schedule(name: str, tmp_path: Path) -> None:
     make(name, tmp_path)
     tied = edited(tmp_path, with_ties)
-    expected = one_by_one(tied, requests(), batch_invariant=True, max_model_len=96)
-    for schedule in SCHEDULES:
-        outputs = run(tied, requests(), schedule, batch_invariant=True, max_model_len=96)
-        assert not differing(outputs, expected), schedule
+    mode = {"batch_invariant": True, "max_model_len": 96}
+    one, other = (run(tied, requests(), schedule, **mode) for schedule in SCHEDULES)
+    assert not differing(one, other) and not differs_from_scores(tied, one, **mode)
     chosen: list[list[int]] = []
 
     def see(name: str, output: Tensor) -> None:
         if name.endswith("choice.0"):
             chosen.extend(output.tolist())
 
-    with LLM(tied, batch_invariant=True, max_model_len=96) as llm, op_hook(llm.runner.model, see):
+    with LLM(tied, **mode) as llm, op_hook(llm.runner.model, see):
         list(llm.run(requests()))
     both = [row for row in chosen if FIRST in row and SECOND in row]
     cut = [row for row in chosen if (FIRST in row) != (SECOND in row)]

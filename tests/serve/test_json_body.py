@@ -123,6 +123,9 @@ def test_the_number_of_values_is_bounded(item: str) -> None:
     body = f"[{','.join([item] * MOST_VALUES)}]".encode()
     with pytest.raises(ValueError, match="131,072 strings, lists and objects"):
         read_json(body)
+
+
+def test_the_number_of_names_is_bounded() -> None:
     names = ",".join(f'"{number}":0' for number in range(MOST_VALUES))
     with pytest.raises(ValueError, match="131,072"):
         read_json(f"{{{names}}}".encode())
