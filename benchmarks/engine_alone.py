@@ -14,21 +14,20 @@ from pathlib import Path
 
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import resolve_checkpoint
-from evalengine.util.relaxed_gc import relaxed_gc
 
 
 def main(file: Path, most: int | None = None) -> None:
     """Loads the model that the file names and answers the file's requests, or the first `most` of them."""
-    with relaxed_gc():
-        config, requests = pickle.loads(file.read_bytes())
-        requests = requests[:most]
-        mode = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
-        begin = time.perf_counter()
-        with LLM(resolve_checkpoint(config.model), **mode, engine=config.engine) as llm:
-            start = time.perf_counter() - begin
-            answered = sum(1 for _ in llm.run(requests))
-            assert answered == len(requests)
-            print(json.dumps({"start_s": round(start, 2), "steps_s": round(llm.stats.seconds, 2)}))
+    gc.set_threshold(3_000_000)  # as in `evalengine.__main__`
+    config, requests = pickle.loads(file.read_bytes())
+    requests = requests[:most]
+    mode = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    begin = time.perf_counter()
+    with LLM(resolve_checkpoint(config.model), **mode, engine=config.engine) as llm:
+        start = time.perf_counter() - begin
+        answered = sum(1 for _ in llm.run(requests))
+        assert answered == len(requests)
+        print(json.dumps({"start_s": round(start, 2), "steps_s": round(llm.stats.seconds, 2)}))
 
 
 if __name__ == "__main__":

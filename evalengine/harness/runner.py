@@ -39,7 +39,6 @@ from evalengine.records.schema import Answers, RecordKey, read_records
 from evalengine.util.asking_order import first_of_order, in_order
 from evalengine.util.libraries import deciding
 from evalengine.util.plugins import load
-from evalengine.util.relaxed_gc import relaxed_gc
 
 Document = tuple[str, int]  # task, document
 Scores = dict[tuple[str, str, str], dict[int, float]]  # (task, metric, filter) -> document -> value
@@ -62,7 +61,6 @@ class RunResult:
     results: dict[str, Mapping[str, float | int | str]]  # task -> "metric,filter" -> value
 
 
-@relaxed_gc()
 def run(
     config: Config,
     on_complete: Callable[[Path], None] = lambda folder: None,
