@@ -50,7 +50,8 @@ def _fill(settings: Sequence[str]) -> int:
     from evalengine.records.schema import Answer
 
     config, plan, llm = planned(settings)
-    identity = identify(config, plan, llm, {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks})
+    datasets = {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks}
+    identity = identify(config, llm, plan.prompts_sha256, datasets)
     with through_cache(config, llm, identity, str) as cached:
         assert cached is not None
         entries = []

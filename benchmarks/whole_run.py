@@ -40,7 +40,7 @@ def timed(bench: str, arguments: Sequence[str]) -> Process:
 def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
     """(the configuration, the plan, an engine without weights) of the run that the settings describe."""
     from evalengine.config.compose import compose_jobs
-    from evalengine.harness.execute import deferred_llm
+    from evalengine.harness.identity import deferred_llm
     from evalengine.harness.plan import build_plan, prepare
 
     (job,) = compose_jobs(settings)

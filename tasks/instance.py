@@ -39,6 +39,10 @@ class Instance:
     generation: Generation | None = None  # for generate_until requests only
     repeat: int = 0
 
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        return self.task, self.doc_id, self.index, self.repeat
+
 
 @dataclass(frozen=True)
 class ProgramLimits:

@@ -49,7 +49,7 @@ def perform(
         from evalengine.report.gate.gate import decider
 
         gate = Gate(*decider(config.sequential))
-    return run(config, on_complete, command, llm, gate, _answered_elsewhere).folder
+    return run(config, on_complete, command, llm, gate, _answered_elsewhere)
 
 
 def _answered_elsewhere(config: Config) -> Path:

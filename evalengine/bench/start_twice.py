@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from evalengine.config.compose import compose_jobs
-from evalengine.harness.execute import deferred_llm
+from evalengine.harness.identity import deferred_llm
 from evalengine.harness.plan import plan_and_load, prepare
 
 

@@ -22,7 +22,6 @@ from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weight
 from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
-from evalengine.harness.execute import deferred_llm
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.requests import SERVED, in_order, read_requests, requests_sha256
 from evalengine.models.spec import ModelSpec, dtype_name
@@ -35,30 +34,16 @@ NAME_IT = "by --with model.path=..."
 
 
 def identify(
-    config: Config,
-    plan: Plan,
-    llm: EngineProtocol,
-    datasets: Mapping[str, Mapping[str, Any]],
-    judge: Mapping[str, Any] | None = None,
-    baseline: str | None = None,
+    config: Config, llm: EngineProtocol, prompts: str | None, datasets: Mapping[str, Mapping[str, Any]], **more: Any
 ) -> dict[str, Any]:
     """The run's identity. Hashes the weight files.
 
-    datasets: task -> `Task.fingerprint`. judge: what the verdicts of its judge depend on; None for a run without one.
-    baseline: the digest that orders the documents of a run in steps; None for any other run.
+    prompts: `requests_sha256`; None where requests are not known yet. datasets: task -> `Task.fingerprint`. more: what
+    else can change a result, such as `judge`; entries that are None are left out.
     """
-    extra = {
-        **engine_identity(config, llm),
-        "datasets": {name: {key: rows[key] for key in ("sha256", "fewshot_sha256")} for name, rows in datasets.items()},
-        "prompts": plan.prompts_sha256,
-    }
-    if definitions := {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}:
-        extra["definitions"] = definitions
-    if judge is not None:
-        extra["judge"] = judge
-    if baseline is not None:
-        extra["sequential"] = {"step": config.sequential.step, "baseline": baseline}
-    return run_identity(config, extra)
+    rows = {name: {key: own[key] for key in ("sha256", "fewshot_sha256")} for name, own in datasets.items()}
+    given = {name: value for name, value in more.items() if value is not None}
+    return run_identity(config, {**engine_identity(config, llm), "datasets": rows, "prompts": prompts, **given})
 
 
 def engine_identity(config: Config, llm: EngineProtocol) -> dict[str, Any]:
@@ -142,3 +127,9 @@ def plan_again(
             f"by --with data_dir=... or --with model.path=..."
         )
     return plan, llm
+
+
+def deferred_llm(config: Config, checkpoint: Checkpoint) -> LLM:
+    """The engine of the configuration, which loads its weights when they are first needed."""
+    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    return LLM(checkpoint, **mode, engine=config.engine, load=False)

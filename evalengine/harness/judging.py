@@ -16,8 +16,7 @@ from typing import Any
 from evalengine.config.schema import Config, JudgeConfig, to_yaml
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.protocol import EngineProtocol
-from evalengine.harness.execute import deferred_llm
-from evalengine.harness.identity import engine_identity
+from evalengine.harness.identity import deferred_llm, engine_identity
 from evalengine.harness.judge_run import digest_of, judge_config, judged, references_of, sample_rows
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.plain_text import warn
@@ -108,7 +107,7 @@ class Judge:
                 of_task[number] = {
                     "doc": doc,
                     "target": str(task.target(doc)),
-                    "responses": [text_of((one.task, one.doc_id, one.index, one.repeat)) for one in instances],
+                    "responses": [text_of(one.key) for one in instances],
                     "reference": references[number],
                     "label": None if label is None else str(label),
                     "labelled": doc.get(judge.labelled) if judge.labelled and label is not None else None,

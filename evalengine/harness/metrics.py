@@ -10,7 +10,7 @@ nor on the order. For scores of 0 and 1 lm-eval's `sum` gives the same mean; els
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from evalengine.config.schema import GroupConfig, leaves
 from evalengine.records.lm_eval import GroupResult, TaskResult, Value
 from evalengine.tasks.base import Task
-from evalengine.tasks.metric import MetricKey, MetricValue
+from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 
 NOT_AVAILABLE = "N/A"
 ROWS = 100  # resamples drawn at once; for 5,153 values they take 4 MB
@@ -73,17 +73,13 @@ def bits_per_byte(items: Sequence[tuple[float, int]]) -> float:
     return -weighted_mean(items) / math.log(2)
 
 
-AGGREGATIONS: dict[str, Callable[[Any], float]] = {
-    "mean": mean,
-    "perplexity": perplexity,
-    "weighted_perplexity": weighted_perplexity,
-    "bits_per_byte": bits_per_byte,
+AGGREGATIONS = {
+    "mean": Aggregation(mean, lambda values, _: mean_stderr(values)),
+    "perplexity": Aggregation(perplexity, perplexity_stderr),
+    "weighted_perplexity": Aggregation(weighted_perplexity, lambda *_: None),
+    "bits_per_byte": Aggregation(bits_per_byte, lambda *_: None),
 }
 WEIGHTED = ("weighted_perplexity", "bits_per_byte")  # their values are pairs: log-likelihood, and words or bytes
-STDERRS: dict[str, Callable[[Any, int], float | None]] = {  # the others have no standard error: "N/A"
-    "mean": lambda values, _: mean_stderr(values),
-    "perplexity": perplexity_stderr,
-}
 
 
 def summarize(
@@ -100,13 +96,10 @@ def summarize(
     for key in dict.fromkeys(key for doc in per_doc for key in doc):
         metric, filter_name = key
         values = [doc[key] for doc in per_doc if key in doc]
-        aggregation = aggregations.get(metric, "mean")
-        if isinstance(aggregation, str):
-            value_of, stderr_of = AGGREGATIONS[aggregation], STDERRS.get(aggregation)
-        else:
-            value_of, stderr_of = aggregation.value, aggregation.stderr
-        error = stderr_of(values, bootstrap_iterations) if stderr_of is not None and len(values) > 1 else None
-        results[f"{metric},{filter_name}"] = value_of(values)
+        named = aggregations.get(metric, "mean")
+        aggregation = AGGREGATIONS[named] if isinstance(named, str) else named
+        error = aggregation.stderr(values, bootstrap_iterations) if len(values) > 1 else None
+        results[f"{metric},{filter_name}"] = aggregation.value(values)
         results[f"{metric}_stderr,{filter_name}"] = NOT_AVAILABLE if error is None else error
     return results
 
@@ -114,67 +107,54 @@ def summarize(
 def group_results(groups: Mapping[str, GroupConfig], tasks: Sequence[TaskResult]) -> list[GroupResult]:
     """One result for each group, in the groups' order; groups within groups count by their tasks."""
     by_name = {task.name: task for task in tasks}
-    return [_result(name, groups, by_name) for name in groups]
+    results = []
+    for name, group in groups.items():
+        members = [by_name[leaf] for leaf in leaves(name, groups)]
+        metrics: dict[str, Value] = {}
+        for entry in group.aggregate_metric_list or []:
+            metrics.update(_aggregated(entry, members))
+        better: dict[str, bool | None] = {}
+        for task in members:
+            for metric, value in task.higher_is_better.items():
+                better[metric] = value if better.get(metric, value) == value else None
+        shots = {task.num_fewshot for task in members}
+        keys = [key for key in metrics if not key.partition(",")[0].endswith("_stderr")]
+        result = GroupResult(
+            name=name,
+            alias=group.alias or name,
+            version=NOT_AVAILABLE if group.version is None else str(group.version),
+            children=tuple(group.tasks),
+            metrics=metrics,
+            counts={key: sum(task.effective for task in members if key in task.metrics) for key in keys},
+            higher_is_better=better,
+            effective=sum(task.effective for task in members),
+            num_fewshot=shots.pop() if len(shots) == 1 else None,
+        )
+        results.append(result)
+    return results
 
 
-def _result(name: str, groups: Mapping[str, GroupConfig], by_name: Mapping[str, TaskResult]) -> GroupResult:
-    group, tasks = groups[name], [by_name[leaf] for leaf in leaves(name, groups)]
-    metrics: dict[str, Value] = {}
-    for entry in group.aggregate_metric_list or []:
-        for filter_name in _filters(entry, tasks):
-            metrics.update(_aggregated(entry, filter_name, tasks))
-    keys = [key for key in metrics if not key.partition(",")[0].endswith("_stderr")]
-    shots = {task.num_fewshot for task in tasks}
-    better: dict[str, bool | None] = {}
-    for task in tasks:
-        for metric, value in task.higher_is_better.items():
-            better[metric] = value if better.get(metric, value) == value else None
-    return GroupResult(
-        name=name,
-        alias=group.alias or name,
-        version=NOT_AVAILABLE if group.version is None else str(group.version),
-        children=tuple(group.tasks),
-        metrics=metrics,
-        counts={key: sum(task.effective for task in tasks if key in task.metrics) for key in keys},
-        higher_is_better=better,
-        effective=sum(task.effective for task in tasks),
-        num_fewshot=shots.pop() if len(shots) == 1 else None,
-    )
-
-
-def _filters(entry: Mapping[str, Any], tasks: Sequence[TaskResult]) -> list[str]:
-    """The filters that the entry names, or all that the tasks have for its metric."""
-    filter_list = entry.get("filter_list")
-    if filter_list is not None:
-        return [filter_list] if isinstance(filter_list, str) else list(filter_list)
-    keys = (key.partition(",") for task in tasks for key in task.metrics)
-    return sorted({filter_name for metric, _, filter_name in keys if metric == entry["metric"]})
-
-
-def _aggregated(entry: Mapping[str, Any], filter_name: str, tasks: Sequence[TaskResult]) -> Iterator[tuple[str, Value]]:
-    """The metric and its standard error; nothing where no task has it."""
-    metric = entry["metric"]
-    key, error_key = f"{metric},{filter_name}", f"{metric}_stderr,{filter_name}"
-    having = [task for task in tasks if key in task.metrics]
-    if not having:
-        return
-    sizes = [task.effective for task in having]
-    weights = sizes if entry.get("weight_by_size", True) else [1] * len(sizes)
-    values = [float(task.metrics[key]) for task in having]
-    yield key, math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-    errors = [error for task in having if isinstance(error := task.metrics[error_key], float)]
-    if len(errors) < len(having):
-        yield error_key, NOT_AVAILABLE
-    elif weights is sizes:
-        yield error_key, pooled_stderr(errors, sizes)
-    else:
-        yield error_key, math.sqrt(math.fsum(error**2 for error in errors)) / len(errors)
-
-
-def pooled_stderr(errors: Sequence[float], sizes: Sequence[int]) -> float:
-    """Standard error of a mean over all documents of several tasks, from each task's own.
-
-    At least one task has two documents.
-    """
-    squares = math.fsum((size - 1) * size * error**2 for error, size in zip(errors, sizes, strict=True))
-    return math.sqrt(squares / (sum(sizes) - len(sizes)) / sum(sizes))
+def _aggregated(entry: Mapping[str, Any], tasks: Sequence[TaskResult]) -> Iterator[tuple[str, Value]]:
+    """The metric and its standard error, under the filters that the entry names, or all that the tasks have for it;
+    nothing where no task has it."""
+    metric, filters = entry["metric"], entry.get("filter_list")
+    if filters is None:
+        keys = (key.partition(",") for task in tasks for key in task.metrics)
+        filters = sorted({filter_name for name, _, filter_name in keys if name == metric})
+    for filter_name in [filters] if isinstance(filters, str) else filters:
+        key, error_key = f"{metric},{filter_name}", f"{metric}_stderr,{filter_name}"
+        having = [task for task in tasks if key in task.metrics]
+        if not having:
+            continue
+        sizes = [task.effective for task in having]
+        weights = sizes if entry.get("weight_by_size", True) else [1] * len(sizes)
+        values = [float(task.metrics[key]) for task in having]
+        yield key, math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+        errors = [error for task in having if isinstance(error := task.metrics[error_key], float)]
+        if len(errors) < len(having):
+            yield error_key, NOT_AVAILABLE
+        elif weights is sizes:  # at least one task has two documents
+            squares = math.fsum((size - 1) * size * error**2 for error, size in zip(errors, sizes, strict=True))
+            yield error_key, math.sqrt(squares / (sum(sizes) - len(sizes)) / sum(sizes))
+        else:
+            yield error_key, math.sqrt(math.fsum(error**2 for error in errors)) / len(errors)

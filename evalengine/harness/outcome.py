@@ -23,12 +23,12 @@ from evalengine.config.schema import Config, selection
 from evalengine.engine.request import GenerateRequest
 from evalengine.engine.text.detokenizer import end_of_thinking, part
 from evalengine.errors import EvalEngineError, one_line
-from evalengine.harness.judging import Judgement, Judgements
+from evalengine.harness.judging import Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, isolated
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.lm_eval import Sample, TaskResult
-from evalengine.records.lm_eval_file import EMPTY_ANSWER, UNENDED_THINKING
+from evalengine.records.lm_eval_file import EMPTY_ANSWER, UNANSWERED, UNENDED_THINKING
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
 from evalengine.tasks.base import Task
 from evalengine.tasks.code import CodeTask
@@ -146,18 +146,17 @@ def verdicts(
         if (task := tasks.get(item.key[0])) is not None and item.key not in denied:
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
     by_program: dict[tuple[str, ProgramLimits], ProgramVerdict] = {}
-    batches: dict[ProgramLimits, dict[str, ProgramLimits]] = {}
-    for program, limits in programs.values():
-        batches.setdefault(limits, {})[program] = limits
-    total = sum(map(len, batches.values()))
+    distinct = dict.fromkeys(programs.values())
+    total = len(distinct)
     with RunProgress(selection(config), total, 0, config.progress and total > 0, "programs run") as bar:
 
         def finished() -> None:
             bar.finished()
             bar.step()
 
-        for limits, batch in batches.items():
+        for limits in dict.fromkeys(limits for _, limits in distinct):
             run_programs = load("evalengine.integrations.sandbox.run:run_programs")
+            batch = {program: limits for program, its_limits in distinct if its_limits == limits}
             ended = run_programs(batch, isolated(config), finished)
             by_program.update({(program, limits): verdict for program, verdict in ended.items()})
     return {key: by_program[program] for key, program in programs.items()}
@@ -216,7 +215,7 @@ def task_results(
     """
     keys_of: defaultdict[RecordKey, list[RecordKey]] = defaultdict(list)  # instance -> its requests
     for item in plan.requests:
-        keys_of[_place(item.instance)].append(item.key)
+        keys_of[item.instance.key].append(item.key)
 
     def score(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
         results = []
@@ -242,61 +241,35 @@ def task_results(
     return [by_name[own.task.name] for own in tasks]
 
 
-def _place(instance: Instance) -> RecordKey:
-    return instance.task, instance.doc_id, instance.index, instance.repeat
-
-
 def _task_result(
     own: TaskPlan, keys_of: Mapping[RecordKey, Sequence[RecordKey]], answers: Answers, findings: Findings
 ) -> TaskResult:
-    task, judged = own.task, findings.judgements.get(own.task.name, {})
-    per_doc: list[dict[MetricKey, MetricValue]] = []
-    hashes: list[SampleHashes] = []
-    truncated: list[int] = []
-    unanswered: Counter[str] = Counter()
+    task, judged = own.task, findings.judgements.get(own.task.name)
     filters = (*task.filters, JUDGE) if judged else task.filters
     if judged and not task.aggregation():  # nothing but the judge scores it
         filters = (JUDGE,)
+    per_doc: list[dict[MetricKey, MetricValue]] = []
     samples: dict[str, list[Sample]] = {name: [] for name in filters}
     for number, instances in limited(enumerate(own.instances)):
         doc_id = instances[0].doc_id if instances else number  # a run in steps has some of the documents only
-        doc = task.docs[doc_id]
-        keys = [keys_of.get(_place(instance), ()) for instance in instances]
-        responses = [_response(instance, keys_of_it, answers, findings)
-                     for instance, keys_of_it in zip(instances, keys, strict=True)]  # fmt: skip
-        scored, denied = responses, [not findings.denied.isdisjoint(keys_of_it) for keys_of_it in keys]
-        try:
-            if any(denied):
-                scored = [NO_ANSWER if no else response for no, response in zip(denied, responses, strict=True)]
-                per_doc.append(task.without_credit(doc, responses, scored))
-            else:
-                per_doc.append(task.process_results(doc, responses))
-            filtered: dict[str, list[Any]] = task.filtered(doc, scored)
-        # The task's own code may raise anything over a text that no rehearsal tried.
-        except (Exception, OutOfTime) as error:
-            raise EvalEngineError(
-                f"tasks.{task.name}: the answer to document {doc_id} cannot be scored ({one_line(error)}). All answers "
-                "are kept: once that is mended, the same command scores them"
-            ) from error
-        hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        judgement = judged.get(doc_id)
+        keys = [keys_of.get(instance.key, ()) for instance in instances]
+        scores, filtered, sample = _sample(task, doc_id, instances, keys, answers, findings)
+        judgement = judged.get(doc_id) if judged else None
         if judged:  # without a verdict where the judge's endpoint rejected the request
             filtered = {**filtered, JUDGE: [] if judgement is None else judgement.verdicts}
         if judgement is not None:
-            per_doc[-1].update({(metric, JUDGE): value for metric, value in judgement.metrics.items()})
-        thinking = [findings.thoughts[key] for own_keys in keys for key in own_keys if key in findings.thoughts]
-        truncated += [thought.truncated for thought in thinking]
-        counts = _unanswered(keys, thinking, findings, judgement)
-        unanswered.update(counts)
-        sample = _sample(task, doc_id, instances, responses, hashes[-1], thinking, counts)
+            scores.update({(metric, JUDGE): value for metric, value in judgement.metrics.items()})
+        per_doc.append(scores)
         for name in filters:
-            values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
+            values = {metric: value for (metric, where), value in scores.items() if where == name}
             shown = judgement.shown if judgement is not None and name == JUDGE else None
             samples[name].append(
                 replace(sample, filtered_resps=filtered[name], filter=name, metrics=values, judge=shown)
             )
     better = {name: of_judge.higher_is_better for name, of_judge in OF_JUDGES.items()
               if any((name, JUDGE) in doc for doc in per_doc)}  # fmt: skip
+    documents = samples[filters[0]]
+    truncated = [count for one in documents if (count := one.thinking_truncated) is not None]
     return TaskResult(
         name=task.name,
         alias=task.config.alias,
@@ -307,9 +280,11 @@ def _task_result(
         config=asdict(task.config),
         original=len(task.docs),
         effective=len(own.instances),
-        task_hash=task_hash(hashes, len(samples)),
+        task_hash=task_hash([(one.doc_hash, one.prompt_hash, one.target_hash) for one in documents], len(samples)),
         thinking_truncated=sum(truncated) if truncated else None,
-        unanswered={kind: count for kind, count in unanswered.items() if count},
+        unanswered={
+            kind: count for kind in UNANSWERED if (count := sum(one.unanswered.get(kind, 0) for one in documents))
+        },
         samples=[sample for of_filter in samples.values() for sample in of_filter],
     )
 
@@ -318,36 +293,64 @@ def _sample(
     task: Task,
     doc_id: int,
     instances: Sequence[Instance],
-    responses: Sequence[Response],
-    hashes: SampleHashes,
-    thinking: Sequence[Thought],
-    unanswered: Mapping[str, int],
-) -> Sample:
-    """Return the fields that a document's samples share under all filters."""
+    keys: Sequence[Sequence[RecordKey]],
+    answers: Answers,
+    findings: Findings,
+) -> tuple[dict[MetricKey, MetricValue], dict[str, list[Any]], Sample]:
+    """Score a document: (its metrics, its responses after each filter, what its samples share under all filters).
+
+    keys: each instance's requests.
+    """
+    doc, target = task.docs[doc_id], task.target(task.docs[doc_id])
+    responses = [_response(*pair, answers, findings) for pair in zip(instances, keys, strict=True)]
+    scored, denied = responses, [not findings.denied.isdisjoint(own) for own in keys]
+    try:
+        if any(denied):
+            scored = [NO_ANSWER if no else response for no, response in zip(denied, responses, strict=True)]
+            scores = task.without_credit(doc, responses, scored)
+        else:
+            scores = task.process_results(doc, responses)
+        filtered: dict[str, list[Any]] = task.filtered(doc, scored)
+    # The task's own code may raise anything over a text that no rehearsal tried.
+    except (Exception, OutOfTime) as error:
+        raise EvalEngineError(
+            f"tasks.{task.name}: the answer to document {doc_id} cannot be scored ({one_line(error)}). All answers "
+            "are kept: once that is mended, the same command scores them"
+        ) from error
     by_index: dict[int, list[Any]] = defaultdict(list)
     first: dict[int, Instance] = {}
     for instance, response in zip(instances, responses, strict=True):
         by_index[instance.index].append(response.plain(instance.kind))
         first.setdefault(instance.index, instance)
+    every = [key for own in keys for key in own]
+    thinking = [findings.thoughts[key] for key in every if key in findings.thoughts]
+    if findings.unanswered is None:
+        judgement = findings.judgements.get(task.name, {}).get(doc_id)
+        unanswered = Counter({EMPTY_ANSWER: 0 if judgement is None else judgement.empty})
+    else:
+        unanswered = Counter(findings.unanswered[key] for key in every if key in findings.unanswered)
+    unanswered[UNENDED_THINKING] = sum(thought.unended for thought in thinking)
     outcomes = [NOT_RUN_WORDS if response.verdict is None else str(response.verdict) for response in responses]
-    return Sample(
+    doc_hash, prompt_hash, target_hash = sample_hashes(doc, instances, target)
+    sample = Sample(
         doc_id=doc_id,
-        doc=task.docs[doc_id],
-        target=task.target(task.docs[doc_id]),
+        doc=doc,
+        target=target,
         arguments=[_arguments(instance) for instance in first.values()],
         resps=[*by_index.values()],
         filtered_resps=(),
         filter="",
         metrics={},
-        doc_hash=hashes.doc,
-        prompt_hash=hashes.prompt,
-        target_hash=hashes.target,
-        cluster=None if task.clusters is None else task.clusters[doc_id],
+        doc_hash=doc_hash,
+        prompt_hash=prompt_hash,
+        target_hash=target_hash,
+        doc_cluster=None if task.clusters is None else task.clusters[doc_id],
         thinking=[thought.text for thought in thinking] if thinking else None,
         thinking_truncated=sum(thought.truncated for thought in thinking) if thinking else None,
         outcomes=outcomes if any(response.verdict for response in responses) else None,
-        unanswered={kind: count for kind, count in unanswered.items() if count},
+        unanswered={kind: unanswered[kind] for kind in UNANSWERED if unanswered[kind]},
     )
+    return scores, filtered, sample
 
 
 def _response(instance: Instance, keys: Sequence[RecordKey], answers: Answers, findings: Findings) -> Response:
@@ -361,19 +364,6 @@ def _response(instance: Instance, keys: Sequence[RecordKey], answers: Answers, f
     return Response(loglikelihood=loglikelihood, is_greedy=all(answers[key].is_greedy for key in keys))
 
 
-def _unanswered(
-    keys: Sequence[Sequence[RecordKey]], thinking: Sequence[Thought], findings: Findings, judgement: Judgement | None
-) -> Counter[str]:
-    """How many of a document's generations contain no answer, by kind. keys: each generation's requests."""
-    if findings.unanswered is None:
-        counts = Counter({EMPTY_ANSWER: 0 if judgement is None else judgement.empty})
-    else:
-        kinds = findings.unanswered
-        counts = Counter(kinds[key] for of_instance in keys for key in of_instance if key in kinds)
-    counts[UNENDED_THINKING] = sum(thought.unended for thought in thinking)
-    return counts
-
-
 def _arguments(instance: Instance) -> tuple[Any, ...]:
     if instance.kind == "generate_until":
         assert instance.generation is not None
@@ -383,17 +373,6 @@ def _arguments(instance: Instance) -> tuple[Any, ...]:
             {**settings, "until": list(settings["until"]), "do_sample": settings["temperature"] > 0},
         )
     return (instance.context, instance.continuation) if instance.kind == "loglikelihood" else (instance.context,)
-
-
-@dataclass(frozen=True)
-class SampleHashes:
-    """lm-eval's SHA-256 hex digests of one document, of its first request's context and of its target: two harnesses
-    with equal hashes sent the same prompts about the same rows. They do not cover generation settings, filters or the
-    model (lm-eval 0.4.13, evaluator.py and evaluation_tracker.py)."""
-
-    doc: str
-    prompt: str
-    target: str
 
 
 def hash_string(text: str) -> str:
@@ -408,12 +387,14 @@ def _plain_json(value: object) -> object:
     return list(value) if isinstance(value, set) else str(value)
 
 
-def sample_hashes(doc: Doc, instances: Sequence[Instance], target: Any) -> SampleHashes:
-    """The three hashes of a document (as the task processed it, columns in their order)."""
+def sample_hashes(doc: Doc, instances: Sequence[Instance], target: Any) -> tuple[str, str, str]:
+    """lm-eval's SHA-256 hex digests of one document (as the task processed it, columns in their order), of its first
+    request's context and of its target: two harnesses with equal hashes sent the same prompts about the same rows. They
+    do not cover generation settings, filters or the model (lm-eval 0.4.13, evaluator.py and evaluation_tracker.py)."""
     text = json.dumps(doc, indent=2, default=_plain_json, ensure_ascii=False)
-    return SampleHashes(hash_string(text), hash_string(instances[0].context), hash_string(str(target)))
+    return hash_string(text), hash_string(instances[0].context), hash_string(str(target))
 
 
-def task_hash(samples: Sequence[SampleHashes], filters: int = 1) -> str:
+def task_hash(samples: Sequence[tuple[str, str, str]], filters: int = 1) -> str:
     """Hash over all samples in document order; lm-eval logs every document once per filter, filter by filter."""
-    return hash_string("".join(s.doc + s.prompt + s.target for s in samples) * filters)
+    return hash_string("".join(map("".join, samples)) * filters)

@@ -42,7 +42,6 @@ from evalengine.util.plugins import load
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
-MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
 MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own
 SHOWN = 10  # problems of one task's documents that are listed
 
@@ -75,18 +74,10 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     Raises one ConfigError with everything that is wrong with any of them.
     """
     problems: list[str] = []
-    problems_of_rows: list[str] = []
-    checkpoint = loaded
-
-    def find() -> None:
-        nonlocal checkpoint
-        checkpoint = checkpoint or _collect(problems, lambda: _found(config))
-
-    if config.apply_chat_template:  # the tasks need the model
-        find()
+    with phase("tokenizer"):
+        checkpoint = loaded or _collect(problems, lambda: resolve_checkpoint(config.model))
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
-    loaded_tasks = read_tasks(config, chat, problems_of_rows, None if config.apply_chat_template else find)
-    problems.extend(problems_of_rows)
+    loaded_tasks = read_tasks(config, chat, problems)
     spec = checkpoint.spec if checkpoint else None
     problems.extend(engine_problems(config, spec))
     if scores:
@@ -111,11 +102,6 @@ def engine_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:
         yield f"{audit}: it needs a second replica, and this machine's GPUs suffice for one"
     if config.cluster.address is None:
         yield from settings_problems(config.engine, config.batch_invariant, config.numerics, spec)
-
-
-@phase("tokenizer")
-def _found(config: Config) -> Checkpoint:
-    return resolve_checkpoint(config.model)
 
 
 def _chat(config: Config, checkpoint: Checkpoint | None = None) -> ChatTemplate | None:
@@ -151,27 +137,34 @@ def load_tasks(config: Config) -> list[Task]:
     return tasks
 
 
-def read_tasks(
-    config: Config, chat: Chat | None, problems: list[str], meanwhile: Callable[[], None] | None = None
-) -> list[Task]:
-    """The tasks whose rows can be read. What is wrong with the rows is added to `problems`.
+@phase("rows")
+def read_tasks(config: Config, chat: Chat | None, problems: list[str]) -> list[Task]:
+    """Return the tasks whose rows can be read, and add what is wrong with the rows to `problems`."""
+    tasks: list[Task] = []
+    for name, settings in config.tasks.items():
+        try:
+            task = load_task(
+                name,
+                settings,
+                data_dir=config.data_dir,
+                fewshot_seed=config.fewshot_seed,
+                chat=chat,
+                fewshot_as_multiturn=config.fewshot_as_multiturn,
+                system_instruction=config.system_instruction,
+                allow_code_execution=config.allow_code_execution,
+            )
+            task.read()
+            tasks.append(task)
+        except ConfigError as error:
+            problems.extend(error.problems)
 
-    meanwhile: what this process does while another one checks many rows.
-    """
-    read = [_collect(problems, partial(_read, name, config, chat)) for name in config.tasks]
-    tasks = [task for task in read if task is not None]
-
-    @phase("rows")
     def check() -> list[str]:
         found: list[str] = []
         for task in tasks:
             _collect(found, partial(task.check, config.limit))
         return found
 
-    worthwhile = meanwhile is not None and _may_fork(tasks, config.limit, MANY_DOCUMENTS)
-    with ForkedTask(check, worthwhile, any(task.needs_limits for task in tasks)) as checked:
-        if meanwhile is not None:
-            meanwhile()
+    with ForkedTask(check, worthwhile=False, limited=any(task.needs_limits for task in tasks)) as checked:
         problems.extend(checked.result())
     return tasks
 
@@ -192,8 +185,8 @@ def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Pla
     loads = not engine.loaded and config.cache.path is None
     # A chat template has a process of its own, which no two others may ask.
     enough = FEW_DOCUMENTS if loads and engine.settings.device.type == "cuda" else MANY_DOCUMENTS
-    may_share = not config.apply_chat_template and _may_fork(tasks, config.limit, enough)
     sizes = [len(task.docs[: config.limit]) for task in tasks]
+    may_share = not config.apply_chat_template and sum(sizes) >= enough and all(task.can_fork for task in tasks)
     parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_share else [tasks]
     with ExitStack() as started:
         written = []
@@ -215,19 +208,16 @@ def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Pla
 def _plan(tasks: list[Task], written: list[Prompts], llm: EngineProtocol) -> Plan:
     parts = [part for _, part in written]
     requests = [*chain.from_iterable(part.requests for part in parts)]
-    pairs = ((item.key, item.request) for item in requests)
-    with ForkedTask(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
-        check_requests([item.request for item in requests], llm.facts().limits, request_names(requests))
-        instances = chain.from_iterable(of_part for of_part, _ in written)
-        plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
-        return Plan(
-            plans,
-            requests,
-            warnings=(*chain.from_iterable(part.warnings for part in parts),),
-            own_exemplars=sum(part.own_exemplars for part in parts),
-            special_documents=sum(part.special_documents for part in parts),
-            prompts_sha256=hashed.result(),
-        )
+    check_requests([item.request for item in requests], llm.facts().limits, request_names(requests))
+    instances = chain.from_iterable(of_part for of_part, _ in written)
+    return Plan(
+        [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)],
+        requests,
+        warnings=(*chain.from_iterable(part.warnings for part in parts),),
+        own_exemplars=sum(part.own_exemplars for part in parts),
+        special_documents=sum(part.special_documents for part in parts),
+        prompts_sha256=requests_sha256((item.key, item.request) for item in requests),
+    )
 
 
 @phase("prompts")
@@ -265,27 +255,6 @@ def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:
     """A function that gives the name of a request in messages."""
     names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}
     return lambda request: names[request.request_id]
-
-
-@phase("rows")
-def _read(name: str, config: Config, chat: Chat | None) -> Task:
-    task = load_task(
-        name,
-        config.tasks[name],
-        data_dir=config.data_dir,
-        fewshot_seed=config.fewshot_seed,
-        chat=chat,
-        fewshot_as_multiturn=config.fewshot_as_multiturn,
-        system_instruction=config.system_instruction,
-        allow_code_execution=config.allow_code_execution,
-    )
-    task.read()
-    return task
-
-
-def _may_fork(tasks: Sequence[Task], limit: int | None, enough: int) -> bool:
-    """Whether other processes may make the tasks' texts, and `enough` documents earn it."""
-    return sum(len(task.docs[:limit]) for task in tasks) >= enough and all(task.can_fork for task in tasks)
 
 
 def _collect(problems: list[str], action: Callable[[], Any]) -> Any:

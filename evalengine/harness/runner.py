@@ -4,12 +4,16 @@ Nothing is written before every setting, row and prompt has been checked; of the
 A run that a gate ends (`config.sequential`) evaluates its documents in steps, in an order that follows from the gate's
 baseline, until enough is known. Its plan holds all documents: their prompts are part of the run's identity, and an
 interrupted run resumes the same steps. The records contain the documents evaluated up to the decision.
+
+Requests whose answers are known already are skipped: those in the journal, in a cache, or in a finished run with a
+shorter `max_gen_toks` (`continued`). A token's bits are a function of the tokens before it, so an answer that continues
+where the limit cut it is that of a run which had the longer limit from the start.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -17,29 +21,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evalengine.cache.engine import CachedEngine
+from evalengine.cache.engine import CachedEngine, through_cache
 from evalengine.config.schema import Config, selection, to_yaml
 from evalengine.engine.engine import Engine
+from evalengine.engine.expected import ExpectedAnswer
+from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.protocol import EngineProtocol
+from evalengine.engine.request import GenerateRequest, Request
 from evalengine.engine.settings import uses_ray
-from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness.execute import continued, deferred_llm, execute, open_answer_cache, open_journal
+from evalengine.engine.stats import EngineStats
+from evalengine.engine.submission import check_requests
+from evalengine.errors import ConfigError, EvalEngineError, ReplicaMismatchError, first_of
 from evalengine.harness.finish import EndedRun, finish_run
-from evalengine.harness.identity import identify
+from evalengine.harness.identity import deferred_llm, identify
 from evalengine.harness.judging import find_judge
 from evalengine.harness.outcome import answers_alone, find, task_results
-from evalengine.harness.plan import Plan, TaskPlan, plan_and_load, prepare
+from evalengine.harness.plan import Plan, TaskPlan, plan_and_load, prepare, request_names
+from evalengine.harness.requests import SERVED, HarnessRequest
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, open_run
-from evalengine.records.folder import RECORDS, RunFolder
+from evalengine.records.folder import DIGEST, IDENTITY, RECORDS, RunFolder
+from evalengine.records.journal import Expected, Journal
 from evalengine.records.lm_eval import TaskResult, write_samples
-from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.schema import Answers, RecordKey, read_records
+from evalengine.records.schema import Answer, Answers, RecordKey, ids_sha256, read_records
+from evalengine.records.sealed import differences
 from evalengine.util.asking_order import first_of_order, in_order
 from evalengine.util.libraries import deciding
+from evalengine.util.phases import phase
 from evalengine.util.plugins import load
+from evalengine.util.progress import RunProgress
 
+MAX_LISTED = 10
+LENGTH = "max_gen_toks"  # the setting of a generation that may differ from a finished run's
 Document = tuple[str, int]  # task, document
 Scores = dict[tuple[str, str, str], dict[int, float]]  # (task, metric, filter) -> document -> value
 
@@ -52,15 +66,6 @@ class Gate:
     decided: Callable[[Scores], bool]  # whether the scores so far are enough
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run's folder, digest and results."""
-
-    folder: Path
-    digest: str
-    results: dict[str, Mapping[str, float | int | str]]  # task -> "metric,filter" -> value
-
-
 def run(
     config: Config,
     on_complete: Callable[[Path], None] = lambda folder: None,
@@ -68,8 +73,9 @@ def run(
     llm: EngineProtocol | None = None,
     gate: Gate | None = None,
     elsewhere: Callable[[Config], Path] | None = None,
-) -> RunResult:
-    """Run the configured tasks on the configured model. The configuration was checked where it was composed.
+) -> Path:
+    """Run the configured tasks on the configured model, and return the run's folder. The configuration was checked
+    where it was composed.
 
     on_complete: writes and shows what stands next to the evidence, such as a page; called with the folder, whose
     evidence is complete. If a run is killed before it is over, the same command computes nothing again and only calls
@@ -94,16 +100,18 @@ def run(
             warn(line)
         judge = find_judge(config, plan, engine)
         datasets = {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks}
+        definitions = {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}
         identity = identify(
             config,
-            plan,
             engine,
+            plan.prompts_sha256,
             datasets,
+            definitions=definitions or None,
             judge=None if judge is None else judge.identity,
-            baseline=None if gate is None else gate.baseline,
+            sequential=None if gate is None else {"step": config.sequential.step, "baseline": gate.baseline},
         )
         plan, resume, whole = continued(config, plan, identity, engine)
-        cached = opened.enter_context(open_answer_cache(config, plan, engine, identity))
+        cached = opened.enter_context(_open_answer_cache(config, plan, engine, identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
         facts = engine.facts()
@@ -114,12 +122,12 @@ def run(
             if config.model.api is not None:
                 assert elsewhere is not None, "`api.perform` gives it"
                 return elsewhere(config)
-            return run(config, llm=engine if judge is not None and judge.shares else None).folder
+            return run(config, llm=engine if judge is not None and judge.shares else None)
 
         with RunFolder.open(config.output_dir, name, resume, identity, versions) as folder:
             if folder.finished:
                 try:
-                    digest = open_run(folder.path, page=False).digest
+                    open_run(folder.path, page=False)
                 except ConfigError as error:
                     raise ConfigError([*error.problems, f"{folder.path}: resume=never runs it again"]) from error
             else:
@@ -155,16 +163,11 @@ def run(
                 def score(_: object, finished: datetime) -> list[TaskResult]:
                     return task_results(plan, answers, findings, partial(write_samples, folder, finished=finished))
 
-                digest = finish_run(folder, plan, answers, ended, score)
+                finish_run(folder, plan, answers, ended, score)
             on_complete(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
-            values = read_results(results_files(folder.path)[-1])["results"]
-            # A task's own descriptions have no filter.
-            results: dict[str, Mapping[str, Any]] = {}
-            for task, own in values.items():
-                results[task] = {key: value for key, value in own.items() if "," in key}
-            return RunResult(folder.path, digest, results)
+            return folder.path
 
 
 @contextmanager
@@ -201,7 +204,7 @@ def _answer(
 ) -> tuple[Plan, Answers, Set[RecordKey]]:
     """(the evaluated part of the plan: all of it, or as many steps as it took to decide; its answers; the requests
     whose answers were known). whole: answers of an earlier run that are this one's, too."""
-    with open_journal(plan, engine, folder, config.progress) as journal:
+    with _open_journal(plan, engine, folder, config.progress) as journal:
         for item in plan.requests if whole else ():
             if item.key in whole and item.key not in journal.finished:
                 journal.append((item.key, item.prompt_sha256, whole[item.key]))
@@ -229,6 +232,161 @@ def _answer(
                 if gate.decided(scores):
                     break
         return part, answers, known & {item.key for item in part.requests}
+
+
+@phase("steps")
+def execute(
+    plan: Plan, llm: EngineProtocol, cached: CachedEngine | None, journal: Journal, label: str, progress: bool
+) -> Answers:
+    """Run the requests that the journal has no answer to, and return all answers in it.
+
+    cached: the cache before the engine, if there is one. Its answers are not journaled: a resumed run reads them again.
+
+    Raises EvalEngineError, once all others are done and journaled, if a request failed. Raises KeyboardInterrupt for a
+    Ctrl-C, once the answers of the running step are journaled.
+    """
+    todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
+    failed = []
+    shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress)
+    with shown as bar, Interrupts() as interrupts:
+
+        def after_step(stats: EngineStats) -> None:
+            bar.step(stats)
+            interrupts.after_a_step()
+
+        of_cache = set() if cached is None else cached.answered
+        try:
+            for output in (cached or llm).run([item.request for item in todo.values()], after_step):
+                item = todo[output.request_id]
+                if output.error:
+                    failed.append(f"{item.named}: {output.error}")
+                elif output.request_id in of_cache:
+                    journal.note(item.key, output.answer)
+                else:
+                    journal.append((item.key, item.prompt_sha256, output.answer))
+                bar.finished()
+        except ReplicaMismatchError as error:  # a resumed run computes both machines' requests again
+            journal.forget({todo[number].key for number in error.doubted})
+            raise EvalEngineError(f"{todo[error.request_id].named}: {error}") from error
+    if failed:
+        raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
+    return journal.finished
+
+
+def _open_journal(plan: Plan, llm: EngineProtocol, folder: RunFolder, progress: bool) -> Journal:
+    """The run's journal, with an interrupted run's answers. Raises EvalEngineError for one that is not this run's."""
+    expected = expectation(llm, {item.key: item.request for item in plan.requests})
+    journal = Journal.open(folder.journal, folder.identity_sha256, expected)
+    if count := len(journal.finished):
+        resumed = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
+        if progress:
+            warn(f"resuming {folder.path}: {resumed}")
+        if llm.facts().settings.numerics == "fast":
+            warn(
+                f"{resumed}, and under numerics=fast bits depend on the batch: this run will not be repeatable. "
+                "resume=never runs all of them again; batch_invariant=true makes a resumed run equal an unbroken one"
+            )
+    return journal
+
+
+def expectation(llm: EngineProtocol, requests: Mapping[RecordKey, Request]) -> Callable[[RecordKey], Expected | None]:
+    """A function that gives what the journal may hold for a key; None for one that none of the requests has."""
+    model, max_model_len = llm.checkpoint, llm.facts().settings.max_model_len
+
+    def expected(key: RecordKey) -> Expected | None:
+        if (request := requests.get(key)) is None:
+            return None
+        answer = ExpectedAnswer.of(request, model.spec, max_model_len, model.tokenizer)
+        return ids_sha256(request.prompt_ids), answer.problem
+
+    return expected
+
+
+@contextmanager
+def _open_answer_cache(
+    config: Config, plan: Plan, llm: EngineProtocol, identity: Mapping[str, Any]
+) -> Iterator[CachedEngine | None]:
+    """`through_cache` for a run's plan. Cached answers are read at once, and the weights are loaded if one is missing:
+    requests that no pool can hold are refused before anything is written, as in a run without a cache."""
+    name = request_names(plan.requests)
+    with through_cache(config, llm, identity, name) as cached:
+        requests = [item.request for item in plan.requests]
+        if cached is not None and cached.look_up(requests) and not llm.facts().loaded:
+            llm.load()
+            check_requests(requests, llm.facts().limits, name)
+        yield cached
+
+
+def continued(
+    config: Config, plan: Plan, identity: Mapping[str, Any], llm: EngineProtocol
+) -> tuple[Plan, str, Answers]:
+    """(the plan, what `resume` means for its folder, the answers that are known): where `resume` names a finished run,
+    truncated answers begin with what is known of them, and the run has a new folder.
+
+    Raises ConfigError for a run that differs in more than its length, and for one whose limit is no shorter.
+    """
+    folder = Path(config.resume)
+    if config.resume in ("auto", "never") or not (folder / DIGEST).exists() or (folder / IDENTITY).exists():
+        return plan, config.resume, {}
+    named, max_model_len = f"resume={folder}", llm.facts().settings.max_model_len
+    recorded = open_run(folder, page=False, judge=False).identity
+    problems = [*_cannot_continue(config, llm)]
+    if changes := list(differences(_without_length(recorded), _without_length(identity))):
+        problems.append(f"it is another run: {'; '.join(first_of(changes, 5))}. Only {LENGTH} may differ")
+    if problems:
+        raise ConfigError([f"{named}: {problem}" for problem in problems])
+    rows = {row.key: row for row in read_records(folder / RECORDS)}
+    requests, whole = list[HarnessRequest](), dict[RecordKey, Answer]()
+    longest = 0
+    for item in plan.requests:
+        row, request = rows.get(item.key), item.request
+        if row is None or list(row.prompt_ids) != list(item.prompt_ids):
+            raise ConfigError(
+                f"{named}: it has no answer to this prompt of {item.key[0]}, document {item.key[1]}: a longer {LENGTH} "
+                "leaves a long prompt less room; raise engine.max_model_len, or set resume=auto"
+            )
+        whole[item.key] = row
+        if isinstance(request, GenerateRequest) and row.finish_reason == "length":
+            room = min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
+            longest = max(longest, len(row.output_ids) - room)
+            if len(row.output_ids) < room:
+                item = replace(item, request=replace(request, begun=row))
+                del whole[item.key]
+        requests.append(item)
+    if longest > 0:
+        raise ConfigError(f"{named}: its answers are longer than this run's may be; raise task.generation.{LENGTH}")
+    warn(f"continuing {folder}: {len(whole)} answers are complete, {len(requests) - len(whole)} were truncated")
+    return replace(plan, requests=requests), "auto", whole
+
+
+def _cannot_continue(config: Config, llm: EngineProtocol) -> Iterable[str]:
+    """Why no answer of this run can be the continuation of another one's."""
+    settings = llm.facts().settings
+    if settings.numerics == "fast":
+        yield "numerics=fast: its bits depend on the batch, so that no answer can be continued; set resume=auto"
+    if config.logprobs is not None:
+        yield "logprobs: alternatives are not continued; leave it out, or set resume=auto"
+    if llm.checkpoint.spec.short_positions(settings.max_model_len):
+        yield (
+            "the model's positions depend on how long an answer may be: no answer is the beginning of a longer one; "
+            "set resume=auto"
+        )
+    if config.sequential.step is not None:
+        yield "sequential: a run in steps begins anew; set resume=auto"
+
+
+def _without_length(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity without the limits of its answers, without the hash of the requests, which holds them too, and
+    without how unfinished thinking is scored: all answers are scored again, and older runs do not say it."""
+    left_out = ("prompts", "harness", "score_unfinished_thinking")
+    plain = {name: value for name, value in identity.items() if name not in left_out}
+    if identity.get("harness") == SERVED:
+        raise ConfigError("resume: a server's requests come from its clients; give the folder of a run of tasks")
+    tasks = {}
+    for name, task in (plain.get("tasks") or {}).items():
+        generation = {key: value for key, value in (task.get("generation") or {}).items() if key != LENGTH}
+        tasks[name] = {**task, "generation": generation}
+    return {**plain, "tasks": tasks}
 
 
 def _documents_of(plan: Plan, documents: Set[Document]) -> Plan:

@@ -22,7 +22,7 @@ from typing import Any
 
 from evalengine.config.schema import Config
 from evalengine.records.folder import RunFolder
-from evalengine.records.lm_eval_file import LENGTH_LIMITED, THINKING_TRUNCATED
+from evalengine.records.lm_eval_file import THINKING_TRUNCATED
 from evalengine.records.manifest import code_version
 from evalengine.version import __version__
 
@@ -31,7 +31,7 @@ Value = float | int | str  # a metric's value; a standard error may be "N/A"
 
 @dataclass(frozen=True)
 class Sample:
-    """One document under one filter."""
+    """One document under one filter, its fields in the order of a line of the file."""
 
     doc_id: int
     doc: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Sample:
     doc_hash: str
     prompt_hash: str
     target_hash: str
-    cluster: str | None = None  # what the document shares with related ones; None: unrelated
+    doc_cluster: str | None = None  # what the document shares with related ones; None: unrelated
     thinking: Sequence[str] | None = None  # before each response; None where no end of thinking is named
     thinking_truncated: int | None = None  # how many responses reached the length limit while they thought
     outcomes: Sequence[str] | None = None  # how the program in each response ended; None where none was run
@@ -166,30 +166,20 @@ def _result(task: TaskResult) -> dict[str, Any]:
 
 def sample_row(sample: Sample) -> dict[str, Any]:
     """One line of `samples_<task>_<iso>.jsonl`."""
-    return {
-        "doc_id": sample.doc_id,
+    row = {name: value for name, value in vars(sample).items() if name not in _OPTIONAL or value not in (None, {})}
+    requests = enumerate(sample.arguments)
+    return row | {
         "doc": dict(sample.doc),
         "target": str(sample.target),
-        "arguments": {
-            f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(arguments)}
-            for i, arguments in enumerate(sample.arguments)
-        },
+        "arguments": {f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(own)} for i, own in requests},
         "resps": _strings(sample.resps),
         "filtered_resps": _strings(sample.filtered_resps),
-        "filter": sample.filter,
         "metrics": list(sample.metrics),
-        "doc_hash": sample.doc_hash,
-        "prompt_hash": sample.prompt_hash,
-        "target_hash": sample.target_hash,
-        **({} if sample.cluster is None else {"doc_cluster": sample.cluster}),
-        **({} if sample.thinking is None else {"thinking": list(sample.thinking)}),
-        **({} if sample.thinking is None else {THINKING_TRUNCATED: sample.thinking_truncated}),
-        **({} if sample.outcomes is None else {"outcomes": list(sample.outcomes)}),
-        **({} if sample.length_limited is None else {LENGTH_LIMITED: sample.length_limited}),
-        **({"unanswered": dict(sample.unanswered)} if sample.unanswered else {}),
-        **({} if sample.judge is None else {"judge": dict(sample.judge)}),
         **sample.metrics,
     }
+
+
+_OPTIONAL = ("doc_cluster", "thinking", "thinking_truncated", "outcomes", "length_limited", "unanswered", "judge")
 
 
 def remove_results(folder: RunFolder) -> None:

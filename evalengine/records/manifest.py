@@ -30,7 +30,10 @@ from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
 
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
-IDENTITY_KEYS = (*("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"),)
+IDENTITY_KEYS = (
+    *("contract_version", "weights", "model_spec", "tokenizer", "chat_template"),
+    *("datasets", "prompts", "numerics", "dtype"),
+)
 NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothing
 # A task's; null asks for nothing.
 NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout", "choice_order")
@@ -41,10 +44,10 @@ _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
 def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change a result, as plain JSON values.
 
-    extra: what stands for files, by content, at least `IDENTITY_KEYS`: fingerprints of weights, tokenizer, chat
-    template, dataset rows and prompts, the resolved model spec, numerics level and dtype, and `FAST_IDENTITY_KEYS`
-    where that level is `fast`. Where a model or dataset lies is no part of the identity, nor which rows are related:
-    that changes how sure a result is, not the result.
+    extra: what stands for files, by content, at least `IDENTITY_KEYS`: the model's contract version, fingerprints of
+    weights, tokenizer, chat template, dataset rows and prompts, the resolved model spec, numerics level and dtype, and
+    `FAST_IDENTITY_KEYS` where that level is `fast`. Where a model or dataset lies is no part of the identity, nor which
+    rows are related: that changes how sure a result is, not the result.
     """
     needed = (*IDENTITY_KEYS, *(FAST_IDENTITY_KEYS if extra.get("numerics") == "fast" else ()))
     missing = [name for name in needed if name not in extra]
@@ -78,8 +81,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     scores_unfinished = settings.pop("score_unfinished_thinking")
     if (end := config.model.think_end_token) is not None:
         settings |= {"think_end_token": end, "score_unfinished_thinking": scores_unfinished}
-    identity = {"contract_version": version.CONTRACT_VERSION, **settings, **extra}
-    plain: dict[str, Any] = json.loads(canonical(identity))
+    plain: dict[str, Any] = json.loads(canonical({**settings, **extra}))
     return plain
 
 

@@ -64,7 +64,7 @@ def audits(run_: Run) -> int:
 @pytest.mark.slow
 def test_another_seed_is_another_digest(one_engine: Run, fleet: Fleet, config: Config) -> None:
     """The comparison of digests can fail."""
-    assert run(replace(config, limit=4), llm=fleet.engines).digest != one_engine.digest
+    assert Run(run(replace(config, limit=4), llm=fleet.engines)).digest != one_engine.digest
 
 
 def while_it_runs(monkeypatch: pytest.MonkeyPatch, after: int, act: Callable[[Work, str], None]) -> list[str]:
@@ -90,7 +90,7 @@ def test_a_replica_is_killed_in_mid_lease(
 ) -> None:
     members = fleet.engines.roster.members
     killed = while_it_runs(monkeypatch, 3, lambda work, name: os.kill(members[name].facts.pid, signal.SIGKILL))
-    assert run(config, llm=fleet.engines).digest == one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest == one_engine.digest
     (name,) = killed
     assert members[name].lost is not None and members[name].lost_leases >= 1
     log = capfd.readouterr().err
@@ -115,7 +115,7 @@ def test_a_full_disk_in_mid_run(one_engine: Run, fleet: Fleet, config: Config, m
     with pytest.raises(OSError, match="No space left"):
         run(config, llm=fleet.engines)
     monkeypatch.undo()
-    assert run(config, llm=fleet.engines).digest == one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest == one_engine.digest
     (resumed,) = runs(Path(config.output_dir))
     assert resumed.manifest["counts"]["resumed_requests"] == 7
 
@@ -157,7 +157,7 @@ def test_the_audit_finds_a_wrong_bit(
     journals = {path: path.read_bytes() for path in Path(config.output_dir).glob("*/journal.jsonl")}
     fleet.restore()
     monkeypatch.undo()
-    assert run(config, llm=fleet.engines).digest == one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest == one_engine.digest
     (resumed,) = runs(Path(config.output_dir))
     (lines,) = journals.values()
     assert resumed.manifest["counts"]["resumed_requests"] == lines.count(b"\n")
@@ -167,7 +167,7 @@ def test_the_audit_finds_a_wrong_bit(
 def test_without_the_audit_a_wrong_bit_stays(one_engine: Run, fleet: Fleet, config: Config) -> None:
     """Without an audit the planted wrong bit reaches the digest, so the audit does find it."""
     fleet.set_mood(next(iter(fleet.here())), "wrong")
-    assert run(config, llm=fleet.engines).digest != one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest != one_engine.digest
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_nan_on_one_replica_only(
     one_engine: Run, fleet: Fleet, config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = fleet.set_mood(next(iter(fleet.here())), "nan")
-    assert run(config, llm=fleet.engines).digest == one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest == one_engine.digest
     log = capfd.readouterr().err
     assert f"{bad} is suspect: a request failed there and not on " in log and "a test says so" in log
     (run_,) = runs(Path(config.output_dir))
@@ -211,7 +211,7 @@ def test_a_slow_replica_holds_nothing_up(
     monkeypatch.setattr(Work, "take_over", take_over)
     slow = fleet.set_mood(next(iter(fleet.here())), "slow")
     begin = time.monotonic()
-    assert run(config, llm=fleet.engines).digest == one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest == one_engine.digest
     assert taken_over and time.monotonic() - begin < 60
     assert slow in fleet.here().values(), "it is no failure"
 
@@ -226,7 +226,7 @@ def test_ctrl_c_keeps_what_arrived(
     assert "finishing the step that runs" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
-    assert run(config, llm=fleet.engines).digest == one_engine.digest
+    assert Run(run(config, llm=fleet.engines)).digest == one_engine.digest
     (resumed,) = runs(Path(config.output_dir))
     assert 5 <= resumed.manifest["counts"]["resumed_requests"] < DOCUMENTS
 

@@ -118,9 +118,9 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, name, 1)
     in_a_child.clear()
     run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
-    prompts, hashed, records, leaves = 3, 1, 1, 2  # rows and scores are the work of a process with limits
+    prompts, records, leaves = 3, 1, 2  # rows and scores are the work of a process with limits
     leaves_read, compared, blocks = 2, 1, 0  # all of the page's samples are one block here
-    written = prompts + hashed + records + leaves
+    written = prompts + records + leaves
     told = leaves_read + compared  # the run is read once more to say what its cut answers score
     assert in_a_child.count(True) == written + leaves_read + compared + blocks + told
     for name in ("digest.txt", "records.parquet", "tokens.json"):
@@ -130,7 +130,7 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
     assert _page(alone, monkeypatch) == whole
 
 
-SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (outcome, "MANY_DOCUMENTS"), (finish, "MANY"),
+SIZES = [(plan, "MANY_DOCUMENTS"), (outcome, "MANY_DOCUMENTS"), (finish, "MANY"),
          (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"),
          (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
 

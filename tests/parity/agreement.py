@@ -134,7 +134,7 @@ def check_equal(
                     generation.temperature,
                 )
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        assert (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target) == (
+        assert hashes[-1] == (
             sample["doc_hash"],
             sample["prompt_hash"],
             sample["target_hash"],

@@ -85,7 +85,7 @@ def check(reference: dict[str, Any], name: str, task: Task, answered: Answered) 
         assert sample["target"] == task.target(doc)
         assert as_json(sample["filtered_resps"]) == as_json(task.filtered(doc, responses)[sample["filter"]])
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        own_hashes = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
+        own_hashes = hashes[-1]
         assert own_hashes == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
     joined = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
     assert task_hash(hashes[: len(answered)], len(task.filters)) == hashlib.sha256(joined.encode()).hexdigest()

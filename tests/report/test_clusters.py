@@ -17,7 +17,7 @@ from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
 from evalengine.integrations.exports.tables import comparison_markdown
 from evalengine.records.lm_eval import Sample, sample_row
-from evalengine.records.manifest import run_identity
+from evalengine.records.manifest import IDENTITY_KEYS, run_identity
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.metric_deltas import metric_deltas
@@ -89,14 +89,14 @@ def test_a_row_without_a_cluster_is_refused_with_its_place(
 
 
 def test_clusters_change_no_identity_and_no_sample_without_them() -> None:
-    extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
+    extra = dict.fromkeys(IDENTITY_KEYS, "x")
     settings = ({}, {"cluster": "passage"}, {"items": "all"})
     runs = [Config(tasks={"sums": TaskConfig(**own)}) for own in settings]
     identities = [run_identity(config, {**extra, "numerics": "exact"}) for config in runs]
     assert identities[0] == identities[1] == identities[2] and "cluster" not in identities[0]["tasks"]["sums"]
     sample = Sample(0, {}, "t", [], [], [], "none", {}, "", "", "")
     assert "doc_cluster" not in sample_row(sample)
-    assert sample_row(replace(sample, cluster="p0")) == {**sample_row(sample), "doc_cluster": "p0"}
+    assert sample_row(replace(sample, doc_cluster="p0")) == {**sample_row(sample), "doc_cluster": "p0"}
 
 
 def test_shipped_tasks_name_columns_that_their_rows_have() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,7 +139,7 @@ def test_a_run_leaves_the_list_and_never_fails_for_it(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = results / "first"
-    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
+    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or folder)
     assert command.command()([]) == 0
     assert len(rows(results / "index.html")) == 3 and capsys.readouterr().out.splitlines()[-1].startswith("digest: ")
     (results / "index.html").unlink()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_leaves_its_page_and_ends_with_its_digest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
+    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or folder)
     assert command.command()([]) == 0
     out, err = capsys.readouterr()
     digest = json.loads((folder / "manifest.json").read_text())["digest"]
@@ -35,7 +34,7 @@ def test_a_page_that_fails_is_said_and_passes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "report.html").mkdir()  # the disk refuses
-    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or SimpleNamespace(folder=folder))
+    monkeypatch.setattr(runner, "run", lambda config, done, *rest: done(folder) or folder)
     assert command.command()([]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("digest: ")

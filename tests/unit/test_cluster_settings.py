@@ -20,7 +20,7 @@ from evalengine.engine.protocol import EngineFacts
 from evalengine.engine.settings import Settings, local_replicas, uses_ray
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
-from evalengine.harness.execute import deferred_llm
+from evalengine.harness.identity import deferred_llm
 from evalengine.harness.plan import prepare
 from evalengine.integrations.ray.engines import RayEngines
 from evalengine.integrations.ray.pool import (
@@ -33,7 +33,7 @@ from evalengine.integrations.ray.pool import (
     unlike,
 )
 from evalengine.integrations.ray.replica import ReplicaFacts, tokenizer_sha256
-from evalengine.records.manifest import run_identity
+from evalengine.records.manifest import IDENTITY_KEYS, run_identity
 from evalengine.records.manifest_data import Hardware
 from tests.e2e.command import call
 
@@ -138,9 +138,7 @@ def test_processors_are_shared_out() -> None:
 
 
 def test_the_cluster_is_no_part_of_a_runs_identity() -> None:
-    extra = dict.fromkeys(
-        ("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"), "x"
-    )
+    extra = dict.fromkeys(IDENTITY_KEYS, "x")
     single, several = compose(), compose("cluster=ray", "cluster.replicas=4", "cluster.audit=0.5")
     assert run_identity(single, extra) == run_identity(several, extra) != run_identity(replace(single, seed=1), extra)
 

@@ -116,7 +116,10 @@ def test_the_chat_template_counts_where_it_is_applied(checkpoint: Checkpoint) ->
     assert identity(CHAT.config, {"default": "a"}) != identity(CHAT.config, {"default": "b"})
 
 
-ENGINE_PART = {name: name for name in ("weights", "model_spec", "tokenizer", "chat_template", "numerics", "dtype")}
+ENGINE_PART = {
+    name: name
+    for name in ("contract_version", "weights", "model_spec", "tokenizer", "chat_template", "numerics", "dtype")
+}
 
 
 def test_what_decides_the_scored_part_under_lm_eval_counts() -> None:

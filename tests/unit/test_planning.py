@@ -17,7 +17,7 @@ from evalengine.engine import loaded_model
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
-from evalengine.harness.execute import deferred_llm
+from evalengine.harness.identity import deferred_llm
 from evalengine.harness.plan import build_plan, plan_and_load, prepare
 from evalengine.integrations.lm_eval_tasks.task import LmEvalTask
 from evalengine.tasks.base import Task

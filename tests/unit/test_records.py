@@ -37,6 +37,7 @@ from evalengine.report.run_table import print_report
 from tests.run_double import bind_again
 
 EXTRA: dict[str, Any] = {
+    "contract_version": 1,
     "weights": "w",
     "model_spec": {"rms_norm_eps": 1e-6},
     "tokenizer": {"sha256": "t"},
@@ -158,12 +159,6 @@ def test_contents_change_the_id(name: str) -> None:
     assert run_identity(config(), {**EXTRA, name: "other"}) != run_identity(config(), EXTRA)
     with pytest.raises(AssertionError, match=name):
         run_identity(config(), {key: value for key, value in EXTRA.items() if key != name})
-
-
-def test_the_contract_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = run_identity(config(), EXTRA)
-    monkeypatch.setattr("evalengine.version.CONTRACT_VERSION", 999)
-    assert run_identity(config(), EXTRA) != before
 
 
 def test_one_setting_written_two_ways_is_one_run() -> None:

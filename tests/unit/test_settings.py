@@ -21,7 +21,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers import flash_attention, kernel_support
 from evalengine.models.hf_config import from_hf
 from evalengine.models.spec import ModelSpec
-from evalengine.records.manifest import run_identity
+from evalengine.records.manifest import IDENTITY_KEYS, run_identity
 from tests.unit.flash_attn_double import FlashAttnDouble
 
 SPEC = replace(from_hf(LlamaConfig(hidden_size=256, num_attention_heads=4)), dtype=torch.bfloat16)
@@ -220,7 +220,7 @@ def test_native_lists_everything_at_once(machine: Any) -> None:
 def test_the_backend_is_part_of_a_fast_runs_identity_only() -> None:
     (job,) = compose_jobs(["batch_invariant=false"])
     (other,) = compose_jobs(["batch_invariant=false", "engine.attention_backend=sdpa"])
-    extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
+    extra = dict.fromkeys(IDENTITY_KEYS, "x")
     flash, triton = ({**extra, "numerics": "fast", "attention_backend": name} for name in ("flash_attn", "triton"))
     assert run_identity(job.config, flash) != run_identity(job.config, triton)
     # The backend in force counts, not the setting.

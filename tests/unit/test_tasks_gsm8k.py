@@ -11,7 +11,7 @@ import pytest
 from evalengine.config.compose import compose_jobs
 from evalengine.config.shipped import outline
 from evalengine.errors import ConfigError
-from evalengine.harness.outcome import SampleHashes, sample_hashes, task_hash
+from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import load_task
@@ -42,7 +42,7 @@ def shipped(name: str, *overrides: str, data_dir: Path | None = None) -> Task:
     return task
 
 
-def hashes(task: Task) -> list[SampleHashes]:
+def hashes(task: Task) -> list[tuple[str, str, str]]:
     return [
         sample_hashes(doc, requests, task.target(doc))
         for doc, requests in zip(task.docs, task.instances(), strict=True)
@@ -52,8 +52,8 @@ def hashes(task: Task) -> list[SampleHashes]:
 def test_gsm8k_is_lm_evals(data_dir: Path) -> None:
     task = shipped("gsm8k", data_dir=data_dir)
     samples = hashes(task)
-    assert samples[0].doc == "986c19252f3c7f6eaeff2229e9a5777f96a85c0ceea931a92d2289084dfd518c"
-    assert samples[0].prompt == "32680f263ba83280e98a8a24ceefed10a722a4cdcd9f4d78e93c45d43143ca66"
+    assert samples[0][0] == "986c19252f3c7f6eaeff2229e9a5777f96a85c0ceea931a92d2289084dfd518c"
+    assert samples[0][1] == "32680f263ba83280e98a8a24ceefed10a722a4cdcd9f4d78e93c45d43143ca66"
     assert len(task.instances(1)[0][0].context) == 3187
     assert task_hash(samples, len(task.filters)) == TASK_HASH
     assert {n: task_hash(samples[:n], 2)[:16] for n in LIMITED} == LIMITED
@@ -126,7 +126,7 @@ def test_arithmetic_is_bundled() -> None:
 
 
 def test_task_hash_counts_every_filter() -> None:
-    sample = SampleHashes("a", "b", "c")
-    other = SampleHashes("d", "e", "f")
+    sample = ("a", "b", "c")
+    other = ("d", "e", "f")
     assert task_hash([sample, other], 2) == hashlib.sha256(b"abcdefabcdef").hexdigest()
     assert task_hash([sample, other]) != task_hash([other, sample])

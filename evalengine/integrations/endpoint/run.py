@@ -204,7 +204,7 @@ def _without(plan: Plan, documents: Set[Document]) -> Plan:
 
 def _judged(config: Config) -> Path:
     """The run of a judge: of a model here, or behind an API, too."""
-    return run_here(config).folder if config.model.api is None else run(config)
+    return run_here(config) if config.model.api is None else run(config)
 
 
 def print_run(folder: Path) -> None:

@@ -27,12 +27,12 @@ from evalengine.config.schema import Config, to_yaml
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.harness.execute import expectation
 from evalengine.harness.finish import EndedRun, finish_run
-from evalengine.harness.identity import engine_identity
-from evalengine.harness.outcome import Findings, SampleHashes, hash_string, task_hash, thoughts
+from evalengine.harness.identity import identify
+from evalengine.harness.outcome import Findings, hash_string, task_hash, thoughts
 from evalengine.harness.plan import Plan
 from evalengine.harness.requests import SERVED, in_order, read_requests, request_line, requests_sha256
+from evalengine.harness.runner import expectation
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
@@ -40,7 +40,6 @@ from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
 from evalengine.records.folder import RunFolder, write_failed
 from evalengine.records.journal import Entry, Journal, LineFile
 from evalengine.records.lm_eval import Sample, TaskResult
-from evalengine.records.manifest import run_identity
 from evalengine.records.schema import Answer, RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import canonical
 
@@ -78,8 +77,7 @@ class ServedRun:
         config = replace(
             config, tasks={}, groups={}, apply_chat_template=bool(getattr(llm.tokenizer, "chat_template", None))
         )
-        extra = {**engine_identity(config, llm), "datasets": {}, "prompts": None, "harness": SERVED}
-        identity = run_identity(config, extra)
+        identity = identify(config, llm, None, {}, harness=SERVED)
         folder = RunFolder.open(output_dir, name, "auto", identity)
         try:
             asked = _read_back(folder)
@@ -195,7 +193,7 @@ def _results(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tok
     """What each task answered, without a metric: nobody has said what would be right."""
     for task, own in groupby(rows, key=lambda row: row.task):
         samples = [_sample([*some], asked, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
-        hashes = [SampleHashes(s.doc_hash, s.prompt_hash, s.target_hash) for s in samples]
+        hashes = [(sample.doc_hash, sample.prompt_hash, sample.target_hash) for sample in samples]
         size = len(samples)
         yield TaskResult(task, "N/A", 0, {}, {}, {}, size, size, task_hash(hashes), samples)
 
