@@ -31,9 +31,8 @@ from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
 from evalengine.harness.finish import engine_settings
-from evalengine.harness.identity import config_again, plan_again
-from evalengine.harness.plan import Plan
-from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.plan import config_again, plan_again
+from evalengine.harness.requests import HarnessRequest, Plan
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.recurrent import HybridCache, States
 from evalengine.records.manifest import machine_facts

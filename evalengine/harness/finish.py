@@ -16,7 +16,7 @@ from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.engine.text.token_bytes import token_bytes
 from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import Findings, program_facts, records
-from evalengine.harness.plan import Plan
+from evalengine.harness.requests import Plan
 from evalengine.models.decoder import num_parameters
 from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests

@@ -25,8 +25,8 @@ from evalengine.engine.text.detokenizer import end_of_thinking, part
 from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.judging import Judgements
 from evalengine.harness.metrics import summarize
-from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, isolated
-from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.plan import MANY_DOCUMENTS, isolated
+from evalengine.harness.requests import HarnessRequest, Plan, TaskPlan
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.lm_eval_file import EMPTY_ANSWER, UNANSWERED, UNENDED_THINKING
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord

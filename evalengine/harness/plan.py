@@ -9,15 +9,19 @@ non-empty answer is tried, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from evalengine.config.schema import Config, template_date, template_variables
-from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
+from evalengine.config.compose import COMPUTED_AGAIN, read_config
+from evalengine.config.schema import ClusterConfig, Config, template_date, template_variables
+from evalengine.engine.llm import LLM
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.request import Request
 from evalengine.engine.settings import Settings, settings_problems, uses_ray
@@ -26,11 +30,23 @@ from evalengine.engine.text.chat_template import ChatTemplate
 from evalengine.engine.text.encode import special_tokens
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.errors import ConfigError, first_of, listed, one_line
-from evalengine.harness.judge_run import judging_problems
+from evalengine.harness.identity import deferred_llm, model_identity
+from evalengine.harness.judging import Judge, judging_problems, write_rows
 from evalengine.harness.metrics import WEIGHTED, summarize
-from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
+from evalengine.harness.requests import (
+    SERVED,
+    HarnessRequest,
+    Plan,
+    RequestBuilder,
+    TaskPlan,
+    in_order,
+    read_requests,
+    requests_sha256,
+)
 from evalengine.models.spec import ModelSpec
-from evalengine.tasks.base import Task
+from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
+from evalengine.records.sealed import differences
+from evalengine.tasks.base import Task, named_errors
 from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.generation import generation_settings
 from evalengine.tasks.instance import MADE_UP, Instance, Response
@@ -43,23 +59,10 @@ from evalengine.util.plugins import load
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
 MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own
+MAX_LISTED = 5  # changed fields of the model that are listed
+NAME_IT = "by --with model.path=..."
+REHEARSED = 50  # documents that a judge's run is planned of with made-up answers before the first is answered
 SHOWN = 10  # problems of one task's documents that are listed
-
-
-@dataclass(frozen=True)
-class TaskPlan:
-    task: Task
-    instances: list[list[Instance]]  # a list per document
-
-
-@dataclass(frozen=True)
-class Plan:
-    tasks: list[TaskPlan]
-    requests: list[HarnessRequest]
-    warnings: tuple[str, ...] = ()  # what is probably not meant in the tasks' prompts
-    own_exemplars: int = 0  # documents whose prompts contain the document itself as an exemplar
-    special_documents: int = 0  # documents with a special token's string in their texts, read as the token
-    prompts_sha256: str = ""  # `requests_sha256` of all requests, in order
 
 
 # The instances of neighbouring tasks, a list per document, and their plan without the tasks. It is data only, so that
@@ -249,6 +252,67 @@ def _write_prompts(
     )
     own = sum(task.own_exemplars for task in tasks)
     return written, Plan([], builder.build(every, first_id), tuple(warnings), own, len(special))
+
+
+def rehearse_judge(judge: Judge | None, plan: Plan) -> None:
+    """Raises ConfigError for what the judge could not be asked: a conversation that its chat template refuses, say.
+
+    The first documents are planned with made-up answers. A judge behind an API is not tried.
+    """
+    if judge is None or judge.engine is None:
+        return
+    with TemporaryDirectory() as place, named_errors("judge"):
+        for name, rows in judge.rows(plan, lambda key: MADE_UP).items():
+            write_rows(Path(place) / f"{name}.jsonl", [*rows.values()][:REHEARSED])
+        config = replace(judge.config, data_dir=place)
+        build_plan(config, prepare(config, judge.engine.checkpoint)[1], judge.engine)
+
+
+def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) -> Config:
+    """The configuration of the run in `folder`, for one process that reads and keeps no answers.
+
+    pinned: fields of the engine's settings that are not the file's. words: settings that hold over both.
+    """
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    settings = {f"engine.{name}": "null" if value is None else value for name, value in pinned.items()}
+    pins = [f"{name}={value}" for name, value in settings.items() if name not in given]
+    config = read_config(
+        folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not (folder / CLIENT_REQUESTS).exists()
+    )
+    return replace(config, cluster=ClusterConfig())
+
+
+def plan_again(
+    name: str, identity: Mapping[str, Any], config: Config, folder: Path, same_model: bool = True
+) -> tuple[Plan, LLM]:
+    """The plan of the run called `name`, whose recorded identity is given, and an engine without weights yet.
+
+    folder: the run's, which holds the requests of a server. same_model: whether the model must be the run's. Raises
+    ConfigError for weights (whose files it hashes), a model or requests that are not the run's.
+    """
+    served = identity.get("harness") == SERVED
+    checkpoint, tasks = (resolve_checkpoint(config.model), []) if served else prepare(config, scores=False)
+    if same_model and weights_fingerprint(checkpoint) != identity["weights"]:
+        raise ConfigError(f"{checkpoint.source}: these are not the weights of {name}; name them {NAME_IT}")
+    llm = deferred_llm(config, checkpoint)
+    now = model_identity(config, checkpoint) if same_model else {}
+    pairs = [(identity[part], value, part) for part, value in now.items() if part in identity]
+    if changed := [words for pair in pairs for words in differences(*pair)]:
+        raise ConfigError(
+            f"{checkpoint.source}: no longer the model of {name}: {'; '.join(changed[:MAX_LISTED])}; restore its "
+            f"configuration, or name the run's own model {NAME_IT}"
+        )
+    if served:
+        requests = in_order(read_requests(folder))
+        plan = Plan([], requests, prompts_sha256=requests_sha256((item.key, item.request) for item in requests))
+    else:
+        plan = build_plan(config, tasks, llm)
+    if plan.prompts_sha256 != identity["prompts"]:
+        raise ConfigError(
+            f"{name}: the rows, the tokenizer or the prompts made of them are no longer the run's; name the run's own "
+            f"by --with data_dir=... or --with model.path=..."
+        )
+    return plan, llm
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:

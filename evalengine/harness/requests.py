@@ -25,6 +25,7 @@ from evalengine.records.evidence import CLIENT_REQUESTS
 from evalengine.records.journal import record_key
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.records.shapes import Count, with_fields, wrong
+from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance
 from evalengine.util.plain_files import parse_json, read_bytes
 
@@ -60,6 +61,22 @@ class HarnessRequest:
     def named(self) -> str:
         """The request's name in messages."""
         return f"{self.key[0]}, document {self.key[1]}, request {self.key[2]}"
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    task: Task
+    instances: list[list[Instance]]  # a list per document
+
+
+@dataclass(frozen=True)
+class Plan:
+    tasks: list[TaskPlan]
+    requests: list[HarnessRequest]
+    warnings: tuple[str, ...] = ()  # what is probably not meant in the tasks' prompts
+    own_exemplars: int = 0  # documents whose prompts contain the document itself as an exemplar
+    special_documents: int = 0  # documents with a special token's string in their texts, read as the token
+    prompts_sha256: str = ""  # `requests_sha256` of all requests, in order
 
 
 def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:

@@ -37,8 +37,8 @@ from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import deferred_llm, identify
 from evalengine.harness.judging import find_judge
 from evalengine.harness.outcome import answers_alone, find, task_results
-from evalengine.harness.plan import Plan, TaskPlan, plan_and_load, prepare, request_names
-from evalengine.harness.requests import SERVED, HarnessRequest
+from evalengine.harness.plan import plan_and_load, prepare, rehearse_judge, request_names
+from evalengine.harness.requests import SERVED, HarnessRequest, Plan, TaskPlan
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG, open_run
 from evalengine.records.folder import DIGEST, IDENTITY, RECORDS, RunFolder
@@ -98,7 +98,8 @@ def run(
         plan = plan_and_load(config, tasks, engine)
         for line in plan.warnings:
             warn(line)
-        judge = find_judge(config, plan, engine)
+        judge = find_judge(config, engine)
+        rehearse_judge(judge, plan)
         datasets = {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks}
         definitions = {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}
         identity = identify(

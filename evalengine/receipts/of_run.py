@@ -16,8 +16,9 @@ from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weight
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, listed
-from evalengine.harness.identity import config_again, plain_spec, plan_again
-from evalengine.harness.plan import Plan
+from evalengine.harness.identity import plain_spec
+from evalengine.harness.plan import config_again, plan_again
+from evalengine.harness.requests import Plan
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params

@@ -14,7 +14,7 @@ import pytest
 from evalengine.engine.llm import LLM
 from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
-from evalengine.harness.judge_run import digest_of
+from evalengine.harness.judging import digest_of
 from evalengine.records.folder import RunFolder
 from evalengine.records.journal import Entry, Journal
 from evalengine.report.html.samples import Truncator, _texts

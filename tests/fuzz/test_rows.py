@@ -19,7 +19,8 @@ from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, Ta
 from evalengine.engine.submission import RequestLimits
 from evalengine.errors import ConfigError
 from evalengine.harness.outcome import Findings, records, task_results
-from evalengine.harness.plan import Plan, build_plan
+from evalengine.harness.plan import build_plan
+from evalengine.harness.requests import Plan
 from evalengine.records.lm_eval import sample_row
 from evalengine.records.schema import Answer
 from evalengine.tasks.code import CodeTask, first_block

@@ -15,7 +15,7 @@ from evalengine.api.evaluate import flat
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig
 from evalengine.errors import ConfigError
-from evalengine.harness.judge_run import sample_rows
+from evalengine.harness.judging import sample_rows
 from evalengine.tasks.instance import Response
 from evalengine.tasks.judge import JudgeTask, Verdict, judge_problems, read_scale
 

@@ -16,8 +16,7 @@ from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import EvalEngineError
 from evalengine.harness import outcome
 from evalengine.harness.outcome import task_results
-from evalengine.harness.plan import Plan, TaskPlan
-from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.requests import HarnessRequest, Plan, TaskPlan
 from evalengine.records.lm_eval import TaskResult
 from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task

@@ -25,8 +25,7 @@ from evalengine.harness.outcome import (
     uncredited,
     verdicts,
 )
-from evalengine.harness.plan import Plan, TaskPlan
-from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.requests import HarnessRequest, Plan, TaskPlan
 from evalengine.records.lm_eval import TaskResult, sample_row
 from evalengine.records.schema import Answer
 from evalengine.tasks.base import Task

@@ -11,9 +11,9 @@ from typing import Any
 from evalengine.config.check import address_problems
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, first_of
-from evalengine.harness.judge_run import judging_problems
-from evalengine.harness.plan import Plan, TaskPlan, execution_problems, read_tasks, rehearse
-from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.judging import judging_problems
+from evalengine.harness.plan import execution_problems, read_tasks, rehearse
+from evalengine.harness.requests import HarnessRequest, Plan, TaskPlan
 from evalengine.records.sealed import canonical
 from evalengine.tasks.instance import Instance
 

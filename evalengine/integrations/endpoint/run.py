@@ -20,7 +20,8 @@ from evalengine.errors import EvalEngineError, first_of, listed
 from evalengine.harness.judging import Judge, Judgements, find_judge
 from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import Findings, Thought, answers_alone, task_results, uncredited, verdicts
-from evalengine.harness.plan import Plan
+from evalengine.harness.plan import rehearse_judge
+from evalengine.harness.requests import Plan
 from evalengine.harness.runner import run as run_here
 from evalengine.integrations.endpoint.answers import (
     AnswersFile,
@@ -65,7 +66,8 @@ def run(config: Config) -> Path:
     for line in asked.plan.warnings:
         warn(line)
     client = Client(asked.url, config.endpoint)
-    judge = find_judge(config, asked.plan, None)
+    judge = find_judge(config, None)
+    rehearse_judge(judge, asked.plan)
     identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
     name = f"{selection(config)}-{config.model.name}"
     with RunFolder.open(config.output_dir, name, config.resume, identity) as folder:

@@ -31,8 +31,7 @@ from evalengine.engine.request import RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import engine_identity
-from evalengine.harness.plan import Plan
-from evalengine.harness.requests import HarnessRequest, requests_sha256
+from evalengine.harness.requests import HarnessRequest, Plan, requests_sha256
 from evalengine.integrations.lm_eval import LOGGER
 from evalengine.integrations.lm_eval.arguments import DEFAULT_MAX_GEN_TOKS, ModelArguments
 from evalengine.records.folder import RunFolder

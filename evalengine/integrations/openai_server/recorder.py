@@ -30,8 +30,7 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import identify
 from evalengine.harness.outcome import Findings, hash_string, task_hash, thoughts
-from evalengine.harness.plan import Plan
-from evalengine.harness.requests import SERVED, in_order, read_requests, request_line, requests_sha256
+from evalengine.harness.requests import SERVED, Plan, in_order, read_requests, request_line, requests_sha256
 from evalengine.harness.runner import expectation
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.asks import Ask
