@@ -14,7 +14,6 @@ from evalengine.engine.protocol import EngineProtocol
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.engine.text.token_bytes import token_bytes
-from evalengine.harness.metrics import group_results
 from evalengine.harness.outcome import Findings, program_facts, records
 from evalengine.harness.requests import Plan
 from evalengine.models.decoder import num_parameters
@@ -22,7 +21,7 @@ from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import TOKENS, bind
 from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
+from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, results_dict, write_results
 from evalengine.records.manifest import build_manifest
 from evalengine.records.manifest_data import MANIFEST, Model, RunCounts, RunTimings
 from evalengine.records.schema import Answers, RecordKey, RequestRecord, write_records
@@ -87,18 +86,37 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
         found = digests(rows)
         written.result()
     timings = RunTimings(run.load_seconds, run.run_seconds, time.perf_counter() - run.begin)
+    facts, tokenizer = run.llm.facts(), model.tokenizer
     if results is not None:
-        write_results(
-            folder,
-            results,
-            _model_info(run),
-            config,
-            finished,
-            started=run.started,
-            seconds=timings.total_seconds,
-            groups=group_results(config.groups, results),
+        info = ModelInfo(
+            name=config.model.name,
+            path=model.source,
+            dtype=str(facts.settings.dtype),
+            revision=model.revision,
+            sha=run.identity["weights"],
+            num_parameters=num_parameters(model.spec),
+            max_length=facts.settings.max_model_len,
+            device=str(facts.settings.device),
+            tokenizer=tokenizer,
+            chat_template=tokenizer.chat_template if config.apply_chat_template else None,
         )
-    facts, counts = run.llm.facts(), _counts(plan, rows, run)
+        content = results_dict(results, info, config, run.started, timings.total_seconds)
+        write_results(folder, results, content, finished)
+    computed = [row for row in rows if row.key not in run.resumed and row.key not in run.cached]
+    counts = RunCounts(
+        documents=sum(len(own.instances) for own in plan.tasks) or len({row.key[:2] for row in rows}),
+        requests=len(rows),
+        resumed_requests=len(run.resumed),
+        cached_requests=len(run.cached),
+        truncated_prompts=sum(row.truncated > 0 for row in rows),
+        truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
+        unended_thinking=sum(thought.unended for thought in run.findings.thoughts.values()),
+        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
+        own_exemplar_prompts=plan.own_exemplars,
+        special_token_documents=plan.special_documents,
+        prompt_tokens=sum(len(row.prompt_ids) for row in computed),
+        output_tokens=sum(len(row.output_ids) for row in computed),
+    )
     verdicts = {"kernels": facts.kernels, "self_test_verdict": facts.self_test}
     manifest = build_manifest(
         run.identity,
@@ -125,24 +143,6 @@ def finish_run(folder: RunFolder, plan: Plan, answers: Answers, run: EndedRun, s
     return found.run
 
 
-def _counts(plan: Plan, rows: Sequence[RequestRecord], run: EndedRun) -> RunCounts:
-    computed = [row for row in rows if row.key not in run.resumed and row.key not in run.cached]
-    return RunCounts(
-        documents=sum(len(own.instances) for own in plan.tasks) or len({row.key[:2] for row in rows}),
-        requests=len(rows),
-        resumed_requests=len(run.resumed),
-        cached_requests=len(run.cached),
-        truncated_prompts=sum(row.truncated > 0 for row in rows),
-        truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
-        unended_thinking=sum(thought.unended for thought in run.findings.thoughts.values()),
-        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
-        own_exemplar_prompts=plan.own_exemplars,
-        special_token_documents=plan.special_documents,
-        prompt_tokens=sum(len(row.prompt_ids) for row in computed),
-        output_tokens=sum(len(row.output_ids) for row in computed),
-    )
-
-
 def _model(run: EndedRun) -> Model:
     """The model as the manifest describes it."""
     model, spec = run.llm.checkpoint, run.llm.checkpoint.spec
@@ -162,26 +162,6 @@ def _model(run: EndedRun) -> Model:
         prefix_token_id=find_prefix_token_id(model.tokenizer),  # it precedes texts scored without context
         processors=spec.processors.in_force(),
         adapter=adapter,
-    )
-
-
-def _model_info(run: EndedRun) -> ModelInfo:
-    """The model as lm-eval's results describe it."""
-    model, settings, tokenizer = run.llm.checkpoint, run.llm.facts().settings, run.llm.checkpoint.tokenizer
-    return ModelInfo(
-        name=run.config.model.name,
-        path=model.source,
-        dtype=str(settings.dtype),
-        revision=model.revision,
-        sha=run.identity["weights"],
-        num_parameters=num_parameters(model.spec),
-        max_length=settings.max_model_len,
-        device=str(settings.device),
-        eot_token_id=tokenizer.eos_token_id,
-        pad_token=(tokenizer.pad_token, tokenizer.pad_token_id),
-        eos_token=(tokenizer.eos_token, tokenizer.eos_token_id),
-        bos_token=(tokenizer.bos_token, tokenizer.bos_token_id),
-        chat_template=tokenizer.chat_template if run.config.apply_chat_template else None,
     )
 
 

@@ -8,7 +8,7 @@ checked later. Its rows are the answers, written before it starts; the run whose
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from evalengine.config.schema import (
     EndpointConfig,
     JudgeConfig,
     ModelConfig,
-    SequentialConfig,
     TaskConfig,
     to_yaml,
 )
@@ -52,9 +51,12 @@ OF_THE_RUN = (
     *("model", "revision", "api", "think_end_token", "max_model_len"),
     *("apply_chat_template", "chat_template_args", "system_instruction"),
 )
+NOT_THE_JUDGES = (  # settings of the run that are at their defaults in the judge's
+    *("task", "groups", "limit", "score_unfinished_thinking", "logprobs", "resume", "steps", "log_to", "drafts"),
+    *("allow_code_execution", "sequential"),
+)
 SHOWN = 5  # problems of one kind that are listed
 FOLDER = "judge"  # within the folder of the run whose answers are judged
-Ask = Callable[[Config], Path]  # makes a judge's run; returns its folder
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,19 @@ class Judge:
     engine: EngineProtocol | None  # the run's, or one without weights yet; None for a judge behind an API
     identity: dict[str, Any]  # what a verdict depends on besides prompts and settings: the model, by content
 
-    def judge(self, plan: Plan, answers: Answers, folder: Path, ask: Ask) -> tuple[Judgements, dict[str, Any]]:
-        """(the verdicts on a run's answers, the manifest's facts about them). folder: the run's.
+    def judge(
+        self, plan: Plan, answers: Answers, denied: Set[RecordKey], folder: Path, ask: Callable[[Config], Path]
+    ) -> tuple[Judgements, dict[str, Any]]:
+        """(the verdicts on a run's answers, the manifest's facts about them).
+
+        denied: answers that get no credit, whose text is empty for the judge. folder: the run's. ask: makes the judge's
+        run; returns its folder.
 
         Raises what a run raises; the same command then goes on from here.
         """
         place = folder / FOLDER
         config = replace(self.config, output_dir=str(place), data_dir=str(place))
-        rows = self.rows(plan, lambda key: answers[key].text)
+        rows = self.rows(plan, lambda key: "" if key in denied else answers[key].text)
         counts = {name: sum(len(row["responses"]) for row in own.values()) for name, own in rows.items()}
         for name, own in rows.items():
             if empty := sum(map(_empty, own.values())):
@@ -241,27 +248,18 @@ def judge_config(config: Config) -> Config:
     chat = config.apply_chat_template if judge.apply_chat_template is None else judge.apply_chat_template
     own_model = judge.model == SELF
     longest = config.engine.max_model_len if own_model else None
+    default = Config()
     return replace(
         config,
-        task=TaskConfig(),
+        **{name: getattr(default, name) for name in NOT_THE_JUDGES},
         tasks=tasks,
-        groups={},
         model=judge_model(config, judge),
         engine=replace(config.engine, max_model_len=judge.max_model_len or longest),
-        limit=None,
         apply_chat_template=chat,
         chat_template_args=judge.chat_template_args or (config.chat_template_args if own_model and chat else None),
         enable_thinking=config.enable_thinking if own_model and chat else None,
-        score_unfinished_thinking=False,
         system_instruction=judge.system_instruction,
-        logprobs=None,
         long_prompts="error",  # one that lost its beginning would be judged by half of the instructions
-        resume="auto",
-        steps=None,
-        log_to=None,
-        drafts=None,
-        allow_code_execution=False,
-        sequential=SequentialConfig(),
         cache=config.cache if judge.api is None else CacheConfig(),
         endpoint=replace(config.endpoint, repeats=1) if config.model.api == judge.api else EndpointConfig(),
     )

@@ -1,7 +1,4 @@
-"""Turns the documents' values into a task's results, and these into a group's: aggregation and standard error.
-
-Both follow lm-eval 0.4.13 (a group's: `api/group.py`). A group's mean is over documents (`weight_by_size`) or over
-tasks; its standard error is pooled from the tasks' errors, or that of a mean of independent means.
+"""Turns the documents' values into a task's results: aggregation and standard error, as in lm-eval 0.4.13.
 
 Sums are `math.fsum`: correctly rounded, so a result depends neither on the Python version (3.12 made `sum` compensated)
 nor on the order. For scores of 0 and 1 lm-eval's `sum` gives the same mean; else the two differ in the last places.
@@ -10,17 +7,14 @@ nor on the order. For scores of 0 and 1 lm-eval's `sum` gives the same mean; els
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from evalengine.config.schema import GroupConfig, leaves
-from evalengine.records.lm_eval import GroupResult, TaskResult, Value
+from evalengine.records.lm_eval import NOT_AVAILABLE
 from evalengine.tasks.base import Task
 from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 
-NOT_AVAILABLE = "N/A"
 ROWS = 100  # resamples drawn at once; for 5,153 values they take 4 MB
 
 
@@ -102,59 +96,3 @@ def summarize(
         results[f"{metric},{filter_name}"] = aggregation.value(values)
         results[f"{metric}_stderr,{filter_name}"] = NOT_AVAILABLE if error is None else error
     return results
-
-
-def group_results(groups: Mapping[str, GroupConfig], tasks: Sequence[TaskResult]) -> list[GroupResult]:
-    """One result for each group, in the groups' order; groups within groups count by their tasks."""
-    by_name = {task.name: task for task in tasks}
-    results = []
-    for name, group in groups.items():
-        members = [by_name[leaf] for leaf in leaves(name, groups)]
-        metrics: dict[str, Value] = {}
-        for entry in group.aggregate_metric_list or []:
-            metrics.update(_aggregated(entry, members))
-        better: dict[str, bool | None] = {}
-        for task in members:
-            for metric, value in task.higher_is_better.items():
-                better[metric] = value if better.get(metric, value) == value else None
-        shots = {task.num_fewshot for task in members}
-        keys = [key for key in metrics if not key.partition(",")[0].endswith("_stderr")]
-        result = GroupResult(
-            name=name,
-            alias=group.alias or name,
-            version=NOT_AVAILABLE if group.version is None else str(group.version),
-            children=tuple(group.tasks),
-            metrics=metrics,
-            counts={key: sum(task.effective for task in members if key in task.metrics) for key in keys},
-            higher_is_better=better,
-            effective=sum(task.effective for task in members),
-            num_fewshot=shots.pop() if len(shots) == 1 else None,
-        )
-        results.append(result)
-    return results
-
-
-def _aggregated(entry: Mapping[str, Any], tasks: Sequence[TaskResult]) -> Iterator[tuple[str, Value]]:
-    """The metric and its standard error, under the filters that the entry names, or all that the tasks have for it;
-    nothing where no task has it."""
-    metric, filters = entry["metric"], entry.get("filter_list")
-    if filters is None:
-        keys = (key.partition(",") for task in tasks for key in task.metrics)
-        filters = sorted({filter_name for name, _, filter_name in keys if name == metric})
-    for filter_name in [filters] if isinstance(filters, str) else filters:
-        key, error_key = f"{metric},{filter_name}", f"{metric}_stderr,{filter_name}"
-        having = [task for task in tasks if key in task.metrics]
-        if not having:
-            continue
-        sizes = [task.effective for task in having]
-        weights = sizes if entry.get("weight_by_size", True) else [1] * len(sizes)
-        values = [float(task.metrics[key]) for task in having]
-        yield key, math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-        errors = [error for task in having if isinstance(error := task.metrics[error_key], float)]
-        if len(errors) < len(having):
-            yield error_key, NOT_AVAILABLE
-        elif weights is sizes:  # at least one task has two documents
-            squares = math.fsum((size - 1) * size * error**2 for error, size in zip(errors, sizes, strict=True))
-            yield error_key, math.sqrt(squares / (sum(sizes) - len(sizes)) / sum(sizes))
-        else:
-            yield error_key, math.sqrt(math.fsum(error**2 for error in errors)) / len(errors)

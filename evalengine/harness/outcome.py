@@ -26,7 +26,7 @@ from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.judging import Judgements
 from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import MANY_DOCUMENTS, isolated
-from evalengine.harness.requests import HarnessRequest, Plan, TaskPlan
+from evalengine.harness.requests import Plan, TaskPlan
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.lm_eval_file import EMPTY_ANSWER, UNANSWERED, UNENDED_THINKING
 from evalengine.records.schema import Answer, Answers, RecordKey, RequestRecord
@@ -93,9 +93,11 @@ def thoughts(plan: Plan, answers: Answers, tokenizer: Any) -> dict[RecordKey, Th
             assert end is not None
             thought = _thought(answers[item.key], tokenizer, end)
             if thought.unfinished:
-                task = tasks.get(item.key[0])
+                # The prompt may end the thinking, as chat templates write it for `enable_thinking=false`, and hold the
+                # start of the answer after that.
+                task, before = tasks.get(item.key[0]), part(tokenizer, [*item.prompt_ids[-TAIL:]], end)
                 prefix = "" if task is None else task.gen_prefix(task.docs[item.key[1]])
-                if _ended_before(item, tokenizer, end, prefix):
+                if before.ended and before.answer.strip() in ("", prefix.strip()):
                     thought = Thought("", 0, False)
             by_request[item.key] = thought
     return by_request
@@ -111,25 +113,11 @@ def _thought(answer: Answer, tokenizer: Any, end: str | int) -> Thought:
     return Thought(tokenizer.decode(answer.output_ids, skip_special_tokens=True), len(answer.output_ids), True)
 
 
-def _ended_before(item: HarnessRequest, tokenizer: Any, end: str | int, prefix: str) -> bool:
-    """Whether the prompt already ends the thinking, as chat templates write it for `enable_thinking=false`.
-
-    prefix: the start of the answer, which the prompt may hold after that end.
-    """
-    before = part(tokenizer, [*item.prompt_ids[-TAIL:]], end)
-    return before.ended and before.answer.strip() in ("", prefix.strip())
-
-
 def uncredited(thoughts: Mapping[RecordKey, Thought], config: Config) -> Set[RecordKey]:
     """The generations that get no credit: their thinking did not end, so they contain no answer."""
     if config.score_unfinished_thinking:
         return frozenset()
     return {key for key, thought in thoughts.items() if thought.unfinished}
-
-
-def answers_alone(answers: Answers, denied: Set[RecordKey]) -> Answers:
-    """The answers, with the empty text for those in `denied`."""
-    return {key: replace(entry, text="") if key in denied else entry for key, entry in answers.items()}
 
 
 def verdicts(
@@ -180,15 +168,12 @@ def records(plan: Plan, answers: Answers, findings: Findings) -> list[RequestRec
     """A record per request, in the plan's order."""
     result = []
     for item in plan.requests:
-        task, doc_id, index, repeat = item.key
+        place: dict[str, Any] = dict(zip(("task", "doc_id", "request_index", "repeat"), item.key, strict=True))
         thought, verdict = findings.thoughts.get(item.key), findings.verdicts.get(item.key)
         result.append(
             RequestRecord(
                 **{name: getattr(answers[item.key], name) for name in ANSWER_FIELDS},
-                task=task,
-                doc_id=doc_id,
-                request_index=index,
-                repeat=repeat,
+                **place,
                 kind=item.instance.kind,
                 prompt_ids=item.prompt_ids,
                 prompt_sha256=item.prompt_sha256,

@@ -113,8 +113,8 @@ class RequestBuilder:
     logprobs: int = 0  # alternatives kept of each generated token
     _context: list[int] = field(default_factory=list, init=False)  # the last one, which a document's choices share
 
-    def build(self, instances: Iterable[Instance], first_id: int = 0) -> list[HarnessRequest]:
-        """The requests, numbered from `first_id` in the instances' order.
+    def build(self, instances: Iterable[Instance]) -> list[HarnessRequest]:
+        """The requests, numbered from 0 in the instances' order.
 
         Raises ConfigError that lists the prompts that cannot be run.
         """
@@ -124,7 +124,7 @@ class RequestBuilder:
         for instance in instances:
             document = (instance.task, instance.doc_id, instance.repeat)
             try:
-                built = self._build(instance, first_id + len(requests))
+                built = self._build(instance, len(requests))
             except ConfigError as error:
                 problems.extend(f"{instance.task}, document {instance.doc_id}: {p}" for p in error.problems)
                 continue
@@ -218,21 +218,19 @@ def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Req
     unfinished: whether a last line that was cut off by a kill may be there; it is left out.
     Raises ConfigError for a file that is missing or damaged.
     """
-    file = folder / CLIENT_REQUESTS
+    file, requests = folder / CLIENT_REQUESTS, dict[RecordKey, Request]()
     try:
         content = read_bytes(file)
         whole = content[: content.rfind(b"\n") + 1] if unfinished else content
-        requests: dict[RecordKey, Request] = {}
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                key, request = _request(parse_json(line), len(requests))
-                if key in requests:
-                    raise ValueError("its key is in an earlier line")
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"line {number}: {error}") from error
+        for line in whole.splitlines():
+            key, request = _request(parse_json(line), len(requests))
+            if key in requests:
+                raise ValueError("its key is in an earlier line")
             requests[key] = request
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: missing or damaged ({error}); take the folder from where it was copied") from error
+    except (OSError, TypeError, ValueError) as error:
+        where = "" if isinstance(error, OSError) else f"line {len(requests) + 1}: "
+        fix = "take the folder from where it was copied"
+        raise ConfigError(f"{file}: missing or damaged ({where}{error}); {fix}") from error
     return requests
 
 

@@ -13,7 +13,7 @@ where the limit cut it is that of a run which had the longer limit from the star
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -36,7 +36,7 @@ from evalengine.errors import ConfigError, EvalEngineError, ReplicaMismatchError
 from evalengine.harness.finish import EndedRun, finish_run
 from evalengine.harness.identity import deferred_llm, identify
 from evalengine.harness.judging import find_judge
-from evalengine.harness.outcome import answers_alone, find, task_results
+from evalengine.harness.outcome import find, task_results
 from evalengine.harness.plan import plan_and_load, prepare, rehearse_judge, request_names
 from evalengine.harness.requests import SERVED, HarnessRequest, Plan, TaskPlan
 from evalengine.plain_text import warn
@@ -112,7 +112,12 @@ def run(
             sequential=None if gate is None else {"step": config.sequential.step, "baseline": gate.baseline},
         )
         plan, resume, whole = continued(config, plan, identity, engine)
-        cached = opened.enter_context(_open_answer_cache(config, plan, engine, identity))
+        names, requests = request_names(plan.requests), [item.request for item in plan.requests]
+        cached = opened.enter_context(through_cache(config, engine, identity, names))
+        # Requests that no pool can hold are rejected before anything is written, as in a run without a cache.
+        if cached is not None and cached.look_up(requests) and not engine.facts().loaded:
+            engine.load()
+            check_requests(requests, engine.facts().limits, names)
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
         facts = engine.facts()
@@ -140,8 +145,7 @@ def run(
                 if judge is not None:
                     if llm is None and not judge.shares:
                         engine.close()  # its memory is the judge's
-                    scored = answers_alone(answers, findings.denied)
-                    judgements, of_judge = judge.judge(plan, scored, folder.path, judged)
+                    judgements, of_judge = judge.judge(plan, answers, findings.denied, folder.path, judged)
                     findings = replace(findings, judgements=judgements)
                 ended = EndedRun(
                     config=config,
@@ -205,7 +209,17 @@ def _answer(
 ) -> tuple[Plan, Answers, Set[RecordKey]]:
     """(the evaluated part of the plan: all of it, or as many steps as it took to decide; its answers; the requests
     whose answers were known). whole: answers of an earlier run that are this one's, too."""
-    with _open_journal(plan, engine, folder, config.progress) as journal:
+    expected = expectation(engine, {item.key: item.request for item in plan.requests})
+    with Journal.open(folder.journal, folder.identity_sha256, expected) as journal:
+        if count := len(journal.finished):
+            said = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
+            if config.progress:
+                warn(f"resuming {folder.path}: {said}")
+            if engine.facts().settings.numerics == "fast":
+                warn(
+                    f"{said}, and under numerics=fast bits depend on the batch: this run will not be repeatable. Set "
+                    "resume=never to run all of them again, or batch_invariant=true for equal bits after a resume"
+                )
         for item in plan.requests if whole else ():
             if item.key in whole and item.key not in journal.finished:
                 journal.append((item.key, item.prompt_sha256, whole[item.key]))
@@ -224,11 +238,8 @@ def _answer(
                 part, new = _documents_of(plan, documents), _documents_of(plan, documents - done)
                 answers = ask(part)
                 for result in task_results(new, answers, find(new, answers, config, engine.checkpoint.tokenizer)):
-                    for sample in result.samples:
-                        for metric, value in sample.metrics.items():
-                            if isinstance(value, int | float):
-                                of_metric = scores.setdefault((result.name, metric, sample.filter), {})
-                                of_metric[sample.doc_id] = float(value)
+                    for (metric, name), values in result.scores.items():
+                        scores.setdefault((result.name, metric, name), {}).update(values)
                 done = documents
                 if gate.decided(scores):
                     break
@@ -274,22 +285,6 @@ def execute(
     return journal.finished
 
 
-def _open_journal(plan: Plan, llm: EngineProtocol, folder: RunFolder, progress: bool) -> Journal:
-    """The run's journal, with an interrupted run's answers. Raises EvalEngineError for one that is not this run's."""
-    expected = expectation(llm, {item.key: item.request for item in plan.requests})
-    journal = Journal.open(folder.journal, folder.identity_sha256, expected)
-    if count := len(journal.finished):
-        resumed = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
-        if progress:
-            warn(f"resuming {folder.path}: {resumed}")
-        if llm.facts().settings.numerics == "fast":
-            warn(
-                f"{resumed}, and under numerics=fast bits depend on the batch: this run will not be repeatable. "
-                "resume=never runs all of them again; batch_invariant=true makes a resumed run equal an unbroken one"
-            )
-    return journal
-
-
 def expectation(llm: EngineProtocol, requests: Mapping[RecordKey, Request]) -> Callable[[RecordKey], Expected | None]:
     """A function that gives what the journal may hold for a key; None for one that none of the requests has."""
     model, max_model_len = llm.checkpoint, llm.facts().settings.max_model_len
@@ -301,21 +296,6 @@ def expectation(llm: EngineProtocol, requests: Mapping[RecordKey, Request]) -> C
         return ids_sha256(request.prompt_ids), answer.problem
 
     return expected
-
-
-@contextmanager
-def _open_answer_cache(
-    config: Config, plan: Plan, llm: EngineProtocol, identity: Mapping[str, Any]
-) -> Iterator[CachedEngine | None]:
-    """`through_cache` for a run's plan. Cached answers are read at once, and the weights are loaded if one is missing:
-    requests that no pool can hold are refused before anything is written, as in a run without a cache."""
-    name = request_names(plan.requests)
-    with through_cache(config, llm, identity, name) as cached:
-        requests = [item.request for item in plan.requests]
-        if cached is not None and cached.look_up(requests) and not llm.facts().loaded:
-            llm.load()
-            check_requests(requests, llm.facts().limits, name)
-        yield cached
 
 
 def continued(
@@ -331,7 +311,18 @@ def continued(
         return plan, config.resume, {}
     named, max_model_len = f"resume={folder}", llm.facts().settings.max_model_len
     recorded = open_run(folder, page=False, judge=False).identity
-    problems = [*_cannot_continue(config, llm)]
+    problems = []
+    if llm.facts().settings.numerics == "fast":
+        problems.append("numerics=fast: bits depend on the batch, so that no answer can be continued; set resume=auto")
+    if config.logprobs is not None:
+        problems.append("logprobs: alternatives are not continued; leave it out, or set resume=auto")
+    if llm.checkpoint.spec.short_positions(max_model_len):
+        problems.append(
+            "the model's positions depend on how long an answer may be: no answer is the beginning of a longer one; "
+            "set resume=auto"
+        )
+    if config.sequential.step is not None:
+        problems.append("sequential: a run in steps begins anew; set resume=auto")
     if changes := list(differences(_without_length(recorded), _without_length(identity))):
         problems.append(f"it is another run: {'; '.join(first_of(changes, 5))}. Only {LENGTH} may differ")
     if problems:
@@ -358,22 +349,6 @@ def continued(
         raise ConfigError(f"{named}: its answers are longer than this run's may be; raise task.generation.{LENGTH}")
     warn(f"continuing {folder}: {len(whole)} answers are complete, {len(requests) - len(whole)} were truncated")
     return replace(plan, requests=requests), "auto", whole
-
-
-def _cannot_continue(config: Config, llm: EngineProtocol) -> Iterable[str]:
-    """Why no answer of this run can be the continuation of another one's."""
-    settings = llm.facts().settings
-    if settings.numerics == "fast":
-        yield "numerics=fast: its bits depend on the batch, so that no answer can be continued; set resume=auto"
-    if config.logprobs is not None:
-        yield "logprobs: alternatives are not continued; leave it out, or set resume=auto"
-    if llm.checkpoint.spec.short_positions(settings.max_model_len):
-        yield (
-            "the model's positions depend on how long an answer may be: no answer is the beginning of a longer one; "
-            "set resume=auto"
-        )
-    if config.sequential.step is not None:
-        yield "sequential: a run in steps begins anew; set resume=auto"
 
 
 def _without_length(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -142,20 +142,9 @@ def read_kinds(path: Path) -> dict[str, str]:
     return dict(zip(tasks, kinds, strict=True))
 
 
-def read_thinking(path: Path) -> dict[RecordKey, tuple[int, bool]]:
-    """Each generation's (tokens of its thinking, whether the length limit came before its end); empty for a run that
-    named no end of thinking."""
-    found = _by_request(path, "thinking_tokens", "thinking_truncated")
-    return {key: (count, bool(truncated)) for key, (count, truncated) in found.items()}
-
-
-def read_outcomes(path: Path) -> dict[RecordKey, str]:
-    """How the program in each generation ended; empty for a run that ran none."""
-    return {key: outcome for key, (outcome,) in _by_request(path, "outcome").items()}
-
-
-def _by_request(path: Path, *names: str) -> dict[RecordKey, tuple[Any, ...]]:
-    """Each request's values in optional columns, without requests that have none in the first of them."""
+def read_optional(path: Path, *names: str) -> dict[RecordKey, tuple[Any, ...]]:
+    """Each request's values in optional columns, without requests that have none in the first of them, such as
+    `thinking_tokens` and `thinking_truncated`, or `outcome`."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:

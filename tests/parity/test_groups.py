@@ -13,8 +13,8 @@ import yaml
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig, GroupConfig, leaves
 from evalengine.config.shipped import outline
-from evalengine.harness.metrics import group_results, summarize
-from evalengine.records.lm_eval import TaskResult
+from evalengine.harness.metrics import summarize
+from evalengine.records.lm_eval import TaskResult, group_results
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.templates import Field

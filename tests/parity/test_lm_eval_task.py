@@ -14,10 +14,10 @@ import pytest
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config
 from evalengine.errors import ConfigError
-from evalengine.harness.metrics import group_results, summarize
+from evalengine.harness.metrics import summarize
 from evalengine.harness.outcome import sample_hashes, task_hash
 from evalengine.integrations.lm_eval_tasks.task import bootstrap_stderr
-from evalengine.records.lm_eval import TaskResult
+from evalengine.records.lm_eval import TaskResult, group_results
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task

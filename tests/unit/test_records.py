@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from evalengine.records.lm_eval import (
     Sample,
     TaskResult,
     remove_results,
+    results_dict,
     sample_row,
     write_results,
     write_samples,
@@ -203,7 +205,8 @@ TASK = TaskResult(
     task_hash="h",
     samples=[SAMPLE],
 )
-MODEL = ModelInfo("org/m", "org/m", "torch.bfloat16", None, "w", 7, 64, "cpu", 2, eos_token=("</s>", 2))
+TOKENIZER = SimpleNamespace(eos_token="</s>", eos_token_id=2)
+MODEL = ModelInfo("org/m", "org/m", "torch.bfloat16", None, "w", 7, 64, "cpu", TOKENIZER)
 CONFIG = Config(limit=1, numerics="exact")
 
 
@@ -278,7 +281,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
         (folder.path / "results_old.json").write_text("{}")  # an attempt died between results and digest
         remove_results(folder)
         write_samples(folder, TASK, datetime(2026, 1, 2, 3, 4, 5))
-        write_results(folder, [TASK], MODEL, CONFIG, datetime(2026, 1, 2, 3, 4, 5))
+        write_results(folder, [TASK], results_dict([TASK], MODEL, CONFIG), datetime(2026, 1, 2, 3, 4, 5))
         folder.write_text("manifest.json", manifest(resumed=1, truncated=1).file_text())
         with pytest.raises(EvalEngineError, match="not finished"):
             print_report(folder.path)
@@ -302,12 +305,22 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
 
 def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder:
-        path = write_results(folder, [TASK, replace(TASK, name="a")], MODEL, CONFIG, datetime(2026, 1, 2))
+        path = write_results(
+            folder,
+            [TASK, replace(TASK, name="a")],
+            results_dict([TASK, replace(TASK, name="a")], MODEL, CONFIG),
+            datetime(2026, 1, 2),
+        )
     results = json.loads(path.read_text())
     assert results["results"]["arc_easy"] == {"name": "arc_easy", "alias": "arc_easy", "sample_len": 1, **TASK.metrics}
     assert list(results["results"]) == ["arc_easy", "a"]
     with open_folder(tmp_path / "named") as folder:
-        path = write_results(folder, [replace(TASK, alias="easy")], MODEL, CONFIG, datetime(2026, 1, 2))
+        path = write_results(
+            folder,
+            [replace(TASK, alias="easy")],
+            results_dict([replace(TASK, alias="easy")], MODEL, CONFIG),
+            datetime(2026, 1, 2),
+        )
     assert json.loads(path.read_text())["results"]["arc_easy"]["alias"] == "easy"
     assert results["n-samples"]["a"] == {"original": 10, "effective": 1}
     assert results["n-shot"] == {"a": 2, "arc_easy": 2} and results["versions"] == {"a": 1.0, "arc_easy": 1.0}
@@ -319,7 +332,7 @@ def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
 def test_keys_are_those_of_an_installed_lm_eval(tmp_path: Path) -> None:
     schema = pytest.importorskip("lm_eval.result_schema", reason="needs lm-eval 0.4.13 (the extra lm-eval)")
     with open_folder(tmp_path) as folder:
-        path = write_results(folder, [TASK], MODEL, CONFIG, datetime(2026, 1, 2))
+        path = write_results(folder, [TASK], results_dict([TASK], MODEL, CONFIG), datetime(2026, 1, 2))
     results = json.loads(path.read_text())
     known = set(schema.EvalResults.__annotations__) | {"evalengine_version"}
     assert set(results) <= known

@@ -15,10 +15,10 @@ from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, JudgeConfig, TaskConfig, TemplateConfig
 from evalengine.engine.request import GenerateRequest, SamplingParams
 from evalengine.errors import ConfigError
+from evalengine.harness.judging import Judge
 from evalengine.harness.outcome import (
     Findings,
     Thought,
-    answers_alone,
     find,
     task_results,
     thoughts,
@@ -176,11 +176,20 @@ def test_a_judges_unfinished_thinking_is_unread(tmp_path: Path) -> None:
     assert scored(task, (f"Hm.{END}3", "stop")).metrics["score,judge"] == 3.0
 
 
+def no_run(config: Config) -> Path:
+    raise FileNotFoundError("no run")
+
+
 def test_a_judge_does_not_read_the_thinking(tmp_path: Path) -> None:
     plan, answers = answered(made(tmp_path), ("2", "length"))
     (key,) = answers
-    read = answers_alone(answers, uncredited({key: Thought("2", 1, True)}, Config()))
-    assert read[key].text == "" and answers[key].text == "2"
+    denied = uncredited({key: Thought("2", 1, True)}, Config())
+    settings = {"mine": JudgeConfig(template="{{response}}", scale=[1, 2, 3], extract=r"(\d)")}
+    judge = Judge(Config(progress=False), settings, None, False, None, {})
+    with pytest.raises(FileNotFoundError, match="no run"):
+        judge.judge(plan, answers, denied, tmp_path, no_run)
+    (row,) = (tmp_path / "judge" / "mine.jsonl").read_text().splitlines()
+    assert json.loads(row)["responses"] == [""] and answers[key].text == "2"
     assert len(plan.requests) == 1
 
 

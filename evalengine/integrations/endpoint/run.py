@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evalengine.config.schema import Config, leaves, selection, to_yaml
+from evalengine.config.schema import Config, selection, to_yaml
 from evalengine.errors import EvalEngineError, first_of, listed
 from evalengine.harness.judging import Judge, Judgements, find_judge
-from evalengine.harness.metrics import group_results
-from evalengine.harness.outcome import Findings, Thought, answers_alone, task_results, uncredited, verdicts
+from evalengine.harness.outcome import Findings, Thought, task_results, uncredited, verdicts
 from evalengine.harness.plan import rehearse_judge
 from evalengine.harness.requests import Plan
 from evalengine.harness.runner import run as run_here
@@ -37,7 +36,7 @@ from evalengine.integrations.endpoint.plan import EndpointPlan, endpoint_plan
 from evalengine.plain_text import warn
 from evalengine.records.evidence import CONFIG
 from evalengine.records.folder import IDENTITY, LOCK, RunFolder
-from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, write_results
+from evalengine.records.lm_eval import ModelInfo, TaskResult, remove_results, results_dict, write_results
 from evalengine.records.lm_eval_file import REJECTED, read_results, results_files, unanswered_words
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import Answer, Answers, RecordKey
@@ -155,7 +154,7 @@ def _write(
     judgements: Judgements = {}
     of_judge = None
     if judge is not None:
-        judgements, of_judge = judge.judge(plan, answers_alone(asks[0], denied[0]), folder.path, _judged)
+        judgements, of_judge = judge.judge(plan, asks[0], denied[0], folder.path, _judged)
     for number, one in enumerate(asks):
         programs = verdicts(plan, one, config, denied[number])
         judged = {} if number else judgements
@@ -175,25 +174,14 @@ def _write(
         **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
         **({} if of_judge is None else {"judge": of_judge}),
     }
-    scored = {result.name for result in first}
-    groups = {name: group for name, group in config.groups.items() if scored.issuperset(leaves(name, config.groups))}
     arguments = {"base_url": asked.url, "model": config.model.name}
     model = ModelInfo(
         config.model.name, asked.url, "", None, None, 0, 0, "", None, program="endpoint", arguments=arguments
     )
     more = {"harness": "endpoint", "endpoint": {**facts, "in_words": lines(facts)}}
     remove_results(folder)
-    write_results(
-        folder,
-        first,
-        model,
-        config,
-        datetime.now(),
-        started=started,
-        seconds=seconds,
-        groups=group_results(groups, first),
-        more=more,
-    )
+    content = {**results_dict(first, model, config, started, seconds), **more}
+    write_results(folder, first, content, datetime.now())
 
 
 def _without(plan: Plan, documents: Set[Document]) -> Plan:
@@ -344,14 +332,9 @@ def between(asked: Sequence[Sequence[Hashable]], documents: Sequence[str] | None
 
 def _of_task(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     """One task's metrics."""
-    scores: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(lambda: [{} for _ in results])
-    for ask, result in enumerate(results):
-        for sample in result.samples:
-            for metric, value in sample.metrics.items():
-                if isinstance(value, int | float):
-                    scores[metric, sample.filter][ask][sample.doc_id] = float(value)
-    entries = []
-    for (metric, name), asked in scores.items():
+    scores, entries = [result.scores for result in results], []
+    for metric, name in dict.fromkeys(key for own in scores for key in own):
+        asked = [own.get((metric, name), {}) for own in scores]
         documents = [doc for doc in asked[0] if all(doc in one for one in asked)]
         if not documents:
             continue

@@ -13,7 +13,7 @@ from evalengine.records.evidence import TOKENS, is_run_folder
 from evalengine.records.folder import RECORDS
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest_data import MANIFEST, missing_for_page
-from evalengine.records.schema import read_endings, read_outcomes, read_thinking
+from evalengine.records.schema import read_endings, read_optional
 from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
 from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
 from evalengine.report.read.run_folder import load_folder, load_results
@@ -72,12 +72,13 @@ class RunData:
     @cached_property
     def thinking(self) -> dict[Key, tuple[int, bool]]:
         """Request -> (tokens of its thinking, whether it was truncated), where the end of thinking is named."""
-        return self._recorded(read_thinking)
+        found = self._recorded(lambda file: read_optional(file, "thinking_tokens", "thinking_truncated"))
+        return {key: (count, bool(truncated)) for key, (count, truncated) in found.items()}
 
     @cached_property
     def outcomes(self) -> dict[Key, str]:
         """Request -> how the program in it ended, of tasks that run what the model wrote."""
-        return self._recorded(read_outcomes)
+        return {key: end for key, (end,) in self._recorded(lambda file: read_optional(file, "outcome")).items()}
 
     @cached_property
     def pieces(self) -> dict[int, bytes]:
