@@ -85,12 +85,12 @@ class Judge:
     identity: dict[str, Any]  # what a verdict depends on besides prompts and settings: the model, by content
 
     def judge(
-        self, plan: Plan, answers: Answers, denied: Set[RecordKey], folder: Path, ask: Callable[[Config], Path]
+        self, plan: Plan, answers: Answers, denied: Set[RecordKey], folder: Path, perform: Callable[[Config], Path]
     ) -> tuple[Judgements, dict[str, Any]]:
         """(the verdicts on a run's answers, the manifest's facts about them).
 
-        denied: answers that get no credit, whose text is empty for the judge. folder: the run's. ask: makes the judge's
-        run; returns its folder.
+        denied: answers that get no credit, whose text is empty for the judge. folder: the run's. perform: makes the
+        judge's run; returns its folder.
 
         Raises what a run raises; the same command then goes on from here.
         """
@@ -107,7 +107,7 @@ class Judge:
         if found is None:
             if config.progress:
                 warn(f"{config.model.name} judges {sum(counts.values()):,} answers", "")
-            found = ask(config)
+            found = perform(config)
         run = f"{FOLDER}/{found.name}"
         judgements = {name: _judgements(found, name, run, [*own]) for name, own in rows.items()}
         facts = {name: _facts(self.settings[name], own, judgements[name]) for name, own in rows.items()}
@@ -140,15 +140,15 @@ def find_judge(config: Config, llm: EngineProtocol | None) -> Judge | None:
 
     llm: the run's engine; None where an endpoint answers.
     """
-    asked = judged(config)
-    if not asked:
+    settings = judged(config)
+    if not settings:
         return None
     own = judge_config(config)
     shares = llm is not None and own.model == config.model and own.engine == config.engine
     engine = llm if shares else None
     if engine is None and own.model.api is None:
         engine = deferred_llm(own, resolve_checkpoint(own.model))
-    runs = {name: Path(one.against) for name, one in asked.items() if one.against and Path(one.against).is_dir()}
+    runs = {name: Path(one.against) for name, one in settings.items() if one.against and Path(one.against).is_dir()}
     identity = {
         **({"api": own.model.api, "model": own.model.name} if engine is None else engine_identity(own, engine)),
         **{name: getattr(own, name) for name in ("apply_chat_template", "system_instruction")},
@@ -157,7 +157,7 @@ def find_judge(config: Config, llm: EngineProtocol | None) -> Judge | None:
         identity["against"] = {
             name: digest_of(run) or file_sha256(results_files(run)[-1]) for name, run in runs.items()
         }
-    return Judge(own, asked, config.limit, shares, engine, identity)
+    return Judge(own, settings, config.limit, shares, engine, identity)
 
 
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> bool:
@@ -267,7 +267,7 @@ def judge_config(config: Config) -> Config:
 
 def judge_model(config: Config, judge: JudgeConfig) -> ModelConfig:
     """The judge's model. Raises ConfigError for a name that means two of them."""
-    assert judge.model is not None, "`judging_problems` refuses a judge without one"
+    assert judge.model is not None, "`judging_problems` reports a judge without one"
     if judge.api is not None:
         return ModelConfig(name=judge.model, api=judge.api, think_end_token=judge.think_end_token)
     if judge.model == SELF:
@@ -303,7 +303,7 @@ def judging_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
 
 
 def _model_problems(config: Config) -> Iterator[str]:
-    """What is wrong with the judge's model; with the run's own, it is said where that is found."""
+    """What is wrong with the judge's model; problems of the run's model are reported where it is found."""
     judge = next(iter(judged(config).values()))
     if judge.api is not None:
         yield from address_problems("judge.api", judge.api)
@@ -315,20 +315,20 @@ def _model_problems(config: Config) -> Iterator[str]:
         yield f"judge.model={judge.model}: replicas on Ray have one model; set judge.model={SELF}, or cluster=local"
     try:
         checkpoint = resolve_checkpoint(judge_model(config, judge))
-        asked = judge_config(config)
+        made = judge_config(config)
     except EvalEngineError as error:
         yield f"judge.model={judge.model}: {' '.join(error.lines)}"
         return
     if checkpoint.tokenizer is None:
         yield f"judge.model={judge.model}: has no tokenizer"
-    elif asked.apply_chat_template and not checkpoint.tokenizer.chat_template:
+    elif made.apply_chat_template and not checkpoint.tokenizer.chat_template:
         yield f"judge.model={judge.model}: has no chat template; set judge.apply_chat_template=false"
     of_templates = "chat_template_args", "enable_thinking"
-    yield from (f"judge.{problem}" for problem in run_problems(asked) if problem.startswith(of_templates))
-    if judge.system_instruction is not None and not asked.apply_chat_template:
-        yield "judge.system_instruction: is told by a chat template; set judge.apply_chat_template=true"
-    if judge.model != SELF or asked.engine != config.engine:  # else the run says it of its own engine
-        for problem in settings_problems(asked.engine, asked.batch_invariant, asked.numerics, checkpoint.spec):
+    yield from (f"judge.{problem}" for problem in run_problems(made) if problem.startswith(of_templates))
+    if judge.system_instruction is not None and not made.apply_chat_template:
+        yield "judge.system_instruction: only a chat template shows it; set judge.apply_chat_template=true"
+    if judge.model != SELF or made.engine != config.engine:  # else the run reports them for its engine
+        for problem in settings_problems(made.engine, made.batch_invariant, made.numerics, checkpoint.spec):
             own = problem.replace("engine.max_model_len", "judge.max_model_len")
             yield f"judge.model={judge.model}: {own if judge.max_model_len else problem}"
 

@@ -93,8 +93,8 @@ def thoughts(plan: Plan, answers: Answers, tokenizer: Any) -> dict[RecordKey, Th
             assert end is not None
             thought = _thought(answers[item.key], tokenizer, end)
             if thought.unfinished:
-                # The prompt may end the thinking, as chat templates write it for `enable_thinking=false`, and hold the
-                # start of the answer after that.
+                # The prompt may end the thinking, as chat templates write it for `enable_thinking=false`, and contain
+                # the start of the answer after that.
                 task, before = tasks.get(item.key[0]), part(tokenizer, [*item.prompt_ids[-TAIL:]], end)
                 prefix = "" if task is None else task.gen_prefix(task.docs[item.key[1]])
                 if before.ended and before.answer.strip() in ("", prefix.strip()):
@@ -300,7 +300,7 @@ def _sample(
     except (Exception, OutOfTime) as error:
         raise EvalEngineError(
             f"tasks.{task.name}: the answer to document {doc_id} cannot be scored ({one_line(error)}). All answers "
-            "are kept: once that is mended, the same command scores them"
+            "are saved: fix this and rerun the command to score them"
         ) from error
     by_index: dict[int, list[Any]] = defaultdict(list)
     first: dict[int, Instance] = {}

@@ -180,8 +180,8 @@ def build_plan(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
 
 
 def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
-    """`build_plan`; an engine whose weights are not loaded yet loads them, if no cache may spare it that. A process of
-    its own writes the prompts of many documents meanwhile. Raises what `build_plan` and loading raise."""
+    """`build_plan`; an engine whose weights are not loaded yet loads them, if no cache may spare it that. A forked
+    process writes the prompts of many documents meanwhile. Raises what `build_plan` and loading raise."""
     engine = llm.facts()
     if engine.loaded or config.cache.path is not None:
         return build_plan(config, tasks, llm)
@@ -234,7 +234,7 @@ def _write_prompts(config: Config, tokenizer: Any, settings: Settings, tasks: Se
 
 
 def rehearse_judge(judge: Judge | None, plan: Plan) -> None:
-    """Raises ConfigError for what the judge could not be asked: a conversation that its chat template refuses, say.
+    """Raise ConfigError for requests that the judge cannot answer, as where its chat template rejects a conversation.
 
     The first documents are planned with made-up answers. A judge behind an API is not tried.
     """

@@ -7,7 +7,7 @@ interrupted run resumes the same steps. The records contain the documents evalua
 
 Requests whose answers are known already are skipped: those in the journal, in a cache, or in a finished run with a
 shorter `max_gen_toks` (`continued`). A token's bits are a function of the tokens before it, so an answer that continues
-where the limit cut it is that of a run which had the longer limit from the start.
+where the limit truncated it is that of a run which had the longer limit from the start.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def run(
         plan, resume, whole = continued(config, plan, identity, engine)
         names, requests = request_names(plan.requests), [item.request for item in plan.requests]
         cached = opened.enter_context(through_cache(config, engine, identity, names))
-        # Requests that no pool can hold are rejected before anything is written, as in a run without a cache.
+        # Requests that fit no pool are rejected before anything is written, as in a run without a cache.
         if cached is not None and cached.look_up(requests) and not engine.facts().loaded:
             engine.load()
             check_requests(requests, engine.facts().limits, names)
@@ -212,13 +212,13 @@ def _answer(
     expected = expectation(engine, {item.key: item.request for item in plan.requests})
     with Journal.open(folder.journal, folder.identity_sha256, expected) as journal:
         if count := len(journal.finished):
-            said = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
+            answered = f"{count} of {len(plan.requests)} requests were answered by the interrupted run"
             if config.progress:
-                warn(f"resuming {folder.path}: {said}")
+                warn(f"resuming {folder.path}: {answered}")
             if engine.facts().settings.numerics == "fast":
                 warn(
-                    f"{said}, and under numerics=fast bits depend on the batch: this run will not be repeatable. Set "
-                    "resume=never to run all of them again, or batch_invariant=true for equal bits after a resume"
+                    f"{answered}, and under numerics=fast bits depend on the batch: this run will not be repeatable. "
+                    "Set resume=never to run all again, or batch_invariant=true for equal bits after a resume"
                 )
         for item in plan.requests if whole else ():
             if item.key in whole and item.key not in journal.finished:

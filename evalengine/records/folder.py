@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.plain_text import warn
-from evalengine.records.manifest_data import read_identity
 from evalengine.records.sealed import content_sha256, differences, run_id_of
+from evalengine.records.shapes import Text, with_fields, wrong
+from evalengine.util.plain_files import read_json
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
 JOURNAL, LOCK, IDENTITY = "journal.jsonl", ".lock", "identity.json"  # gone once the run is finished
@@ -37,20 +38,11 @@ class RunFolder:
     """An open, locked run folder. Use it as a context manager; `finish` marks the run done, `tidy` ends its life as an
     unfinished one."""
 
-    def __init__(
-        self,
-        path: Path,
-        lock: int | None = None,
-        resumed: bool = False,
-        identity: Mapping[str, Any] | None = None,
-        made_with: Versions = NO_VERSIONS,
-    ) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, Any] | None = None, lock: int | None = None) -> None:
         """lock: the lock's descriptor; None for a folder that no other process uses, which no command resumes."""
         self.path = path
-        self.resumed = resumed
         self.identity_sha256 = content_sha256(identity or {})
         self._lock = lock
-        self._made_with = made_with
 
     @classmethod
     def open(
@@ -77,7 +69,7 @@ class RunFolder:
         try:
             for path in _unfinished(root, identity, made_with) if resume == "auto" else ():
                 if (lock := _acquire(path)) is not None:
-                    return cls(path, lock, True, identity, made_with)._with_identity(identity)
+                    return cls(path, identity, lock)._with_identity(identity, made_with)
             return cls._create(root, name, identity, made_with)
         except OSError as error:
             raise write_failed(root, error) from error
@@ -94,15 +86,15 @@ class RunFolder:
             except FileExistsError:
                 continue
             if (lock := _acquire(path)) is not None:  # else another process has taken up the new folder in between
-                return cls(path, lock, False, identity, made_with)._with_identity(identity)
+                return cls(path, identity, lock)._with_identity(identity, made_with)
         raise EvalEngineError(f"output_dir={root}: a thousand runs named {stem} already; use another output_dir")
 
-    def _with_identity(self, identity: Mapping[str, Any]) -> RunFolder:
+    def _with_identity(self, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
         """Writes the identity of a new folder, or of one whose process was killed before it could."""
         if (self.path / IDENTITY).exists():
             return self
         try:
-            self.write_json(IDENTITY, {"run_id": run_id_of(identity), **identity, MADE_WITH: dict(self._made_with)})
+            self.write_json(IDENTITY, {"run_id": run_id_of(identity), **identity, MADE_WITH: dict(made_with)})
         except BaseException:  # no setting of `resume` would take up a folder with other files and no identity
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
@@ -131,7 +123,7 @@ class RunFolder:
         lock = _acquire(path)
         if lock is None:
             raise ConfigError(f"resume={path}: another process is running it")
-        return cls(path, lock, True, identity, made_with)
+        return cls(path, identity, lock)
 
     @property
     def finished(self) -> bool:
@@ -232,20 +224,16 @@ def write_text_file(file: Path, text: str, append: bool = False) -> int:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if append:
-            _append(file, content)
+            with file.open("ab", buffering=0) as out:
+                size = os.fstat(out.fileno()).st_size
+                if (out.write(content) or 0) < len(content):  # a full disk takes a part
+                    out.truncate(size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         else:
             write_whole(file, lambda path: path.write_bytes(content))
     except OSError as error:
         raise EvalEngineError(f"could not write {file}: {error.strerror or error}; name another place") from error
     return len(content)
-
-
-def _append(file: Path, content: bytes) -> None:
-    with file.open("ab", buffering=0) as out:
-        size = os.fstat(out.fileno()).st_size
-        if (out.write(content) or 0) < len(content):  # a full disk takes a part
-            out.truncate(size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_failed(path: Path, error: OSError) -> EvalEngineError:
@@ -263,7 +251,9 @@ def other_versions(begun_with: Versions, made_with: Versions) -> str:
 
 def _read_identity(path: Path) -> tuple[dict[str, Any], Versions]:
     """(the run's identity, the versions that it was begun with). Raises ValueError or OSError."""
-    stored = read_identity(path / IDENTITY)
+    stored = read_json(path / IDENTITY)
+    if problem := wrong(stored, with_fields({"run_id": Text})):
+        raise ValueError(problem)
     versions = stored.pop(MADE_WITH, {})
     return stored, versions if isinstance(versions, dict) else {}
 

@@ -26,7 +26,6 @@ from evalengine.records.shapes import Count, Flag, Sha256, Text, fits, with_fiel
 from evalengine.util.plain_files import parse_json, read_bytes
 
 PROBE = 4096  # bytes, a page of most file systems
-CURE = "delete this file (its run starts again) or set resume=never"
 # SHA-256 of a request's prompt ids, and a function that says why an answer cannot be its answer (None if it can).
 Expected = tuple[str, Callable[[Answer], str | None]]
 Entry = tuple[RecordKey, str, Answer]  # a request, SHA-256 of its prompt ids, and its answer
@@ -124,9 +123,10 @@ class Journal:
         """
         try:
             content = read_bytes(path) if path.exists() else b""
-            return cls(path, run_sha256, *_parse(content, path, run_sha256, asked))
+            return cls(path, run_sha256, *_parse(content, run_sha256, asked))
         except ValueError as error:
-            raise EvalEngineError(f"{path}: {error}; remove it (its run starts again) or set resume=never") from error
+            fix = "delete this file (its run starts again) or set resume=never"
+            raise EvalEngineError(f"{path}: {error}; {fix}") from error
         except OSError as error:
             raise write_failed(path, error) from error
 
@@ -185,9 +185,9 @@ def _base64(values: np.ndarray) -> str:
 
 
 def _parse(
-    content: bytes, path: Path, run_sha256: str, asked: Callable[[RecordKey], Expected | None]
+    content: bytes, run_sha256: str, asked: Callable[[RecordKey], Expected | None]
 ) -> tuple[dict[RecordKey, Answer], int]:
-    """(finished requests, bytes of whole lines)."""
+    """(finished requests, bytes of whole lines). Raises ValueError for a line that cannot be this run's."""
     finished: dict[RecordKey, Answer] = {}
     lines = content.splitlines(keepends=True)
     size = 0
@@ -195,12 +195,20 @@ def _parse(
         if not _is_whole(line):
             if number == len(lines):
                 break
-            raise EvalEngineError(f"{path}: line {number} is damaged; {CURE}")
+            raise ValueError(f"line {number} is damaged")
         try:
             key, prompt_sha256, answer = _decode(line, run_sha256)
-            _check(key, prompt_sha256, answer, asked(key), key in finished)
+            named, expected = "{}, document {}, request {}, repeat {}".format(*key), asked(key)
+            if expected is None:
+                raise ValueError(f"the run has no request {named}")
+            if key in finished:
+                raise ValueError(f"{named} is in an earlier line")
+            if prompt_sha256 != expected[0]:
+                raise ValueError(f"{named}: it answers another prompt")
+            if problem := expected[1](answer):
+                raise ValueError(f"{named}: {problem}")
         except ValueError as error:
-            raise EvalEngineError(f"{path}: line {number} is not of this run: {error}; {CURE}") from error
+            raise ValueError(f"line {number} is not of this run: {error}") from error
         finished[key] = answer
         size += len(line)
     return finished, size
@@ -238,13 +246,10 @@ def _decode(line: bytes, run_sha256: str) -> Entry:
         raise ValueError(f"it names the run {str(body.get('run'))[:12]}, and this one is {run_sha256[:12]}")
     if problem := wrong(body, _LINE):
         raise ValueError(problem)
-    raw = base64.b64decode(body["logprobs"], validate=True)
-    if len(raw) % 4:
-        raise ValueError(f"its logprobs are {len(raw)} bytes, which no float32 numbers are")
     ids, values = _alternatives(body)
     answer = Answer(
         output_ids=body["output_ids"],
-        logprobs=np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False),
+        logprobs=_floats(body["logprobs"]),
         finish_reason=body["finish_reason"],
         text=body["text"],
         is_greedy=body["is_greedy"],
@@ -258,12 +263,19 @@ def _alternatives(body: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | tu
     """The alternatives of a line's tokens; Nones if it has none. Raises ValueError if they make no table."""
     if "top_ids" not in body:
         return None, None
-    flat, tokens = body["top_ids"], max(1, len(body["output_ids"]))
-    raw = base64.b64decode(body.get("top_logprobs", ""), validate=True)
-    if len(raw) != 4 * len(flat) or len(flat) % tokens or max(flat, default=0) >= 1 << 31:
+    flat, tokens, values = body["top_ids"], max(1, len(body["output_ids"])), _floats(body.get("top_logprobs", ""))
+    if len(values) != len(flat) or len(flat) % tokens or max(flat, default=0) >= 1 << 31:
         raise ValueError("its alternatives are no table")
     ids = np.array(flat, dtype=np.int32).reshape(tokens, -1)
-    return ids, np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False).reshape(ids.shape)
+    return ids, values.reshape(ids.shape)
+
+
+def _floats(text: str) -> np.ndarray:
+    """The float32 numbers of a line's base64. Raises ValueError if they are none."""
+    raw = base64.b64decode(text, validate=True)
+    if len(raw) % 4:
+        raise ValueError(f"its logprobs are {len(raw)} bytes, which no float32 numbers are")
+    return np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
 
 
 def record_key(value: Any) -> RecordKey:
@@ -271,16 +283,3 @@ def record_key(value: Any) -> RecordKey:
     if not fits(value, _KEY):
         raise ValueError("its key is no task, document, request and repeat")
     return (value[0], value[1], value[2], value[3])
-
-
-def _check(key: RecordKey, prompt_sha256: str, answer: Answer, expected: Expected | None, is_known: bool) -> None:
-    """Raises ValueError if no request of the run has this answer. is_known: whether a line before answers it."""
-    named = f"{key[0]}, document {key[1]}, request {key[2]}, repeat {key[3]}"
-    if expected is None:
-        raise ValueError(f"the run has no request {named}")
-    if is_known:
-        raise ValueError(f"{named} is in an earlier line")
-    if prompt_sha256 != expected[0]:
-        raise ValueError(f"{named}: it answers another prompt")
-    if problem := expected[1](answer):
-        raise ValueError(f"{named}: {problem}")

@@ -30,10 +30,8 @@ from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
 
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
-IDENTITY_KEYS = (
-    *("contract_version", "weights", "model_spec", "tokenizer", "chat_template"),
-    *("datasets", "prompts", "numerics", "dtype"),
-)
+IDENTITY_KEYS = ("contract_version", "weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts",
+                 "numerics", "dtype")  # fmt: skip
 NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothing
 # A task's; null asks for nothing.
 NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout", "choice_order")

@@ -1,4 +1,4 @@
-"""A run's `manifest.json` and `identity.json` as they are read: what is wrong with a file in one sentence, and typed
+"""A run's `manifest.json` as it is read: what is wrong with a file in one sentence, and typed
 parts whose fields a reader may ask for by name.
 
 A part that is read has every field. What an older version did not record, or what is no value of the field's type, is
@@ -52,7 +52,6 @@ _MANIFEST = with_fields(
 _COUNTS = ("documents", "requests", "resumed_requests", "truncated_prompts", "prompt_tokens", "output_tokens")
 _STATS = ("num_steps", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "largest_batch", "largest_step")
 _MODEL = ("name", "architecture", "format", "weights_sha256")
-_BEGUN = with_fields({"run_id": Text})
 PAGE = with_fields(
     {
         "contract_version": Number,
@@ -345,14 +344,6 @@ def glance_at_manifest(path: Path) -> Manifest:
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
     return Manifest(content)
-
-
-def read_identity(path: Path) -> dict[str, Any]:
-    """`identity.json` of an unfinished run. Raises ValueError if it is none, OSError if it cannot be read."""
-    identity = read_json(path)
-    if problem := wrong(identity, _BEGUN):
-        raise ValueError(problem)
-    return dict(identity)
 
 
 def missing_for_page(manifest: Manifest) -> str:

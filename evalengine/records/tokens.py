@@ -26,7 +26,9 @@ def read_tokens(path: Path) -> dict[int, bytes]:
         return {}
     try:
         content = read_json(path)
-        return {int(token): _bytes(piece) for token, piece in content.items()}
+        texts = {int(token): piece for token, piece in content.items()}
+        return {token: piece.encode() if isinstance(piece, str) else bytes.fromhex(piece["hex"])
+                for token, piece in texts.items()}  # fmt: skip
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); delete it: reports then show token ids") from error
 
@@ -49,7 +51,3 @@ def _plain(piece: bytes) -> str | dict[str, str]:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
         return {"hex": piece.hex()}
-
-
-def _bytes(piece: str | Mapping[str, str]) -> bytes:
-    return piece.encode("utf-8") if isinstance(piece, str) else bytes.fromhex(piece["hex"])

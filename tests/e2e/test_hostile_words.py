@@ -45,7 +45,7 @@ def test_a_pipe_in_the_journals_place_is_not_waited_for(reference: Run, tmp_path
     from evalengine.records.journal import Journal
 
     os.mkfifo(tmp_path / "journal.jsonl")
-    with pytest.raises(EvalEngineError, match="not a regular file; remove it"):
+    with pytest.raises(EvalEngineError, match="not a regular file; delete this file"):
         Journal.open(tmp_path / "journal.jsonl", "0" * 64, {}.get)
 
 

@@ -43,7 +43,7 @@ def test_everything_that_is_wrong_with_a_judge_is_listed_before_anything_runs(tm
         ("judge.model=smolm2-135m", "judge.model=smolm2-135m: "),
         ("judge.modle=x", "task.judge.modle: no such setting; did you mean task.judge.model"),
         ("judge.max_model_len=1000000", "judge.model=self: judge.max_model_len=1000000: must lie in"),
-        ("judge.system_instruction=x", "judge.system_instruction: is told by a chat template"),
+        ("judge.system_instruction=x", "judge.system_instruction: only a chat template shows it"),
     ],
 )
 def test_a_wrong_setting_is_named(task: str, setting: str, said: str, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def finish(folder: RunFolder) -> None:
 def test_a_new_folder(tmp_path: Path) -> None:
     """The folder is made with its parents, and its name has the tasks, the model, the time and the identity."""
     with open_folder(tmp_path / "deep" / "results") as folder:
-        assert folder.path.parent == tmp_path / "deep" / "results" and not folder.resumed
+        assert folder.path.parent == tmp_path / "deep" / "results"
         assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith(f"-{run_id_of({})}")
 
 
@@ -42,12 +42,12 @@ def test_an_unfinished_run_is_taken_up_and_a_finished_one_is_not(tmp_path: Path)
     with open_folder(tmp_path) as first:
         first.journal.write_text("x")
     with open_folder(tmp_path) as second:
-        assert second.path == first.path and second.resumed
+        assert second.path == first.path
         finish(second)
         assert sorted(p.name for p in second.path.iterdir()) == ["digest.txt", "records.parquet"]
         assert (second.path / "digest.txt").read_text() == "ab" * 32 + "\n"
     with open_folder(tmp_path) as third:
-        assert third.path != first.path and not third.resumed
+        assert third.path != first.path
 
 
 def test_a_run_that_was_begun_with_other_libraries_is_left_alone(
@@ -61,9 +61,9 @@ def test_a_run_that_was_begun_with_other_libraries_is_left_alone(
     with reopened("auto", "2.11") as first:
         first.journal.write_text("x")
     with reopened("auto", "2.11") as again:
-        assert again.path == first.path and again.resumed
+        assert again.path == first.path
     with reopened("auto", "2.13") as other:
-        assert other.path != first.path and not other.resumed
+        assert other.path != first.path
     assert f"{first.path} was begun with torch 2.11 (here 2.13): it is left alone" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"begun with torch 2\.11 \(here 2\.13\).*set resume=never"):
         reopened(str(first.path), "2.13")
@@ -82,10 +82,10 @@ def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
 
 
 def test_other_ids_are_left_alone(tmp_path: Path) -> None:
-    with open_folder(tmp_path):
+    with open_folder(tmp_path) as first:
         pass
     with open_folder(tmp_path, limit=3) as other:
-        assert not other.resumed
+        assert other.path != first.path
 
 
 def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
         assert process.stdout is not None
         locked = process.stdout.readline().strip()
         with open_folder(tmp_path) as new:
-            assert str(new.path) != locked and not new.resumed
+            assert str(new.path) != locked
         with pytest.raises(ConfigError, match="another process"):
             open_folder(tmp_path, locked)
         process.kill()
         process.wait()
     with open_folder(tmp_path, locked) as taken:  # the lock went with the process
-        assert str(taken.path) == locked and taken.resumed
+        assert str(taken.path) == locked
 
 
 def test_resume_names_what_differs(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_eight_digits_do_not_make_two_runs_one(tmp_path: Path) -> None:
     with open_folder(tmp_path, dtype="float32") as folder:
         pass
     with open_folder(tmp_path, dtype="bfloat16") as other:
-        assert other.path != folder.path and not other.resumed
+        assert other.path != folder.path
     with pytest.raises(ConfigError, match='dtype was "float32", is "bfloat16"'):
         open_folder(tmp_path, str(folder.path), dtype="bfloat16")
 

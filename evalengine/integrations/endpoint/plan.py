@@ -62,7 +62,7 @@ def endpoint_plan(config: Config) -> EndpointPlan:
         plans.append(TaskPlan(task, instances))
         warnings.extend(task.warnings(len(instances)))
         for instance in (one for own in instances for one in own):
-            requests.append(HarnessRequest(instance.key, instance, None, 0))  # type: ignore[arg-type]  # no engine is asked
+            requests.append(HarnessRequest(instance.key, instance, None, 0))  # type: ignore[arg-type]  # for no engine
     bodies = [_body(item.instance, config) for item in requests]
     path = "chat/completions" if config.apply_chat_template else "completions"
     assert config.model.api is not None
