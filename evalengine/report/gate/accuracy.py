@@ -195,7 +195,7 @@ def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
     """The documents and losses behind `evidence_of`, without a test of them."""
     mean = of.tests[metric]
     directions = _directions(mean, a, of)
-    return design_of_ratio(mean, a, b, directions) if metric in of.ratios else mean.design(a, b, directions)
+    return design_of_ratio(mean, a, b, directions)[0] if metric in of.ratios else mean.design(a, b, directions)
 
 
 def _directions(mean: Mean, a: Run, of: Judged) -> dict[ScoreKey, bool]:

@@ -92,8 +92,8 @@ class Mean:
         return loss_design(self.scores(a, b, directions), _alpha(self.limits))
 
 
-def design_of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
-    """The rises of a perplexity, or bits per byte, in nats per word, byte or document."""
+def design_of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> tuple[Design, Ratio, Ratio]:
+    """(the rises of a perplexity, or bits per byte, in nats per word, byte or document; the ratio in either run)."""
     ((key, _),) = mean.parts
     sums = ratios((a, b), key)
     assert sums is not None
@@ -101,7 +101,7 @@ def design_of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bo
     codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
     rise = loss_stratum(new, old, codes) if directions[key] else loss_stratum(old, new, codes)
     # A scale of 0: log-likelihoods that are all equal show no change, and an unseen change has no typical size here.
-    return Design((rise,), 0.0, _alpha(mean.limits))
+    return Design((rise,), 0.0, _alpha(mean.limits)), old, new
 
 
 def of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
@@ -109,20 +109,17 @@ def of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], me
 
     The test is that of the clusters' log-likelihood differences (`paired.tested`).
     """
-    sums = ratios((a, b), mean.parts[0][0])
-    assert sums is not None
-    documents, (old, new) = sums
-    design = design_of_ratio(mean, a, b, directions)
+    design, old, new = design_of_ratio(mean, a, b, directions)
     alpha = 0.05 if mean.limits.alpha is None else mean.limits.alpha
     (worse,), bound = design.strata, design.bound
     found = tested(design.strata, design.scale, design.most, answers=False)
     change = 100 * (new.value - old.value) / abs(old.value)
-    what = _counted(len(documents), len(worse.parts))
+    what = _counted(design.documents, len(worse.parts))
     moved = f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}"
     least = of_parts(worse.parts, bound, alpha / max(metrics, 1), mean.limits.power)
     return Evidence(
         mean.task, mean.name, percent_of(old), moved, found.p_one_sided, TESTS[found.test_one_sided], bound, design,
-        least, len(documents), what, b.asks_all, "at the spread of differences seen here",
+        least, design.documents, what, b.asks_all, "at the spread of differences seen here",
     )  # fmt: skip
 
 
