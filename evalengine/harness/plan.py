@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -51,12 +52,13 @@ from evalengine.tasks.generation import generation_settings
 from evalengine.tasks.instance import MADE_UP, Instance, Response
 from evalengine.tasks.metric import MetricKey, MetricValue
 from evalengine.tasks.registry import load_task
-from evalengine.util.forked import ForkedTask
+from evalengine.util.forked import ForkedTask, shares
 from evalengine.util.phases import phase
 from evalengine.util.plugins import load
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
+MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own
 MAX_LISTED = 5  # changed fields of the model that are listed
 NAME_IT = "by --with model.path=..."
 REHEARSED = 50  # documents that a judge's run is planned of with made-up answers before the first is answered
@@ -176,36 +178,50 @@ def build_plan(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
     Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
     would refuse too, but only once the run has a folder; and for documents that cannot be scored (`rehearse`).
     """
-    return _plan(tasks, _write_prompts(config, llm.checkpoint.tokenizer, llm.facts().settings, tasks), llm)
+    return _plan(tasks, [_write_prompts(config, llm.checkpoint.tokenizer, llm.facts().settings, tasks)], llm)
 
 
 def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Plan:
-    """`build_plan`; an engine whose weights are not loaded yet loads them, if no cache may spare it that. A forked
-    process writes the prompts of many documents meanwhile. Raises what `build_plan` and loading raise."""
+    """`build_plan`; an engine whose weights are not loaded yet loads them, if no cache may spare it that. Forked
+    processes write the prompts of many documents meanwhile. Raises what `build_plan` and loading raise."""
     engine = llm.facts()
     if engine.loaded or config.cache.path is not None:
         return build_plan(config, tasks, llm)
     enough = FEW_DOCUMENTS if engine.settings.device.type == "cuda" else MANY_DOCUMENTS
-    count = sum(len(task.docs[: config.limit]) for task in tasks)
+    sizes = [len(task.docs[: config.limit]) for task in tasks]
     # A chat template has a process of its own, which no two others may ask.
-    may_fork = not config.apply_chat_template and all(task.can_fork for task in tasks)
-    work = partial(_write_prompts, config, llm.checkpoint.tokenizer, engine.settings, tasks)
-    with ForkedTask(work, may_fork and count >= enough) as written:
+    may_fork = not config.apply_chat_template and sum(sizes) >= enough and all(task.can_fork for task in tasks)
+    problems, write = list[str](), partial(_write_prompts, config, llm.checkpoint.tokenizer, engine.settings)
+    with ExitStack() as started:
+        parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_fork else [tasks]
+        works = [partial(write, part, number * MOST_REQUESTS) for number, part in enumerate(parts)]
+        writing = [started.enter_context(ForkedTask(work, may_fork)) for work in works]
         llm.load()
-        return _plan(tasks, written.result(), llm)
+        written = [_collect(problems, process.result) for process in writing]
+        if problems:
+            raise ConfigError(problems)
+        return _plan(tasks, written, llm)
 
 
 @phase("plan")
-def _plan(tasks: list[Task], written: Prompts, llm: EngineProtocol) -> Plan:
-    instances, plan = written
-    check_requests([item.request for item in plan.requests], llm.facts().limits, request_names(plan.requests))
-    planned = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
-    prompts = requests_sha256((item.key, item.request) for item in plan.requests)
-    return replace(plan, tasks=planned, prompts_sha256=prompts)
+def _plan(tasks: list[Task], written: Sequence[Prompts], llm: EngineProtocol) -> Plan:
+    parts = [part for _, part in written]
+    requests = [*chain.from_iterable(part.requests for part in parts)]
+    check_requests([item.request for item in requests], llm.facts().limits, request_names(requests))
+    return Plan(
+        [*map(TaskPlan, tasks, chain.from_iterable(instances for instances, _ in written))],
+        requests,
+        warnings=(*chain.from_iterable(part.warnings for part in parts),),
+        own_exemplars=sum(part.own_exemplars for part in parts),
+        special_documents=sum(part.special_documents for part in parts),
+        prompts_sha256=requests_sha256((item.key, item.request) for item in requests),
+    )
 
 
 @phase("prompts")
-def _write_prompts(config: Config, tokenizer: Any, settings: Settings, tasks: Sequence[Task]) -> Prompts:
+def _write_prompts(
+    config: Config, tokenizer: Any, settings: Settings, tasks: Sequence[Task], first_id: int = 0
+) -> Prompts:
     pattern, special = special_tokens(tokenizer), set[tuple[str, int]]()
 
     def see(task: Task, document: int, text: str) -> None:
@@ -230,7 +246,7 @@ def _write_prompts(config: Config, tokenizer: Any, settings: Settings, tasks: Se
         config.logprobs or 0,
     )
     own = sum(task.own_exemplars for task in tasks)
-    return written, Plan([], builder.build(every), tuple(warnings), own, len(special))
+    return written, Plan([], builder.build(every, first_id), tuple(warnings), own, len(special))
 
 
 def rehearse_judge(judge: Judge | None, plan: Plan) -> None:

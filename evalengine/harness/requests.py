@@ -113,8 +113,8 @@ class RequestBuilder:
     logprobs: int = 0  # alternatives kept of each generated token
     _context: list[int] = field(default_factory=list, init=False)  # the last one, which a document's choices share
 
-    def build(self, instances: Iterable[Instance]) -> list[HarnessRequest]:
-        """The requests, numbered from 0 in the instances' order.
+    def build(self, instances: Iterable[Instance], first_id: int = 0) -> list[HarnessRequest]:
+        """The requests, numbered from `first_id` in the instances' order.
 
         Raises ConfigError that lists the prompts that cannot be run.
         """
@@ -124,7 +124,7 @@ class RequestBuilder:
         for instance in instances:
             document = (instance.task, instance.doc_id, instance.repeat)
             try:
-                built = self._build(instance, len(requests))
+                built = self._build(instance, first_id + len(requests))
             except ConfigError as error:
                 problems.extend(f"{instance.task}, document {instance.doc_id}: {p}" for p in error.problems)
                 continue

@@ -28,7 +28,7 @@ from tests.e2e.command import write_tasks
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ids of the processes that wrote the prompts; two documents earn a process."""
+    """The ids of the processes that wrote the prompts, in order; two documents earn a process."""
     wrote: list[int] = []
 
     def result(self: ForkedTask[object], real: Callable[[ForkedTask[object]], object] = ForkedTask.result) -> object:
@@ -59,7 +59,8 @@ def prepared(*settings: str) -> tuple[Config, list[Task], LLM]:
     [
         (("limit=1",), 0),
         (("limit=3",), 1),
-        (("limit=3", "task=[arithmetic,two,three]"), 1),
+        (("limit=3", "task=[arithmetic,two,three]"), 3),
+        (("limit=2", "task=[arithmetic,two,three]"), 3),
         (("limit=1", "task=[arithmetic,two,three]"), 1),
     ],
 )
@@ -76,8 +77,9 @@ def test_the_plan_is_the_same_whoever_writes_the_prompts(
         wanted = build_plan(config, tasks, llm)
     assert made.prompts_sha256 == wanted.prompts_sha256
     numbers = [item.request.request_id for item in made.requests]
-    assert numbers == [*range(len(numbers))]
-    assert [item.request for item in made.requests] == [item.request for item in wanted.requests]
+    assert numbers == sorted({*numbers}), "each process numbers its own, in the plan's order"
+    same = [replace(item.request, request_id=number) for number, item in enumerate(made.requests)]
+    assert same == [item.request for item in wanted.requests]
     assert [planned.instances for planned in made.tasks] == [planned.instances for planned in wanted.tasks]
     assert made.requests[-1].instance is made.tasks[-1].instances[-1][-1], "answers are looked up by their instances"
 
