@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from evalengine.bench.environment import measured_by, slug
+from evalengine.bench.environment import provenance, slug
 from evalengine.records.folder import write_text_file
 
 COLUMNS = ("what", "case", "ours", "beside", "theirs", "ratio", "target", "verdict")
@@ -113,7 +113,7 @@ def markdown(report: Measurements, about: Mapping[str, Any]) -> str:
     heading = [
         f"# Speed on {about['gpu']}",
         "",
-        f"{measured_by(about)};",
+        f"{provenance(about)};",
         f"driver {about['driver']}, CUDA {about['cuda']}, {libraries}.",
         "Times are medians; ours and its comparison ran in this one run.",
         "",

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.statistics import figures
-from evalengine.bench.environment import measured_by
+from evalengine.bench.environment import provenance
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version
 from evalengine.util.command import Namespace
@@ -54,7 +54,7 @@ def markdown(drawn: Sequence[Figure], about: Mapping[str, Any]) -> str:
     """A table for each group, with the command and the environment above them."""
     lines = [
         "# Statistics of gate and compare", "",
-        f"{measured_by(about)}; Python {about['python']}, SciPy {about['scipy']}, NumPy {about['numpy']};",
+        f"{provenance(about)}; Python {about['python']}, SciPy {about['scipy']}, NumPy {about['numpy']};",
         f"seed {about['seed']}, {about['seconds']} s.",
         f"Each share is of {about['draws']} draws, with three standard errors of chance, or counted over all outcomes.",
         "A line without a claim is there for comparison.",

@@ -19,7 +19,7 @@ from evalengine.kernels import device_math, row_sum, softmax, softmax_parts
 from evalengine.kernels.launching.launch import launch
 
 _GATHER = 128  # logprobs that one program computes
-# Of these a thread loads or stores one element, so that their alignment changes nothing; nor does a number of rows.
+# Each thread accesses one element of these, so their alignment does not affect the code; nor does the row count.
 STATE = ["maxima_ptr", "sums_ptr", "row_ptr", "greedy_ptr", "rows_ptr", "columns_ptr", "out_ptr"]
 
 

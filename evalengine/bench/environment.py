@@ -33,7 +33,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def measured_by(about: Mapping[str, Any]) -> str:
+def provenance(about: Mapping[str, Any]) -> str:
     """The command, the date and the commit of an `environment`, as every benchmark's page names them."""
     code = about["code"]
     commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"

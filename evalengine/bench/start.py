@@ -76,7 +76,7 @@ def main(arguments: Namespace) -> int:
             folder = Path(scratch) / f"{len(models)}"
             models.append(_measured(path, [*arguments.settings, *words], arguments, folder))
     # Imported late, since it loads torch: files that a process uses cannot be forgotten.
-    from evalengine.bench.environment import environment, measured_by, slug
+    from evalengine.bench.environment import environment, provenance, slug
 
     about = environment(["python", "-m", "evalengine", "bench", "start", *_without_places(arguments.argv)])
     lines = table(models)
@@ -85,7 +85,7 @@ def main(arguments: Namespace) -> int:
     content = {"environment": about, "settings": settings, "models": [asdict(model) for model in models]}
     stem = arguments.output / f"start-{slug(where)}"
     write_text_file(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
-    said = f"{measured_by(about)}; median of the later commands."
+    said = f"{provenance(about)}; median of the later commands."
     page = [f"# From a command to its end, on {where}", "", said, "", *lines, ""]
     write_text_file(stem.with_suffix(".md"), "\n".join(page))
     for line in lines:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evalengine.bench.environment import measured_by, slug
+from evalengine.bench.environment import provenance, slug
 from evalengine.bench.throughput import Measured
 from evalengine.bench.throughput_compare import Key, Others, case_of
 from evalengine.bench.timed_engine import MODES, Row, rank_suffix
@@ -70,7 +70,7 @@ def markdown(measured: Measured, others: Sequence[Others]) -> str:
     heading = [
         f"# Throughput on {about['gpu']}",
         "",
-        f"{measured_by(about)};",
+        f"{provenance(about)};",
         f"driver {about['driver']}, CUDA {about['cuda']}, {libraries}.",
         WHAT,
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evalengine.config.shipped import available, outline
@@ -157,7 +158,7 @@ def shown_documents(config: Config, count: int) -> Iterator[str]:
     """The first documents of each of the tasks, as lines. Raises ConfigError as a run would."""
     from evalengine.harness.plan import load_tasks
 
-    for task in load_tasks(config):
+    for task in load_tasks(replace(config, limit=count)):
         documents = task.instances(count)
         for line in task.warnings(len(documents)):
             warn(line)

@@ -50,7 +50,7 @@ SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (1, 1217), (3, 3), (130, 130
 BEYOND = 67  # tokens by which a decode's sequence is longer than a window that is compared
 
 EPS = 1e-6
-PAGE = 64  # tokens: the engine's default, so that the kernel compared is the one that runs
+PAGE = 64  # tokens: the engine's default, for which the kernel compared is the one that runs
 
 # The most rows that are compared: more than any tile has. For a persistent schedule there are more where one of its
 # programs needs them for a second tile.
@@ -303,9 +303,10 @@ def _verify_qkv(
     if wide:
         cos, sin = cos.float(), sin.float()
     words = "".join(f", {name} {value}" for name, value in variant.items()) + (", RoPE in float32" if wide else "")
-    slots = torch.randperm(2 * PAGE, generator=torch.Generator().manual_seed(1))[:rows].to(q.device)
+    pages = 1 + -(-rows // PAGE)
+    slots = torch.randperm(pages * PAGE, generator=torch.Generator().manual_seed(1))[:rows].to(q.device)
     for what, norms in (("with norms", (q_weight, k_weight)), ("without", (None, None))):
-        caches = torch.zeros(2, 2, 2, PAGE, kv_heads, head_dim, dtype=q.dtype, device=q.device)
+        caches = torch.zeros(2, 2, pages, PAGE, kv_heads, head_dim, dtype=q.dtype, device=q.device)
         fused, parts = caches[0], caches[1]
         own = (q, k, v, *norms, EPS, cos, sin, *fused, slots)
         rotated = qkv.qk_norm_rope_store(*own, **variant)

@@ -23,6 +23,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -205,10 +206,11 @@ def compile_ahead(comparisons: Sequence[Callable[[KernelsVerdict], None]], devic
         try:
             dry_run(comparisons, _compile)
             driver = triton.runtime.driver.active
-            with fixed_target(driver):
+            with fixed_target(driver), ThreadPoolExecutor(MOST) as pool:
                 longest_first = reversed(postponed.given)  # attention's come last
-                in_processes([partial(_with_stub, work, driver) for _, work in longest_first])
-            with ThreadPoolExecutor(MOST) as pool:  # it only reads what is in the cache now
+                if raised := in_processes([partial(_with_stub, work, driver) for _, work in longest_first]):
+                    logger.warning("%d kernels are compiled again, by slower threads: %s", len(raised), raised[0])
+                # The threads only read what is in the cache now.
                 list(pool.map(_settle, *zip(*postponed.given, strict=True)) if postponed.given else ())
         finally:
             for future, _ in postponed.given:  # Triton waits for each of them
@@ -223,45 +225,49 @@ def dry_run(comparisons: Sequence[Callable[[KernelsVerdict], None]], observer: C
                 compare(DryRun())
 
 
-def in_processes(works: Sequence[Work]) -> None:
-    """Does all of it in several processes, or in threads where no process can be forked; each takes the next when it is
-    done with one. What one of them raises is lost."""
+def in_processes(works: Sequence[Work]) -> list[str]:
+    """Do all of it in several processes, or in threads where no process can be forked; each takes the next when it is
+    done with one. Return what was raised."""
     processes = min(cores(), MOST, len(works))
     if processes < 2:
         with ThreadPoolExecutor(min(MOST, os.cpu_count() or 1)) as pool:
-            list(pool.map(_quietly, works))
-        return
+            return [*chain.from_iterable(pool.map(_raised, works))]
     next_works, numbers = os.pipe()
+    os.set_blocking(next_works, False)  # a process that another thread forks now would hold the pipe's other end
     os.write(numbers, b"".join(number.to_bytes(2, "little") for number in range(len(works))))
-    os.close(numbers)  # so that reading ends after the last
+    os.close(numbers)
 
-    def take() -> None:
-        while number := os.read(next_works, 2):
-            _quietly(works[int.from_bytes(number, "little")])
+    def take() -> list[str]:
+        raised = []
+        with suppress(BlockingIOError):  # nothing is left
+            while number := os.read(next_works, 2):
+                raised += _raised(works[int.from_bytes(number, "little")])
+        return raised
 
     with ExitStack() as started:
         started.callback(os.close, next_works)
         helpers = [started.enter_context(ForkedTask(take)) for _ in range(1, processes)]
-        take()
-        for helper in helpers:
-            helper.result()
+        return [*take(), *chain.from_iterable(helper.result() for helper in helpers)]
 
 
-def _quietly(work: Work) -> None:
-    with suppress(Exception):
+def _raised(work: Work) -> list[str]:
+    try:
         work()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    return []
 
 
 @contextmanager
 def fixed_target(driver: Any) -> Iterator[None]:
-    """Within, Triton's driver takes the GPU as it is now: a forked process cannot ask torch for it (kernels that start
-    early ask while they are compiled), and would compile none."""
+    """Inside the block, Triton's driver reports the current target. Kernels that start early need it while they are
+    compiled, and in a forked process torch raises when the driver looks it up."""
     target = driver.get_current_target()
     driver.get_current_target = lambda: target
     try:
         yield
     finally:
-        del driver.get_current_target
+        vars(driver).pop("get_current_target", None)
 
 
 def _with_stub(compile_kernel: Work, driver: Any) -> None:

@@ -198,7 +198,7 @@ def test_the_rest_is_left_to_transformers(tmp_path: Path, file: str, content: An
 
 
 def test_a_run_does_not_import_transformers(tmp_path: Path) -> None:
-    """Nor what takes as long. The model has no generation_config.json, for which its config.json stands."""
+    """Nor other slow packages. Without generation_config.json, config.json is read instead."""
     program = (
         "import sys; from evalengine.__main__ import main;"
         "print(main(sys.argv[1:]), sorted({'transformers', 'scipy.special', 'gguf', 'pandas'} & sys.modules.keys()))"

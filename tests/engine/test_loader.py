@@ -15,7 +15,7 @@ from torch import Tensor
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.load.shards import MAX_NAMES
-from evalengine.engine.load.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
+from evalengine.engine.load.weights import DUMMY_STD, HASHED_AT_ONCE, ON_GPU, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
@@ -224,7 +224,7 @@ def test_dummy_weights_look_random_across_the_parts_they_are_made_in() -> None:
 
 @pytest.mark.gpu
 def test_dummy_weights_are_the_same_on_the_gpu() -> None:
-    shapes = {"a.weight": (1031, 2053), "norm.weight": (7,)}
+    shapes = {"a.weight": (2 * ON_GPU * HASHED_AT_ONCE + 5,), "norm.weight": (7,)}
     on_cpu, on_cuda = (dict(dummy_tensors(shapes, torch.device(device))) for device in ("cpu", "cuda"))
     assert all(torch.equal(on_cpu[name], on_cuda[name].cpu()) for name in shapes)
 

@@ -112,6 +112,9 @@ def test_a_folders_file_is_read_and_everything_wrong_with_it_is_listed(tmp_path:
     assert read() == LogitsProcessors(), "no such file, and none of its fields in config.json"
     (tmp_path / "config.json").write_text('{"repetition_penalty": 1.2, "vocab_size": 1000}')
     assert read() == LogitsProcessors(repetition_penalty=1.2), "an old checkpoint's place for it"
+    (tmp_path / "config.json").write_text('{"num_beams": 4, "vocab_size": 1000}')
+    with pytest.raises(ConfigError, match=r"^model\.path=x: config\.json: num_beams=4"):
+        read()
     file.write_text(json.dumps(QWEN25_CODER))
     assert read().in_force() == {"repetition_penalty": 1.1}
     assert read("none") == LogitsProcessors()

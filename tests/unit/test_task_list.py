@@ -83,6 +83,13 @@ def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "  prompt\n  | x\\x1b[2J\n  continuation 0\n  |  y\n" in out, "no command of the terminal's own gets through"
     assert main(["tasks", str(file)]) == 0
     assert "perplexity, acc" in capsys.readouterr().out
+    content |= {"doc_to_target": "{{b.split()[0]}}"}
+    file.write_text(yaml.safe_dump(content))
+    with (tmp_path / "rows.jsonl").open("a") as rows:
+        rows.write('{"a": "x", "b": " "}\n')
+    assert main(["tasks", str(file), "--show", "1"]) == 0
+    assert main(["tasks", str(file), "--show", "2", "limit=1"]) == 2, "what is shown is checked"
+    assert "rows.jsonl:2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

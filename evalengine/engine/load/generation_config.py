@@ -86,7 +86,8 @@ NEUTRAL = SAMPLING | frozenset(
 
 def read_processors(folder: Path, choice: str, vocab_size: int, setting: str) -> LogitsProcessors:
     """The logits processors that a model's folder asks for (`hf_folder.generation_config`: in generation_config.json;
-    without it transformers takes the fields from config.json, where old checkpoints have them).
+    without it transformers takes the fields from config.json, where old checkpoints have them, and where fields of no
+    group are the model's).
 
     `choice` is model.generation_config (auto | none), `setting` names the folder in errors.
 
