@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(words: list[str]) -> int:
     """Runs a sub-command, shell completion or a run. Hydra never sees a sub-command's words."""
     if words[:1] in ([option] for option in COMPLETION) or "_EVALENGINE_COMPLETE" in os.environ:
-        from evalengine.cli.completion import complete
+        from evalengine.cli.run import complete
 
         return complete(words)
     if words[:1] in (["help"], ["-h"], ["--help"]):

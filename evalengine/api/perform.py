@@ -28,11 +28,7 @@ def perform(
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
-    if config.model.api is not None:
-        return _through_an_endpoint(config)
-    with phase("imports"):
-        from evalengine.harness.runner import run
-        from evalengine.report.html.on_complete import write_list, write_page
+    from evalengine.report.html.on_complete import write_list, write_page
 
     def on_complete(folder: Path) -> None:
         with phase("page"):
@@ -43,6 +39,12 @@ def perform(
         if show is not None:
             show(folder)
 
+    if config.model.api is not None:
+        folder = _answered_elsewhere(config)
+        on_complete(folder)
+        return folder
+    with phase("imports"):
+        from evalengine.harness.runner import run
     gate = None
     if config.sequential.step is not None:
         from evalengine.harness.runner import Gate
@@ -54,14 +56,4 @@ def perform(
 
 def _answered_elsewhere(config: Config) -> Path:
     folder: Path = load("evalengine.integrations.endpoint.run:run")(config)
-    return folder
-
-
-def _through_an_endpoint(config: Config) -> Path:
-    """The run of a model behind an HTTP interface. It has a page, and no digest."""
-    from evalengine.report.html.on_complete import write_list, write_page
-
-    folder = _answered_elsewhere(config)
-    write_page(folder)
-    write_list(folder)
     return folder

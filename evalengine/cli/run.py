@@ -1,5 +1,7 @@
 """`python -m evalengine [run] [setting=value ...]`: a run, a sweep or an experiment; its help names every command.
 
+Shell completion of the sub-commands and of the settings' names, by typer: installs it, and answers the shell.
+
 Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once.
 """
 
@@ -12,11 +14,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Option, Typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from evalengine.cli.command import Command
+from evalengine.cli.command import SETTING, Command
 from evalengine.cli.commands import COMMANDS
 from evalengine.config.shipped import available
 from evalengine.errors import ConfigError, listed
@@ -34,6 +39,9 @@ NAMED = ("task", "model", "experiment", "cluster")  # the settings whose values 
 # The variable with the setting's name, where a shell sends its value alone.
 SETTING_NAME = "_EVALENGINE_COMPLETED_SETTING"
 NAMES = ("run", *COMMANDS)  # of the commands
+SCRIPT = "evalengine"  # the installed script; shells complete programs, not `python -m`
+REQUEST = "_EVALENGINE_COMPLETE"  # the variable of a shell that requests completions
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 OPTIONS = ("-m", "-c", "-h", "--multirun", "--cfg", "--version", "--help")
 EPILOG = """\
   task=gsm8k                    what to run; several: 'task=[gsm8k,arc_easy]'; a file of yours: ./my_task.yaml
@@ -162,7 +170,7 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", "")
-        shown: list[str] = []
+        shown: list[str | None] = []
         codes.append(exit_code(partial(run_one, job.config, words, shown)))  # after a failure the sweep continues
         runs.append((number, job.config.batch_invariant, shown[0] if shown else None))
     if len(jobs) > 1:
@@ -173,16 +181,72 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
     return max(codes)
 
 
-def run_one(config: Config, command: Sequence[str] | None = None, digests: list[str] | None = None) -> int:
-    """Makes one run, with its report, table and digest, which is added to `digests`. command: the command line's
-    words."""
+def run_one(config: Config, command: Sequence[str] | None = None, digests: list[str | None] | None = None) -> int:
+    """Make one run, with its report, table and digest, which is added to `digests` (None through an endpoint).
+    command: the command line's words."""
     from evalengine.api.perform import perform
-    from evalengine.report.run_table import print_report
 
-    shown: list[str] = [] if digests is None else digests
+    shown: list[str | None] = [] if digests is None else digests
+    table = "evalengine.report.run_table:print_report"
     if config.model.api is not None:
-        folder = perform(config, command)
-        load("evalengine.integrations.endpoint.run:print_run")(folder)
-        return 0
-    perform(config, command, show=lambda folder: shown.append(print_report(folder)))
+        table = "evalengine.integrations.endpoint.run:print_run"
+    perform(config, command, show=lambda folder: shown.append(load(table)(folder)))
     return 0
+
+
+class _Commands(TyperGroup):
+    """The sub-commands. A command is imported only when its own words are completed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*NAMES]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = command() if cmd_name == "run" else COMMANDS.get(cmd_name)
+        return found.typer_command if isinstance(found, Command) else None
+
+
+def complete(words: Sequence[str]) -> int:
+    """Answers the shell, or shows or installs the completion for the shell that is named (default: the user's).
+
+    Raises `ConfigError` for an unknown shell.
+    """
+    if REQUEST in os.environ:
+        _name_the_run()
+        app = Typer(cls=_Commands, add_completion=True, rich_markup_mode=None)
+        app.callback()(lambda: None)
+        return int(get_command(app).main([], prog_name=SCRIPT, standalone_mode=False) or 0)
+    from typer.completion import get_completion_script, install
+
+    option, *named = words
+    (shell,) = named if len(named) == 1 else [Path(os.environ.get("SHELL", "")).name]
+    if named[1:] or shell not in SHELLS:
+        raise ConfigError(f"{' '.join(words)}: there are {', '.join(SHELLS)}; name your shell: {option} bash")
+    if option == "--show-completion":
+        print(get_completion_script(prog_name=SCRIPT, complete_var=REQUEST, shell=shell))
+    else:
+        _, path = install(shell=shell, prog_name=SCRIPT)
+        say(f"{shell} completion installed in {path}; it works in a new terminal")
+    return 0
+
+
+def _name_the_run() -> None:
+    """Inserts the word `run` where the line holds a setting and no command: `run` completes settings.
+
+    bash ends a word at every `=`, and completes what follows it: of `task`, `=` and `gs` the last word alone. The
+    setting's name is handed on by a variable.
+    """
+    variable = "COMP_WORDS" if os.environ.get(REQUEST) == "complete_bash" else "_TYPER_COMPLETE_ARGS"
+    line = os.environ.get(variable, "")
+    between = "\n" if "\n" in line else " "  # typer's script for bash writes a word a line
+    words = line.split(between)
+    if variable == "COMP_WORDS":
+        words = words[: int(os.environ["COMP_CWORD"]) + 1]
+        if "=" in words[-2:]:
+            end = -2 if words[-1] == "=" else -3
+            os.environ[SETTING_NAME] = words[end]
+            words[end:] = [words[-1].removeprefix("=")]
+        words = between.join(words).replace(f"{between}={between}", "=").split(between)
+    is_setting = os.environ.get(SETTING_NAME) or any(map(SETTING.match, words))
+    if is_setting and not {*words[1:2]} & {*NAMES}:
+        words.insert(1, "run")
+    os.environ |= {variable: " ".join(words), "COMP_CWORD": str(len(words) - 1)}

@@ -146,7 +146,7 @@ def test_lines_are_printed_in_one_place() -> None:
         "cli.run: '---\\n'.join((to_yaml(job.config) for job in jobs))",
         "engine.text.grammar: json.dumps(reply)",
         "engine.text.template_worker: json.dumps(reply)",
-        "cli.completion: get_completion_script(prog_name=PROGRAM, complete_var=REQUEST, shell=shell)",
+        "cli.run: get_completion_script(prog_name=SCRIPT, complete_var=REQUEST, shell=shell)",
         "report.cli.gate: command",
         "report.cli.gate: to_json(report)",
     }
@@ -281,7 +281,6 @@ LIGHT = [
     "evalengine.cli.run",
     "evalengine.cli.commands",
     "benchmarks.words",
-    "evalengine.cli.completion",
     "evalengine.report.run_table",
     "evalengine.report.cli.report",
     "evalengine.report.html.run_page",
