@@ -353,9 +353,9 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def metric_names(cls, config: TaskConfig) -> list[str]:
+    def metrics_of(cls, config: TaskConfig) -> dict[str, Metric]:
         """The metrics that a run of the task reports, as far as its configuration tells."""
-        return [*cls.metrics]
+        return cls.metrics
 
     @classmethod
     def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:

@@ -50,8 +50,8 @@ class CodeTask(Templated):
         return {**dict.fromkeys(cls.always, 1), **names}
 
     @classmethod
-    def metric_names(cls, config: TaskConfig) -> list[str]:
-        return [*cls._reported(config)]
+    def metrics_of(cls, config: TaskConfig) -> dict[str, Metric]:
+        return dict.fromkeys(cls._reported(config), Metric())
 
     def problems(self) -> list[str]:
         problems = super().problems()

@@ -263,6 +263,14 @@ class Templated(Task):
         ]
 
     @classmethod
+    def metrics_of(cls, config: TaskConfig) -> dict[str, Metric]:
+        template = cls.fixed or config.template
+        try:
+            return read_metrics(template.metric_list, template.output_type or "generate_until", cls.metrics).metrics
+        except (KeyError, ValueError):  # only a run lists the problems
+            return {"?": Metric()}
+
+    @classmethod
     def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
         return tuple(pipeline.name for pipeline in pipelines((cls.fixed or config.template).filter_list))
 

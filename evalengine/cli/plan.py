@@ -16,7 +16,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, Field
 from rich.console import Console
 
-from evalengine.cli.tasks import task_metrics
 from evalengine.config.arguments import KNOWN_NAMES, must, read_as
 from evalengine.config.schema import ITEM_MARK, Config, leaves
 from evalengine.config.shipped import available, outline
@@ -164,8 +163,9 @@ def _by_settings(configs: Sequence[Config]) -> tuple[Run, dict[str, str]]:
         if task.items is not None:
             run.clusters[name] = {doc: f"{task.items}{ITEM_MARK}{doc}" for doc in documents}
         right = round(len(documents) * number / len(tasks))
-        for metric, own in task_metrics(task, name).items():
-            for filter_name in task_class(task.cls or "", f"tasks.{name}.cls").filter_names(task):
+        cls = task_class(task.cls or "", f"tasks.{name}.cls")
+        for metric, own in cls.metrics_of(task).items():
+            for filter_name in cls.filter_names(task):
                 key = (name, metric, filter_name)
                 run.higher_is_better[key] = own.higher_is_better
                 run.results[key] = (0.0, None)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from evalengine.config.schema import Config, TaskConfig
     from evalengine.tasks.base import Task
     from evalengine.tasks.instance import Instance
-    from evalengine.tasks.metric import Metric
     from evalengine.util.sheet import Sheet
 
 LISTED_METRICS = 1  # of a task among others; `tasks NAME` names all of them
@@ -76,10 +75,13 @@ def task_table(configs: Sequence[Config], folded: bool = False) -> Sheet:
 
 def _cells(config: Config, depth: int, name: str, members: Sequence[str], short: bool) -> list[str]:
     """The row of a task, or of a group: what its tasks have in common, and their documents together."""
+    from evalengine.tasks.registry import task_class
+
     group, tasks = config.groups.get(name), [config.tasks[member] for member in members]
     sizes = [task.dataset.rows for task in tasks if task.dataset.rows is not None]
-    metrics = [*task_metrics(tasks[0], name)]
-    if group is not None:
+    if group is None:
+        metrics = [*task_class(tasks[0].cls or "", f"tasks.{name}.cls").metrics_of(tasks[0])]
+    else:
         metrics = [str(entry["metric"]) for entry in group.aggregate_metric_list or []]
     return [
         "  " * depth + name + ("" if group is None else f" ({len(members)} tasks)"),
@@ -120,21 +122,6 @@ def source(task: TaskConfig, named: bool = True) -> str:
     name = f" {task.dataset.name}" if task.dataset.name and named else ""
     revision = task.dataset.revision
     return f"{path}{name} @ {revision[:SHORT] if revision else 'newest'}"
-
-
-def task_metrics(task: TaskConfig, name: str) -> dict[str, Metric]:
-    """The metrics that a run of the task reports."""
-    from evalengine.tasks.metric import Metric, read_metrics
-    from evalengine.tasks.registry import task_class
-
-    cls = task_class(task.cls or "", f"tasks.{name}.cls")
-    template = getattr(cls, "fixed", None) or task.template
-    if template is task.template and (not cls.takes_templates or cls.runs_programs):
-        return {metric: cls.metrics.get(metric, Metric()) for metric in cls.metric_names(task)}
-    try:
-        return read_metrics(template.metric_list, template.output_type or "generate_until", cls.metrics).metrics
-    except (KeyError, ValueError):  # only a run lists the problems
-        return {"?": Metric()}
 
 
 def needs(task: TaskConfig) -> Iterator[str]:

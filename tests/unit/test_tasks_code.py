@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalengine.cli.tasks import needs, task_metrics
+from evalengine.cli.tasks import needs
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import DatasetConfig
 from evalengine.config.shipped import outline
@@ -90,7 +90,7 @@ def test_the_list_of_tasks_says_what_it_needs() -> None:
     assert [*needs(job.config.tasks["mbpp"])] == ["allow_code_execution=true", "evalengine[lm-eval]"]
     assert [*needs(job.config.tasks["gsm8k"])] == []
     (job,) = compose_jobs(["task=humaneval_64"])
-    metrics = task_metrics(job.config.tasks["humaneval_64"], "humaneval_64")
+    metrics = HumanEval.metrics_of(job.config.tasks["humaneval_64"])
     assert [*metrics] == [f"pass@{k}" for k in (2, 8, 16, 32, 64)]
 
 

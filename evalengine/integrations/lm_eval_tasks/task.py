@@ -35,7 +35,7 @@ from evalengine.tasks.base import See, Task, named_errors
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_yaml import evaluated_split, exemplar_split
-from evalengine.tasks.metric import Aggregation, MetricValue
+from evalengine.tasks.metric import Aggregation, Metric, MetricValue
 from evalengine.tasks.rows import Doc, Row, Rows, cluster_names, content_hash
 from evalengine.tasks.templates import index_warning, literal_warnings
 from evalengine.util.forked import spread
@@ -251,8 +251,9 @@ class LmEvalTask(Task):
         return self._instances_of(doc_id, self._asked[id(doc)])
 
     @classmethod
-    def metric_names(cls, config: TaskConfig) -> list[str]:
-        return metric_names(leaf_of(config.lm_eval.name).outline) if config.lm_eval.name else ["?"]
+    def metrics_of(cls, config: TaskConfig) -> dict[str, Metric]:
+        names = metric_names(leaf_of(config.lm_eval.name).outline) if config.lm_eval.name else ["?"]
+        return dict.fromkeys(names, Metric())
 
 
 def aggregations(functions: Mapping[str, Any]) -> dict[str, str | Aggregation]:
