@@ -131,9 +131,8 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     from evalengine.report.sweep.write import write_sweep
     from evalengine.util.tables import print_lines
 
-    folders = [finished_run(place) for place in places]
-    settings = [_settings(job) for job, path in zip(jobs, folders, strict=True) if path is not None]
-    runs = [load_run(path) for path in folders if path is not None]
+    folders = [path for place in places if (path := finished_run(place)) is not None]
+    settings, runs = [*map(_settings, jobs)], [*map(load_run, folders)]
     if name == CHECKPOINTS:
         steps = jobs[0].config.steps or _named_steps(jobs)
         assert steps is not None, "_sweep_problems() lists what has none"
@@ -150,8 +149,7 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     result = sweep(name, [Cell(own, run) for own, run in zip(settings, runs, strict=True)])
     written = write_sweep(result, folder)
     for path in folders:
-        if path is not None:
-            write_page(path)  # the first pages lack the noise floor, which needs a run in the other mode
+        write_page(path)  # the first pages lack the noise floor, which needs a run in the other mode
     print_sweep(result, written)
     return 0 if result.promise_kept else 1
 
@@ -191,7 +189,6 @@ def _sweep_problems(name: str, jobs: Sequence[Job]) -> Iterator[str]:
 
 def _named_steps(jobs: Sequence[Job]) -> list[int] | None:
     """The steps in the folders' names; None unless every name has one and all differ."""
-    from evalengine.report.leaderboard.models import step_of
+    from evalengine.report.leaderboard.models import named_steps
 
-    steps = [step_of(Path(job.config.model.path).name) for job in jobs]
-    return [step for step in steps if step is not None] if None not in steps and len({*steps}) == len(steps) else None
+    return named_steps([Path(job.config.model.path).name for job in jobs])

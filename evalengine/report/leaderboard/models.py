@@ -31,18 +31,15 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:
     """How far each model was trained, from `step-1000`, `checkpoint_2k`, `epoch3` in its name or path; None unless
     every model names its own number."""
-    texts = [[name, _source(run), str(run.source)] for run, name in zip(runs, names, strict=True)]
-    for place in range(3):
-        numbers = [step_of(row[place]) for row in texts]
-        if None not in numbers and len(set(numbers)) == len(numbers):
-            return [step for step in numbers if step is not None]
-    return None
+    places = names, [_source(run) for run in runs], [str(run.source) for run in runs]
+    return next((found for texts in places if (found := named_steps(texts)) is not None), None)
 
 
-def step_of(text: str) -> int | None:
-    """The last training step that the text names, as `checkpoint-1000`; None if it names none."""
-    matches = _STEP.findall(text)
-    return int(matches[-1][0]) * _THOUSANDS[matches[-1][1].lower()] if matches else None
+def named_steps(texts: Sequence[str]) -> list[int] | None:
+    """The last training step that each text names, as `checkpoint-1000`; None unless each has its own."""
+    matches = [_STEP.findall(text) for text in texts]
+    numbers = [int(found[-1][0]) * _THOUSANDS[found[-1][1].lower()] for found in matches if found]
+    return numbers if len({*numbers}) == len(matches) else None
 
 
 def _name(run: Run) -> str:
