@@ -42,11 +42,6 @@ def _limit(text: str) -> tuple[str, int]:
     return match[1], int(match[2]) * UNITS[match[3]]
 
 
-def _on_github() -> bool:
-    """Whether this is a workflow of GitHub Actions."""
-    return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
 Json = Annotated[str | None, Option(metavar="FILE", help="write the findings as JSON; - for standard output")]
 Html = Annotated[Path | None, Option(metavar="FILE", help="write the findings as a self-contained page")]
 Allow = Annotated[bool, Option("--allow", help="compare unlike runs on the requests that they share")]
@@ -125,8 +120,9 @@ class _Gate(Command):
 @_command("evalengine.report.cli.gate:main", _Gate)
 def gate(
     baseline: Annotated[str, Argument(metavar="BASELINE", help="a run's folder, or a file of `baseline`")],
-    annotations: Annotated[bool, Option(default_factory=_on_github, show_default=False, help="::error lines for GitHub "
-                                        "(default: where GITHUB_ACTIONS=true)")],
+    annotations: Annotated[bool, Option(default_factory=lambda: os.environ.get("GITHUB_ACTIONS") == "true",
+                                        show_default=False, help="::error lines for GitHub (default: where "
+                                        "GITHUB_ACTIONS=true)")],
     run: Annotated[str | None, Argument(metavar="RUN", help="the run that is judged; or a folder of runs, such as a "
                    "sweep's, each of which is judged; or -- and the settings of a run to make")] = None,
     policy: Annotated[str, Option(metavar="NAME|FILE", help="bitwise, tokens, accuracy, or a file")] = "bitwise",

@@ -48,8 +48,7 @@ def main(arguments: Namespace) -> int:
 def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
     """The configuration of the named task, or of every task. Each is composed separately, since a group may change the
     settings of its tasks."""
-    from evalengine.config.compose import compose_jobs
-    from evalengine.config.sources import offered
+    from evalengine.config.compose import compose_jobs, offered
 
     shipped = [] if names or settings else available("task")
     for name in names or sorted({*available("task"), *offered()}):

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from os.path import isdir
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from evalengine.config.arguments import as_typed, integer, is_unicode, read_as, shown
-from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, EngineConfig, ModelConfig, Numerics, is_folder
+from evalengine.config.arguments import as_typed, integer, shown
+from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, ModelConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
 
@@ -30,8 +31,7 @@ TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # va
 def config_problems(config: Config, selects: bool = True) -> list[str]:
     """The contradictions among settings of the right types. selects: whether a task must be selected."""
     problems = [*(_selection_problems(config) if selects else ()), *run_problems(config)]
-    problems += numerics_problems(config.batch_invariant, config.numerics)
-    return [*problems, *_engine_contradictions(config.engine), *_text_problems(asdict(config), "")]
+    return [*problems, *numerics_problems(config.batch_invariant, config.numerics)]
 
 
 def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
@@ -63,32 +63,10 @@ def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
         yield f"batch_invariant=false contradicts numerics={numerics}: set batch_invariant=true, or numerics=auto"
 
 
-def engine_problems(engine: EngineConfig) -> list[str]:
-    """The problems of the engine's settings, a sentence each. `settings_problems` and `memory_problems` check what
-    depends on the model or on free memory."""
-    try:
-        return list(_engine_contradictions(read_as(EngineConfig, engine, "engine", strict=True)))
-    except ConfigError as error:
-        return error.problems
-
-
-def check_model(model: ModelConfig) -> None:
-    """Raise ConfigError for wrong words among a model's settings; its paths are looked for where it is opened."""
-    words = ModelConfig(
-        load_format=model.load_format, implementation=model.implementation, generation_config=model.generation_config
-    )
-    read_as(ModelConfig, words, "model", strict=True)
-
-
-def _engine_contradictions(engine: EngineConfig) -> Iterator[str]:
-    default = EngineConfig.kv_cache_memory_fraction
-    if engine.gpu_memory_utilization is not None and engine.kv_cache_memory_fraction != default:
-        yield "engine.gpu_memory_utilization: set it or engine.kv_cache_memory_fraction, not both"
-
-
 def run_problems(config: Config) -> Iterator[str]:
-    """Yields what contradicts among a run's settings or is missing on this machine, other than tasks, numerics and
-    engine, a sentence each. The Ray integration checks what depends on Ray (`ray_problems`)."""
+    """Yields what contradicts among a run's settings or is missing on this machine, other than tasks and numerics, a
+    sentence each. `settings_problems` checks the engine's settings, the Ray integration what depends on Ray
+    (`ray_problems`)."""
     cluster, cache, drafts, end = config.cluster, config.cache, config.drafts, config.model.think_end_token
     local, audit, replicas, address = cluster.backend == "local", cluster.audit, cluster.replicas, cluster.address
     variables = config.chat_template_args or {}
@@ -131,7 +109,7 @@ def run_problems(config: Config) -> Iterator[str]:
          f"cluster.audit={audit}: compares bits, which need batch_invariant=true; set that, or cluster.audit=0"),
         (audit > 0 and integer(replicas) == 1,
          f"cluster.audit={audit}: it needs a second replica; set cluster=ray cluster.replicas=2 or more"),
-        (config.data_dir is not None and not is_folder(config.data_dir or ""),
+        (config.data_dir is not None and not isdir(config.data_dir or ""),
          f"data_dir={config.data_dir}: no such folder"),
         (not config.output_dir, "output_dir: names no folder; results is the default"),
     )  # fmt: skip
@@ -191,15 +169,6 @@ def _selection_problems(config: Config) -> Iterator[str]:
         TopologicalSorter({name: group.tasks for name, group in config.groups.items()}).prepare()
     except CycleError as error:
         yield f"groups: {' is part of '.join(error.args[1])}; a group must not be part of itself"
-
-
-def _text_problems(value: Any, where: str) -> Iterator[str]:
-    """Yields a sentence for each text that no file can hold, as bytes on the command line that are no UTF-8."""
-    if isinstance(value, dict | list):
-        for name, inner in value.items() if isinstance(value, dict) else (("", inner) for inner in value):
-            yield from _text_problems(inner, ".".join(filter(None, (where, str(name)))))
-    elif isinstance(value, str) and not is_unicode(value):
-        yield f"{where}={value[:40]!r}: must be a text in UTF-8"
 
 
 def completed(config: Config, keys: Set[str]) -> Config:

@@ -7,17 +7,15 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, MinLen, Predicate
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
-from typing_extensions import Required, TypedDict
+from typing_extensions import LiteralString, Required, TypedDict
 
 from evalengine.config.arguments import integer, must, number
 
@@ -42,31 +40,21 @@ MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index 
 MAX_MODEL_NAME = 200
 
 
-def is_folder(path: str) -> bool:
-    """Whether the path is a folder; False also for names that are too long, and below folders that may not be read."""
-    try:
-        return Path(path).is_dir()
-    except OSError:
-        return False
+def _as_python(read: Callable[[Any], Any], error: LiteralString) -> BeforeValidator:
+    """NumPy's and torch's numbers as Python's, and texts unchanged; no truth value and no fraction is an integer."""
 
+    def check(value: Any) -> Any:
+        if (found := read(value)) is None and not isinstance(value, str):
+            raise PydanticCustomError(error, "no such number")
+        return value if found is None else found
 
-def _whole(value: Any) -> Any:
-    """NumPy's and torch's integers as Python's, and texts as they are; no truth value and no fraction is an integer."""
-    if (read := integer(value)) is None and not isinstance(value, str):
-        raise PydanticCustomError("int", "no integer")
-    return value if read is None else read
-
-
-def _real(value: Any) -> Any:
-    if (read := number(value)) is None and not isinstance(value, str):
-        raise PydanticCustomError("float", "no number")
-    return value if read is None else read
+    return BeforeValidator(check)
 
 
 # A number is taken as a text, since a Hub configuration may be called 2024. Objects that Python made are checked, too.
 SETTINGS = ConfigDict(extra="forbid", coerce_numbers_to_str=True, revalidate_instances="always")
-Whole = Annotated[int, BeforeValidator(_whole)]
-Real = Annotated[float, BeforeValidator(_real)]
+Whole = Annotated[int, _as_python(integer, "int")]
+Real = Annotated[float, _as_python(number, "float")]
 Documents = Annotated[Whole, must("be a whole number of documents, not a share of them"), Ge(1)]
 Least0 = Annotated[Whole, Ge(0)]
 Least1 = Annotated[Whole, Ge(1)]
@@ -74,10 +62,7 @@ Size = Annotated[Whole, Ge(1), Le(MAX_SIZE)]
 Share = Annotated[Real, Gt(0), Le(1), must("lie in (0, 1]")]
 ShareOfAnswers = Annotated[Real, Ge(0), Le(1), must("lie in 0 .. 1, a share of the answers")]
 Seed = Annotated[Whole, Ge(0), Le((1 << 63) - 1), must("lie in 0 .. 2^63 - 1")]
-Day = Annotated[
-    str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(lambda text: str(date.fromisoformat(text))),
-    must("be a day, as in 2024-07-26"),
-]  # fmt: skip
+Day = Annotated[str, Predicate(lambda day: str(date.fromisoformat(day)) == day), must("be a day, as in 2024-07-26")]
 ModelName = Annotated[
     str, Predicate(lambda name: name.isprintable() and len(name) <= MAX_MODEL_NAME),
     must(f"be at most {MAX_MODEL_NAME} printable characters; it names the run in folders and tables"),
@@ -86,9 +71,11 @@ TaskName = Annotated[
     str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_-]{0,99}\z"),
     must("be up to 100 of A-Z a-z 0-9 _ -, no - first: a task's name is part of file names"),
 ]  # fmt: skip
-TokenOrText = Annotated[
-    Least0 | Annotated[str, MinLen(1)], must("be the text or the id of what ends a thinking, or null")
-]
+NonEmpty = Annotated[str, MinLen(1)]
+TokenOrText = Annotated[  # as in lm-eval, a text of digits is a token id
+    Least0 | NonEmpty, BeforeValidator(lambda end: int(end) if isinstance(end, str) and end.isdecimal() else end),
+    must("be the text or the id of what ends a thinking, or null"),
+]  # fmt: skip
 Implementation = Literal["auto", "native", "transformers"]
 Chosen = Literal["auto", "always", "off"]
 AttentionBackend = Literal["auto", "flash_attn", "triton", "sdpa"]
@@ -98,16 +85,12 @@ Sequences = Annotated[Whole, Ge(1), Le((1 << 16) - 1)]  # a decode kernel's grid
 # OpenMP ends a process that gets no more threads. A larger machine's run may be explained on a smaller one.
 Threads = Annotated[Whole, Ge(1), Le(max(256, os.cpu_count() or 1))]
 Seconds = Annotated[Whole, Ge(1), Le(86_400)]
-NonEmpty = Annotated[str, MinLen(1)]
-Device = Annotated[
-    str, Predicate(lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None),
-    must("be auto, cpu, cuda or cuda:<number>"),
-]  # fmt: skip
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"), must("be auto, cpu, cuda or cuda:<number>")]
 BlockSize = Annotated[Literal["auto"] | Size, must(f"be auto or a number of tokens from 1 to {MAX_SIZE}")]
 Replicas = Annotated[Literal["auto"] | Annotated[Whole, Ge(1), Le(4096)], must("be auto or a number from 1 to 4096")]
 ChatVariables = Annotated[dict[str, Any], must("be variables with their values, as in {effort: high}")]
 Resume = Annotated[
-    str, Predicate(lambda name: name in ("auto", "never") or is_folder(name)),
+    str, Predicate(lambda name: name in ("auto", "never") or os.path.isdir(name)),
     must("be auto, never, or an existing run folder"),
 ]  # fmt: skip
 CodeExecution = Annotated[
@@ -134,12 +117,6 @@ class ModelConfig:
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
     api: str | None = None  # the address of an endpoint that answers instead, as https://HOST/v1; its model is `name`
     think_end_token: TokenOrText | None = None  # text or token id that ends a thinking; the answer follows
-
-    def __post_init__(self) -> None:
-        """As in lm-eval, a text of digits is a token id."""
-        end = self.think_end_token
-        if isinstance(end, str) and end.isdecimal():
-            object.__setattr__(self, "think_end_token", int(end))
 
 
 @dataclass(frozen=True)

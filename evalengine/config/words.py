@@ -25,6 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
+from evalengine.config.arguments import is_unicode
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS
 from evalengine.errors import ConfigError
@@ -219,14 +220,16 @@ def is_text(name: str) -> bool:
 def read_texts(node: Any, typed: Set[str], problems: list[str], where: str = "") -> Any:
     r"""A copy of the composed settings with the command line's `\n` read, and `\\n` as a backslash and an n.
 
-    typed: the names of the settings that the command line sets. Each other text that holds a `\n` adds a sentence to
-    `problems`.
+    typed: the names of the settings that the command line sets. Each other text that holds a `\n`, and each one that
+    no file can hold, adds a sentence to `problems`.
     """
     if isinstance(node, dict):
         return {name: read_texts(value, typed, problems, f"{where}.{name}".lstrip(".")) for name, value in node.items()}
     if isinstance(node, list):
         return [read_texts(value, typed, problems, where) for value in node]
-    if not isinstance(node, str) or not is_text(where):
+    if isinstance(node, str) and not is_unicode(node):  # as bytes on the command line that are no UTF-8
+        problems.append(f"{where}={node[:40]!r}: must be a text in UTF-8")
+    elif not isinstance(node, str) or not is_text(where):
         return node
     if where in typed:
         return TOKEN.sub(_meant, node)

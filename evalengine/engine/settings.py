@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from evalengine.config.arguments import shown
-from evalengine.config.check import engine_problems, resolve_numerics
+from evalengine.config.arguments import read_as, shown
+from evalengine.config.check import resolve_numerics
 from evalengine.config.schema import MAX_RANKS, Config, EngineConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.kernels.recurrent_variant import drops_guesses
@@ -20,6 +20,7 @@ from evalengine.models.spec import ModelSpec
 from evalengine.models.widths import widths
 
 DEFAULT_BLOCK_SIZE = 64
+SHARE = EngineConfig.kv_cache_memory_fraction  # the default
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Resolved values of `engine.speculation`. Only an earlier run's answers are worth guessing on a CPU, and with recurrent
@@ -92,10 +93,14 @@ def settings_problems(
     config: EngineConfig, batch_invariant: bool, numerics: str, spec: ModelSpec | None
 ) -> Iterator[str]:
     """A sentence for each problem. Without `spec` (no model was found), only problems that do not depend on one."""
-    problems = list(engine_problems(config))
-    yield from problems
-    if problems:
+    try:
+        read_as(EngineConfig, config, "engine", strict=True)
+    except ConfigError as error:
+        yield from error.problems
         return
+    if config.gpu_memory_utilization is not None and config.kv_cache_memory_fraction != SHARE:
+        yield "engine.gpu_memory_utilization: set it or engine.kv_cache_memory_fraction, not both"
+    problems: list[str] = []
     device = torch.device(_device_name(config.device))
     if device.type == "cuda":
         problems = list(_cuda_problems(device, config.tensor_parallel_size))

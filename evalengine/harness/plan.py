@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evalengine.config.compose import COMPUTED_AGAIN, read_config
+from evalengine.config.compose import read_config
 from evalengine.config.schema import ClusterConfig, Config, template_date, template_variables
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
@@ -56,6 +56,7 @@ from evalengine.util.forked import ForkedTask, shares
 from evalengine.util.phases import phase
 from evalengine.util.plugins import load
 
+COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or stored
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 FEW_DOCUMENTS = 200  # documents whose prompts take a tenth of a second; a GPU's model takes longer to load
 MOST_REQUESTS = 1 << 32  # requests of one process, which numbers its own

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config.check import engine_problems
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.load.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields
 from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.engine.settings import settings_problems
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
 from evalengine.util.plain_files import parse_json
@@ -119,7 +119,7 @@ def test_engine_settings_of_any_kind_are_accepted_or_a_sentence() -> None:
     for case in cases("engine settings", 400):
         settings = {f.name: odd(case) for f in fields(EngineConfig) if case.random() < 0.4}
         with case.named(list(settings)):
-            problems = list(engine_problems(EngineConfig(**settings)))
+            problems = list(settings_problems(EngineConfig(**settings), True, "auto", None))
             assert all(problem.startswith("engine.") and len(problem) < 400 for problem in problems)
 
 

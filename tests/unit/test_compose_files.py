@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.config.compose import Job, _of_shipped_files, compose_jobs, read_config
-from evalengine.config.sources import Source
+from evalengine.config.compose import Job, Source, _of_shipped_files, compose_jobs, read_config
 from evalengine.errors import ConfigError
 
 TASK = "cls: gsm8k:GSM8K\ndataset: {path: rows.jsonl}\nsplit: test\n"

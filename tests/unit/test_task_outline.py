@@ -22,7 +22,7 @@ from tests.unit.shipped_tasks import each_task
 def test_an_outline_is_what_hydra_composes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra reads and merges every file itself, as it does where the files are not the shipped ones."""
     with monkeypatch.context() as patch:
-        patch.setattr("evalengine.config.sources.MERGED", "nowhere")
+        patch.setattr("evalengine.config.compose.Places.manipulate_search_path", lambda *_: None)
         (job,) = compose_jobs([f"task={name}"])
     composed, outlined = job.config, outline(name)
     assert outlined.tasks and (outlined.tasks, outlined.groups) == (composed.tasks, composed.groups)

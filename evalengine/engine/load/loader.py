@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evalengine.config.check import check_model
+from evalengine.config.arguments import read_as
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.adapter import Adapter, resolve_adapter
@@ -122,7 +122,10 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
 
     Raises `ConfigError` for a missing or unsupported model, `EvalEngineError` for a damaged file.
     """
-    check_model(model)
+    words = ModelConfig(
+        load_format=model.load_format, implementation=model.implementation, generation_config=model.generation_config
+    )
+    read_as(ModelConfig, words, "model", strict=True)  # paths are looked for where they are opened
     located = locate_model(model)
     path, kind = _weights_of(located.path, model.load_format)
     setting = f"model.path={located.source}"
