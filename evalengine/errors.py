@@ -6,7 +6,7 @@ Each message names the setting or file at fault and what to do about it. Broken 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from evalengine.plain_text import printable
@@ -52,6 +52,15 @@ def first_of(lines: Sequence[str], most: int, what: str = "more") -> list[str]:
 def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
     """The first `most` names in a sentence, and the number of the others: `a, b and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def near(word: object, choices: Iterable[str]) -> str:
+    """The known word that was probably meant, or all known words, as a part of a sentence."""
+    import difflib  # 0.8 ms, for errors alone
+
+    known = [*choices]
+    matches = difflib.get_close_matches(str(word), known, 1)
+    return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(known)}"
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

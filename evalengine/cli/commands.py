@@ -282,11 +282,11 @@ def bench(
     files: Files = None,
     requests: Requests = None,
     rounds: Annotated[int, Option(metavar="N", min=1, help="timed runs per mode and workload (3 if under 3 s)")] = 1,
-    modes: Annotated[Any, Option(metavar="NAME,...", parser=names, help="invariant, fast (default: both)")] = None,
+    modes: Annotated[Any, Option(metavar="NAME,...", parser=names, help="what to time")] = "invariant,fast",
     compare: Annotated[Path | None, Option(metavar="FILE", help="compare with a JSON of bench, or like it")] = None,
     output: Output = Path("results/reference"),
     tensor_parallel_sizes: Annotated[Any, Option(metavar="N,...", parser=counts, help="every model once "
-                                     'for each number of ranks (default: 1); "-tp2" is added to its name')] = None,
+                                     'for each number of ranks; "-tp2" is added to its name')] = "1",
     max_num_seqs: Annotated[int, Option(metavar="N", min=1, help="of the engines")] = 256,
     max_num_batched_tokens: Annotated[int, Option(metavar="N", min=1, help="of the engines")] = 8192,
     max_model_len: Annotated[int | None, Option(metavar="N", min=1, help="of the engines (as needed)")] = None,
@@ -305,9 +305,7 @@ def bench(
     if what != "throughput":
         others = "kernels, steps and statistics are measured from a checkout: python -m benchmarks"
         raise TyperException(f"{what}: there is no such benchmark; there are throughput and start; {others}")
-    arguments.modes = modes or ["invariant", "fast"]
-    arguments.tensor_parallel_sizes = tensor_parallel_sizes or [1]
-    if unknown := [mode for mode in arguments.modes if mode not in ("invariant", "fast")]:
+    if unknown := [mode for mode in modes if mode not in ("invariant", "fast")]:
         raise TyperException(f"--modes {unknown[0]}: there are invariant and fast")
     return arguments
 

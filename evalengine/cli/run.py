@@ -7,7 +7,6 @@ Hydra is imported for settings and torch when a run starts, so that configuratio
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -24,7 +23,7 @@ from typer.main import get_command
 from evalengine.cli.command import SETTING, Command
 from evalengine.cli.commands import COMMANDS
 from evalengine.config.shipped import available
-from evalengine.errors import ConfigError, listed
+from evalengine.errors import ConfigError, listed, near
 from evalengine.plain_text import say, warn
 from evalengine.util.command import PROGRAM, Namespace, exit_code
 from evalengine.util.phases import phase
@@ -130,9 +129,7 @@ def _unknown_word(word: str, first: bool) -> str:
     if meant or not first:
         hint = f"; did you mean {meant[0]}?" if meant else "; quote what holds spaces: 'task=[a, b]'"
         return f"{word}: a setting is one word, name=value, without spaces around its ={hint}"
-    near = difflib.get_close_matches(word, NAMES, 1)
-    known = f"did you mean {near[0]}?" if near else f"there is: {', '.join(NAMES)} (see --help)"
-    return f"{word}: no such command; {known}"
+    return f"{word}: no such command; {near(word, NAMES)}"
 
 
 def _wrapped(indent: int, text: str) -> str:

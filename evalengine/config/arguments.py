@@ -28,15 +28,6 @@ Text = Annotated[str, Strict()]  # no number is taken as a text
 Flag = Annotated[bool, Strict()]
 KNOWN_NAMES = ConfigDict(extra="forbid")  # as `__pydantic_config__` of a class: unknown names are rejected
 MOST_OF_NAME = 60  # characters of a name in messages: a file may have one of a megabyte
-EXPECTED = (  # how pydantic's name of an error begins -> what the value must be
-    *(("int", "an integer"), ("finite", "a finite number"), ("float", "a number"), ("bool", "true or false")),
-    *(("string_too_short", "a text that is not empty"), ("string_pattern", "a text of the form {pattern}")),
-    *(("too_short", "a list that is not empty"), ("string_unicode", "a text in UTF-8"), ("string", "a text")),
-    ("list|tuple|set", "a list"),
-    ("dict|mapping|dataclass|model", "a mapping of names to values"),
-    *(("literal", "one of {expected}"), ("greater_than_equal", "at least {ge}"), ("greater_than", "more than {gt}")),
-    *(("less_than_equal", "at most {le}"), ("less_than", "less than {lt}")),
-)
 LARGEST = (1 << 63) - 1  # the largest int64
 _NUMERIC_KINDS = "iuf"  # NumPy's kinds of numbers; the others (bool, datetime, ...) only look like some
 
@@ -204,20 +195,18 @@ def as_typed(value: Any) -> str:
 
 
 def problems_of(error: ValidationError, where: str = "") -> list[str]:
-    """A sentence for each problem: the name of the setting, its value, and what it must be."""
+    """A sentence for each problem: the name of the setting, its value, and what it must be, in pydantic's words."""
     return [_sentence(problem, where) for problem in error.errors(include_url=False)]
 
 
 def _sentence(problem: ErrorDetails, where: str) -> str:
-    kind, name, context = problem["type"], name_of(problem["loc"], where) or "it", problem.get("ctx", {})
+    kind, name = problem["type"], name_of(problem["loc"], where) or "it"
     if kind == "missing":
         return f"{name}: is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{name}: no such setting"
-    if kind == "literal_error":
-        context["expected"] = context["expected"].replace(" or ", ", ").replace("'", "")
-    words = next((f"must be {text.format(**context)}" for start, text in EXPECTED if re.match(start, kind)), None)
-    return f"{name}={as_typed(problem['input'])}: {words or problem['msg'].removeprefix('Value error, ')}"
+    words = re.sub(r"^(Input|String|List|Value) should ", "must ", problem["msg"].removeprefix("Value error, "))
+    return f"{name}={as_typed(problem['input'])}: {words}"
 
 
 def name_of(place: Sequence[str | int], where: str = "") -> str:

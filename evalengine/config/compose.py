@@ -185,14 +185,12 @@ def _valid(
 
 
 def _remove(data: Any, place: Sequence[str | int]) -> None:
-    """Takes a setting out of nested mappings, or the one above it that is not a mapping."""
-    *above, last = place
-    for part in above:
-        if not isinstance(data.get(part), dict):
-            last = part
-            break
-        data = data[part]
-    data.pop(last, None)
+    """Take a setting out of nested mappings, or the one above it that is not a mapping."""
+    first, *below = place
+    if below and isinstance(data.get(first), dict):
+        _remove(data[first], below)
+    else:
+        data.pop(first, None)
 
 
 def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]:

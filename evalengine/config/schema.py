@@ -40,12 +40,12 @@ MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index 
 MAX_MODEL_NAME = 200
 
 
-def _as_python(read: Callable[[Any], Any], error: LiteralString) -> BeforeValidator:
+def _as_python(read: Callable[[Any], Any], expected: LiteralString) -> BeforeValidator:
     """NumPy's and torch's numbers as Python's, and texts unchanged; no truth value and no fraction is an integer."""
 
     def check(value: Any) -> Any:
         if (found := read(value)) is None and not isinstance(value, str):
-            raise PydanticCustomError(error, "no such number")
+            raise PydanticCustomError("number", "must be a valid " + expected)
         return value if found is None else found
 
     return BeforeValidator(check)
@@ -53,8 +53,8 @@ def _as_python(read: Callable[[Any], Any], error: LiteralString) -> BeforeValida
 
 # A number is taken as a text, since a Hub configuration may be called 2024. Objects that Python made are checked, too.
 SETTINGS = ConfigDict(extra="forbid", coerce_numbers_to_str=True, revalidate_instances="always")
-Whole = Annotated[int, _as_python(integer, "int")]
-Real = Annotated[float, _as_python(number, "float")]
+Whole = Annotated[int, _as_python(integer, "integer")]
+Real = Annotated[float, _as_python(number, "number")]
 Documents = Annotated[Whole, must("be a whole number of documents, not a share of them"), Ge(1)]
 Least0 = Annotated[Whole, Ge(0)]
 Least1 = Annotated[Whole, Ge(1)]

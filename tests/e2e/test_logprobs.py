@@ -81,4 +81,4 @@ def test_an_interrupted_run_keeps_them(tmp_path: Path, monkeypatch: pytest.Monke
 def test_none_is_not_a_number_of_them(tmp_path: Path) -> None:
     """`logprobs=0` is refused: at least one alternative must be asked for."""
     done = call("logprobs=0", f"output_dir={tmp_path}")
-    assert done.code == 2 and "logprobs=0: must be at least 1" in done.err
+    assert done.code == 2 and "logprobs=0: must be greater than or equal to 1" in done.err

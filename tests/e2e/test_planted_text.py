@@ -106,7 +106,7 @@ def test_a_forged_receipt_prints_no_verdict_of_its_own(receipt: Path, tmp_path: 
     content["item"]["task"], content["computed_by"]["contract_version"] = "a", 2.0
     forged.write_text(RECEIPT.seal(content))
     done = call("check", str(forged), "--model", "asset:tinymath")
-    assert done.code == 2 and "contract_version=2.0: must be an integer" in done.err
+    assert done.code == 2 and "contract_version=2.0: must be a valid integer" in done.err
 
 
 def test_receipts(receipt: Path, tmp_path: Path) -> None:

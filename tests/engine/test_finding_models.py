@@ -219,12 +219,12 @@ def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatc
 
 
 def test_wrong_load_formats_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.load_format=pickle: must be one of auto, safetensors, pytorch"):
+    with pytest.raises(ConfigError, match=r"model\.load_format=pickle: must be 'auto', 'safetensors', 'pytorch'"):
         load(folder, load_format="pickle")
     words = {"load_format": "pickle", "implementation": "vllm", "generation_config": "vllm"}
     with pytest.raises(ConfigError) as caught:
         resolve_checkpoint(ModelConfig(path="./absent", **words))
-    assert [problem.partition(": must be one of")[0] for problem in caught.value.problems] == [
+    assert [problem.partition(": must be ")[0] for problem in caught.value.problems] == [
         f"model.{name}={word}" for name, word in words.items()
     ]
     with pytest.raises(ConfigError, match=r"0 \.gguf files here"):

@@ -208,7 +208,7 @@ def test_what_a_native_family_does_not_compute_transformers_module_runs(tmp_path
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "surely_not"}))
     with pytest.raises(ConfigError, match="has no such model"):
         resolve_checkpoint(dataclasses.replace(model, implementation="transformers"))
-    with pytest.raises(ConfigError, match="must be one of auto, native, transformers"):
+    with pytest.raises(ConfigError, match="must be 'auto', 'native' or 'transformers'"):
         resolve_checkpoint(dataclasses.replace(model, implementation="vllm"))
 
 

@@ -181,7 +181,7 @@ def test_bad_arguments_are_listed_at_once() -> None:
         "max_length: no such model argument; it is called max_model_len here",
         "batch_invariant='perhaps': must be True or False",
         "model.path=./none: no model found",
-        "engine.max_num_seqs=0: must be at least 1",
+        "engine.max_num_seqs=0: must be greater than or equal to 1",
     ):
         assert part in text
 

@@ -210,8 +210,8 @@ def test_an_edited_experiment_is_refused(tmp_path: Path, records: list[RequestRe
     assert named_runs([str(sweep)]) == [*map(str, places)]
     for edited, why in [
         ({**whole, "verdict": "better"}, "its sha256 is not that of its content"),
-        ({**whole, "runs": [{"source": None}]}, r"runs\[0\]\.source=None: must be a text"),
-        ({**whole, "runs": 5}, "runs=5: must be a list"),
+        ({**whole, "runs": [{"source": None}]}, r"runs\[0\]\.source=None: must be a valid string"),
+        ({**whole, "runs": 5}, "runs=5: must be a valid list"),
     ]:
         file.write_text(json.dumps(edited))
         with pytest.raises(ConfigError, match=rf"x\.json: .*{why}.*it was edited"):

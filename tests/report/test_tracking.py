@@ -97,7 +97,7 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch, fold
     assert problem == "log_to=wandb: wandb is not installed: pip install 'evalengine[wandb]'"
     with pytest.raises(ConfigError) as refused:
         compose_jobs(["log_to=wandb", "limit=0"])
-    assert refused.value.problems == ["limit=0: must be at least 1", problem]
+    assert refused.value.problems == ["limit=0: must be greater than or equal to 1", problem]
     assert main(["report", str(folder), "--log-to", "wandb"]) == 2
 
 

@@ -244,9 +244,9 @@ def test_a_client_that_takes_nothing_keeps_no_server_from_ending() -> None:
 
 def test_the_words_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words, said in (
-        (["port=99999"], "port=99999: must be at most 65535"),
+        (["port=99999"], "port=99999: must be less than or equal to 65535"),
         (["task=gsm8k"], "task: no setting of a server"),
-        (["max_open=0"], "max_open=0: must be at least 1"),
+        (["max_open=0"], "max_open=0: must be greater than or equal to 1"),
         (["tinymath"], "settings are written name=value"),
         (["host=256.1.1.1"], "host=256.1.1.1 port=8000"),
         (["--api-key", " "], "--api-key"),

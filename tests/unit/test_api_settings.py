@@ -112,7 +112,7 @@ def test_a_suggestion_is_an_argument_of_python(name: str, argument: str) -> None
     ],
 )
 def test_a_tasks_own_settings_reach_it(args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"tasks?(\.arithmetic)?\.num_fewshot=-2: must be at least 0"):
+    with pytest.raises(ConfigError, match=r"tasks?(\.arithmetic)?\.num_fewshot=-2: must be greater than or equal to 0"):
         evaluate(*args, **named)
 
 
@@ -155,7 +155,7 @@ def test_a_shipped_models_name_is_its_file(tmp_path: Path, monkeypatch: pytest.M
         ("tinymath", {"engine": {"max_num_seq": 4}}, ["did you mean engine.max_num_seqs?"]),
         ("tinymath", {"limit": 0.01}, ["limit=0.01: must be a whole number of documents, not a share of them"]),
         ("tinymath", {"limt": 4, "sed": 1}, ["limt: no such setting; did you mean limit?", "sed: no such"]),
-        ("tinymath", {"limit": 0, "seed": -1}, ["limit=0: must be at least 1", "seed=-1"]),
+        ("tinymath", {"limit": 0, "seed": -1}, ["limit=0: must be greater than or equal to 1", "seed=-1"]),
         ("tinymath", {"limit": "many"}, ["limit"]),
         ("/nowhere/weights", {"limit": 1}, ["/nowhere/weights"]),
         (ModelConfig(), {}, ["model.path: names no weights"]),

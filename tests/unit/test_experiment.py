@@ -92,7 +92,7 @@ def test_a_user_writes_another_experiment(tmp_path: Path) -> None:
         (["experiment=noise_floor,other"], "name one experiment"),
         ([*TWO_RUNS, "numerics=exact"], "batch_invariant=false contradicts numerics=exact"),
         (["experiment=noise_floor", "engine.max_num_seqs=4", "batch_invariant=true"], "one run is no sweep"),
-        (["experiment=noise_floor", "engine.max_num_seqs=1,0"], "engine.max_num_seqs=0: must be at least 1"),
+        (["experiment=noise_floor", "engine.max_num_seqs=1,0"], "engine.max_num_seqs=0: must be greater than or equal"),
         ([*TWO_RUNS, "model.path=/nowhere/x"], "/nowhere/x"),
         ([*TWO_RUNS, "resume=."], "an experiment takes auto or never"),
         ([*TWO_RUNS, "engine.max_model_len=512,99999", "engine.device=cpu"],

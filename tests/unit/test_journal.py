@@ -184,10 +184,10 @@ FORGED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_sha256": "cd" * 32}, "it answers another prompt"),
     ({"prompt_sha256": 5}, "prompt_sha256=5: must be 64 hex digits"),
     ({"output_ids": [1]}, "1 output ids and 2 logprobs"),
-    ({"output_ids": [1, -2]}, r"output_ids\[1\]=-2: must be at least 0"),
-    ({"output_ids": [1, 2.0]}, r"output_ids\[1\]=2.0: must be an integer"),
+    ({"output_ids": [1, -2]}, r"output_ids\[1\]=-2: must be greater than or equal to 0"),
+    ({"output_ids": [1, 2.0]}, r"output_ids\[1\]=2.0: must be a valid integer"),
     ({"output_ids": [1, 2**31]}, "between 0 and 2147483647"),
-    ({"output_ids": "12"}, "output_ids='12': must be a list"),
+    ({"output_ids": "12"}, "output_ids='12': must be a valid list"),
     ({"output_ids": [], "logprobs": ""}, "0 output ids, where 1 to 200"),
     ({"output_ids": [1] * 201, "logprobs": packed(*[-1.0] * 201)}, "201 output ids, where 1 to 200"),
     ({"logprobs": packed(-1.0)}, "2 output ids and 1 logprobs"),
@@ -198,9 +198,9 @@ FORGED: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": "no base64!"}, "Only base64 data"),
     ({"finish_reason": "error"}, "its finish reason is not that of its output"),
     ({"finish_reason": "length"}, "its finish reason is not that of its output"),
-    ({"text": None}, "text=None: must be a text"),
+    ({"text": None}, "text=None: must be a valid string"),
     ({"text": "other"}, "its text is not that of its output ids"),
-    ({"is_greedy": 1}, "is_greedy=1: must be true or false"),
+    ({"is_greedy": 1}, "is_greedy=1: must be a valid boolean"),
 ]
 
 

@@ -54,25 +54,25 @@ def test_what_fits_is_read_as_its_type() -> None:
     ("kind", "value", "problem"),
     [
         (Whole, {}, "run.name: is missing"),
-        (Whole, {"name": 3}, "run.name=3: must be a text"),
-        (Whole, {"name": "", "on": 1}, "run.on=1: must be true or false"),
-        (Whole, {"name": "", "on": "true"}, "run.on='true': must be true or false"),
-        (Whole, {"name": "", "size": True}, "run.size=True: must be a number"),
-        (Whole, 3, "run=3: must be a mapping of names to values"),
-        (Outer, {"inner": {"count": "5"}}, "run.inner.count='5': must be an integer"),
-        (Outer, {"inner": {"count": True}}, "run.inner.count=True: must be an integer"),
-        (Outer, {"inner": {"count": 2.0}}, "run.inner.count=2.0: must be an integer"),
-        (Outer, {"inner": {"count": 0}}, "run.inner.count=0: must be at least 1"),
-        (Outer, {"inner": {"count": 10}}, "run.inner.count=10: must be at most 9"),
-        (Outer, {"inner": {"level": "word"}}, "run.inner.level=word: must be one of bitwise, tokens"),
-        (Outer, {"inner": {"names": ["x", None]}}, "run.inner.names[1]=None: must be a text"),
-        (Outer, {"inner": {"names": "xy"}}, "run.inner.names=xy: must be a list"),
+        (Whole, {"name": 3}, "run.name=3: must be a valid string"),
+        (Whole, {"name": "", "on": 1}, "run.on=1: must be a valid boolean"),
+        (Whole, {"name": "", "on": "true"}, "run.on='true': must be a valid boolean"),
+        (Whole, {"name": "", "size": True}, "run.size=True: must be a valid number"),
+        (Whole, 3, "run=3: must be a dictionary or an instance of Whole"),
+        (Outer, {"inner": {"count": "5"}}, "run.inner.count='5': must be a valid integer"),
+        (Outer, {"inner": {"count": True}}, "run.inner.count=True: must be a valid integer"),
+        (Outer, {"inner": {"count": 2.0}}, "run.inner.count=2.0: must be a valid integer"),
+        (Outer, {"inner": {"count": 0}}, "run.inner.count=0: must be greater than or equal to 1"),
+        (Outer, {"inner": {"count": 10}}, "run.inner.count=10: must be less than or equal to 9"),
+        (Outer, {"inner": {"level": "word"}}, "run.inner.level=word: must be 'bitwise' or 'tokens'"),
+        (Outer, {"inner": {"names": ["x", None]}}, "run.inner.names[1]=None: must be a valid string"),
+        (Outer, {"inner": {"names": "xy"}}, "run.inner.names=xy: must be a valid tuple"),
         (Outer, {"inner": {"cuont": 3}}, "run.inner.cuont: no such setting"),
-        (Outer, {"each": {"m": 3}}, "run.each.m=3: must be a mapping of names to values"),
+        (Outer, {"each": {"m": 3}}, "run.each.m=3: must be a dictionary or an instance of Inner"),
         (Outer, {"share": 0}, "run.share=0: must lie in (0, 1]"),
         (Outer, {"share": "much"}, "run.share=much: must lie in (0, 1]"),
         (Outer, {"replicas": 0}, "run.replicas=0: must be auto or a positive number"),
-        (Outer, {"loose": "x"}, "run.loose=x: must be an integer"),
+        (Outer, {"loose": "x"}, "run.loose=x: must be a valid integer, unable to parse string as an integer"),
     ],
 )
 def test_a_problem_names_the_place_the_value_and_the_cure(kind: Any, value: Any, problem: str) -> None:
@@ -85,10 +85,10 @@ def test_all_problems_are_listed() -> None:
     with pytest.raises(ConfigError) as caught:
         read_as(Outer, {"share": 2, "inner": {"count": 0, "level": 1}, "loose": None})
     assert caught.value.problems == [
-        "inner.count=0: must be at least 1",
-        "inner.level=1: must be one of bitwise, tokens",
+        "inner.count=0: must be greater than or equal to 1",
+        "inner.level=1: must be 'bitwise' or 'tokens'",
         "share=2: must lie in (0, 1]",
-        "loose=None: must be an integer",
+        "loose=None: must be a valid integer",
     ]
 
 

@@ -102,7 +102,7 @@ def test_settings_that_a_code_task_does_not_take() -> None:
     with pytest.raises(ConfigError) as caught:
         HumanEval("mine", replace(config, template=template))
     assert "template.metric_list" in str(caught.value) and "template.output_type" in str(caught.value)
-    with pytest.raises(ConfigError, match="must be at most 86400"):
+    with pytest.raises(ConfigError, match="must be less than or equal to 86400"):
         compose_jobs(["task=humaneval", "task.code_timeout=100000"])
     assert MBPPInstruct.runs_programs and not config.template.fewshot_config.samples
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from evalengine.config.arguments import integer, read_as, shown
 from evalengine.config.check import name_of_path, numerics_problems, run_problems
 from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelConfig
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, near
 
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))
@@ -94,9 +93,7 @@ def _unknown(name: str) -> str:
     if name in ELSEWHERE:
         meant = ELSEWHERE[name]
         return f"{name}: no such model argument; " + (f"it is called {meant} here" if meant else "leave it out")
-    near = difflib.get_close_matches(name, KNOWN, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted({*KNOWN} - {*IGNORED}))}"
-    return f"{name}: no such model argument; {hint}"
+    return f"{name}: no such model argument; {near(name, sorted({*KNOWN} - {*IGNORED}))}"
 
 
 def _read(name: str, value: Any) -> tuple[Any, str]:

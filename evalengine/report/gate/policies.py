@@ -14,9 +14,8 @@ any_of:                               # a rule is one of: digest, tokens, accura
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -28,7 +27,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
 from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of, shown
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, near
 from evalengine.records.shapes import Number
 from evalengine.util.plain_files import deep_merged, read_yaml
 
@@ -306,12 +305,6 @@ def _in_words(problem: Any, sentence: str) -> str:
     if kind == "float_type" and isinstance(value, str) and re.fullmatch(exponent, value, re.IGNORECASE):
         sentence += " (YAML reads this as text: write a decimal point and a signed exponent, as in 1.0e-4, 1.0e+4)"
     return sentence
-
-
-def near(word: Any, choices: Iterable[str]) -> str:
-    """The known word that was probably meant, or all known words, as a part of a sentence."""
-    matches = difflib.get_close_matches(str(word), tuple(choices), 1)
-    return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(choices)}"
 
 
 def available() -> list[str]:
