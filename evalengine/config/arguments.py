@@ -16,10 +16,11 @@ import re
 import reprlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict
 
 from evalengine.errors import ConfigError
 
@@ -93,54 +94,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-class Fields:
-    """Reads the fields of a frozen dataclass in its `__post_init__`: each is replaced by the value read, and `check`
-    raises everything that is wrong at once."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-        self.problems: list[str] = []
-
-    def integer(self, name: str, least: int, largest: int = LARGEST, meaning: str = "") -> None:
-        raw = self._raw(name)
-        if type(raw) is int and least <= raw <= largest:  # the usual case, in a third of the time
-            return
-        value = integer(raw)
-        fits = value is not None and least <= value <= largest
-        limits = f"an integer of at least {least}" if largest == LARGEST else f"an integer from {least} to {largest}"
-        self.take(name, value, fits, limits + meaning)
-
-    def number(self, name: str, least: float, largest: float, expected: str, also: float = math.nan) -> None:
-        """Reads a number that must lie in [least, largest] or equal `also`."""
-        value = number(self._raw(name))
-        self.take(name, value, value is not None and (least <= value <= largest or value == also), expected)
-
-    def flag(self, name: str) -> None:
-        value = self._raw(name)
-        value = value.item() if type(value).__name__ in ("bool_", "bool") and hasattr(value, "item") else value
-        self.take(name, value, isinstance(value, bool), "true or false")
-
-    def token_ids(self, name: str, expected: str = "a sequence of integers") -> None:
-        """Reads token ids as a list."""
-        value = token_ids(self._raw(name))
-        self.take(name, value, value is not None, expected)
-
-    def take(self, name: str, value: Any, fits: bool, expected: str) -> None:
-        """Sets the field to `value` if that `fits`; else adds a problem that says what is wanted."""
-        if fits:
-            object.__setattr__(self._owner, name, value)
-        else:
-            self.problems.append(f"{name}={shown(self._raw(name))}: must be {expected}")
-
-    def check(self, prefix: str = "") -> None:
-        """Raises ConfigError if anything was wrong."""
-        if self.problems:
-            raise ConfigError([prefix + problem for problem in self.problems])
-
-    def _raw(self, name: str) -> Any:
-        return getattr(self._owner, name)
-
-
 def _numeric(value: Any) -> bool:
     kind = getattr(value.dtype, "kind", None)
     return str(value.dtype) != "torch.bool" if kind is None else kind in _NUMERIC_KINDS
@@ -166,6 +119,20 @@ def read_as(kind: type[T], value: Any, where: str = "", strict: bool | None = No
     except ValidationError as error:
         raise ConfigError(problems_of(error, where)) from error
     return read
+
+
+def read_fields(owner: Any) -> None:
+    """Read the fields of a frozen dataclass as their types, in its `__post_init__`, except those without `Annotated`.
+    Raises ConfigError that lists all that is wrong."""
+    kind: Any = type(owner)
+    vars(owner).update(read_as(_annotated(kind), vars(owner), strict=True))
+
+
+@lru_cache(None)
+def _annotated(kind: Any) -> Any:
+    """The annotated fields of a class, as a mapping's type."""
+    hints = get_type_hints(kind, include_extras=True)
+    return TypedDict(kind.__name__, {name: hint for name, hint in hints.items() if "Annotated" in str(hint)})  # type: ignore[operator]
 
 
 @lru_cache(None)

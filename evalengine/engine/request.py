@@ -10,17 +10,32 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Le, Predicate
+from pydantic import BeforeValidator, InstanceOf, PlainValidator
 
-from evalengine.config.arguments import LARGEST, Fields, integer, is_unicode, token_ids
-from evalengine.models.processors import LogitsProcessors, of_plain
+from evalengine.config.arguments import LARGEST, must, read_fields
+from evalengine.config.schema import NonEmpty, Real, Share, Whole
+from evalengine.errors import ConfigError
+from evalengine.models.processors import LogitsProcessors, Natural, TokenIdTuple, Unicode, as_tuple, of_plain, read_ids
 from evalengine.records.schema import Answer
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 1e-6  # 1/T times a logprob stays far inside float64; a colder sample is as good as greedy
-TOKEN_IDS = "token ids, a sequence of integers"
+TokenIds = Annotated[list[int], PlainValidator(read_ids)]
+Integer = Annotated[Whole, Ge(-LARGEST - 1), Le(LARGEST)]
+Positive = Annotated[Whole, Ge(1), Le(LARGEST)]
+Temperature = Annotated[
+    Real, Predicate(lambda value: value == 0 or MIN_TEMPERATURE <= value <= sys.float_info.max),
+    must(f"be 0 (greedy), or at least {MIN_TEMPERATURE}"),
+]  # fmt: skip
+Stops = Annotated[
+    tuple[Annotated[str, Predicate(bool)], ...], must("be a non-empty string, or a list of them"),
+    BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else as_tuple(stop)),
+]  # fmt: skip
+Flag = Annotated[bool, BeforeValidator(lambda flag: flag.item() if hasattr(flag, "item") else flag)]
 
 
 @dataclass(frozen=True)
@@ -33,51 +48,25 @@ class SamplingParams:
     "3" are no numbers of tokens. NumPy's and torch's scalars are taken.
     """
 
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()  # stop strings, cut from the text; the tokens up to the completing one are kept
-    stop_token_ids: tuple[int, ...] | None = None  # None: the model's end-of-sequence ids
-    ignore_eos: bool = False
-    seed: int = 0
-    noise_key: str | None = None  # e.g. "task/document/repeat"; None: the prompt's token ids
-    logprobs: int = 0  # alternatives reported per position, besides the chosen token
-    processors: LogitsProcessors | None = None  # None: the model's; LogitsProcessors(): none
+    max_tokens: Positive = 256
+    temperature: Temperature = 0.0
+    top_k: Natural = 0  # 0: off
+    top_p: Share = 1.0
+    stop: Stops = ()  # stop strings, cut from the text; the tokens up to the completing one are kept
+    stop_token_ids: TokenIdTuple | None = None  # None: the model's end-of-sequence ids
+    ignore_eos: Flag = False
+    seed: Integer = 0
+    noise_key: Unicode | None = None  # e.g. "task/document/repeat"; None: the prompt's token ids
+    logprobs: Natural = 0  # alternatives reported per position, besides the chosen token
+    processors: InstanceOf[LogitsProcessors] | None = None  # None: the model's; LogitsProcessors(): none
     # The token id or text that ends a thinking: stop strings hold behind it, and `RequestOutput.text` begins there.
-    think_end_token: str | int | None = None
-    n: int = 1  # samples of a prompt (`LLM.generate`); a `GenerateRequest` is one of them
+    think_end_token: Annotated[Natural | NonEmpty, must("be a token id, a non-empty text, or None")] | None = None
+    n: Positive = 1  # samples of a prompt (`LLM.generate`); a `GenerateRequest` is one of them
 
     def __post_init__(self) -> None:
-        read = Fields(self)
-        read.integer("max_tokens", 1)
-        read.integer("n", 1)
-        read.number(
-            "temperature", MIN_TEMPERATURE, sys.float_info.max, f"0 (greedy), or at least {MIN_TEMPERATURE}", also=0.0
-        )
-        read.integer("top_k", 0, meaning=" (0: off)")
-        read.number("top_p", sys.float_info.min, 1.0, "a number in (0, 1]")
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        good = isinstance(stop, list | tuple) and all(isinstance(s, str) and s for s in stop)
-        read.take("stop", tuple(stop) if good else None, good, "a non-empty string, or a list of them")
-        if self.stop_token_ids is not None:
-            ids = token_ids(self.stop_token_ids)
-            read.take("stop_token_ids", None if ids is None else tuple(ids), ids is not None, "token ids, or None")
-        read.flag("ignore_eos")
-        read.integer("seed", -LARGEST - 1)
-        read.integer("logprobs", 0)
-        if self.noise_key is not None:
-            good = isinstance(self.noise_key, str) and is_unicode(self.noise_key)
-            read.take("noise_key", self.noise_key, good, "text (Unicode), or None")
-        end = self.think_end_token
-        if end is not None and not (isinstance(end, str) and end and is_unicode(end)):
-            good = not isinstance(end, str) and integer(end) is not None and integer(end) >= 0  # type: ignore[operator]
-            read.take("think_end_token", integer(end), good, "a token id, a non-empty text, or None")
-        good = self.processors is None or isinstance(self.processors, LogitsProcessors)
-        read.take("processors", self.processors, good, "LogitsProcessors, or None")
-        if not read.problems and self.n > 1 and self.temperature == 0:
-            read.problems.append(f"n={self.n}: at temperature=0 all samples are the same one; set a temperature")
-        read.check()
+        read_fields(self)
+        if self.n > 1 and self.temperature == 0:
+            raise ConfigError(f"n={self.n}: at temperature=0 all samples are the same one; set a temperature")
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> SamplingParams:
@@ -96,22 +85,33 @@ class GenerateRequest:
     Raises: ConfigError that lists every field of another type.
     """
 
-    request_id: int
-    prompt_ids: list[int]
-    params: SamplingParams = field(default_factory=SamplingParams)
-    sample: int = 0
+    request_id: Integer
+    prompt_ids: TokenIds
+    params: InstanceOf[SamplingParams] = field(default_factory=SamplingParams)
+    sample: Natural = 0
     begun: Answer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        read = Fields(self)
-        read.integer("request_id", -LARGEST - 1)
-        read.token_ids("prompt_ids", TOKEN_IDS)
-        read.take("params", self.params, isinstance(self.params, SamplingParams), "SamplingParams")
-        read.integer("sample", 0)
-        if not read.problems and self.params.n > 1:
-            read.problems.append(f"params: n={self.params.n}: a request is one sample; make {self.params.n} of them, "
-                                 "with sample=0, 1, ...")  # fmt: skip
-        read.check()
+        read_fields(self)
+        if self.params.n > 1:
+            raise ConfigError(f"params: n={self.params.n}: a request is one sample; make {self.params.n} of them, with "
+                              "sample=0, 1, ...")  # fmt: skip
+
+
+_last_context: tuple[object, list[int]] = None, []  # the last list that was given as a context, and its copy
+
+
+def _read_context(value: object) -> list[int]:
+    """The token ids of a context. The types of one that a document's choices share are checked once: for contexts of a
+    thousand tokens that took a quarter of the time of planning."""
+    global _last_context
+    given, read = _last_context
+    if value is given and value == read:
+        return read
+    ids = read_ids(value)
+    if type(value) is list:  # arrays do not compare as lists do
+        _last_context = value, ids
+    return ids
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ class ScoreRequest:
     Raises: ConfigError that lists every field of another type.
     """
 
-    request_id: int
-    context_ids: list[int]
-    continuation_ids: list[int]
-    logprobs: int = 0  # alternatives reported per position
+    request_id: Integer
+    context_ids: Annotated[list[int], PlainValidator(_read_context)]
+    continuation_ids: TokenIds
+    logprobs: Natural = 0  # alternatives reported per position
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -135,29 +135,7 @@ class ScoreRequest:
         return self.context_ids
 
     def __post_init__(self) -> None:
-        read = Fields(self)
-        read.integer("request_id", -LARGEST - 1)
-        context = _read_context(self.context_ids)
-        read.take("context_ids", context, context is not None, TOKEN_IDS)
-        read.token_ids("continuation_ids", TOKEN_IDS)
-        read.integer("logprobs", 0)
-        read.check()
-
-
-_last_context: tuple[object, list[int]] = None, []  # the last list that was given as a context, and its copy
-
-
-def _read_context(value: object) -> list[int] | None:
-    """`token_ids` of a context. The types of one that a document's choices share are checked once: for contexts of a
-    thousand tokens that took a quarter of the time of planning."""
-    global _last_context
-    given, read = _last_context
-    if value is given and value == read:
-        return read
-    ids = token_ids(value)
-    if ids is not None and type(value) is list:  # arrays do not compare as lists do
-        _last_context = value, ids
-    return ids
+        read_fields(self)
 
 
 Request = GenerateRequest | ScoreRequest

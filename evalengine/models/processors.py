@@ -4,12 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from evalengine.config.arguments import Fields, integer, is_unicode, number, token_ids
+from annotated_types import Ge, Le, MinLen
+from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
-_FLOAT32 = (2.0**-126, 3.4e38)  # the range of positive normal numbers
+from evalengine.config.arguments import LARGEST, must, read_fields, token_ids
+from evalengine.config.schema import Least0, Real
+from evalengine.errors import ConfigError
+
 LARGEST_BIAS, LARGEST_PENALTY = 100, 2  # OpenAI's bounds, of either sign
+
+
+def read_ids(value: Any) -> list[int]:
+    """The token ids of any sequence or array of integers. Raises ValueError."""
+    if (ids := token_ids(value)) is None:
+        raise ValueError("must be token ids, a sequence of integers")
+    return ids
+
+
+def _lists(value: Any) -> tuple[tuple[int, ...], ...]:
+    lists = [token_ids(ids) for ids in value] if isinstance(value, Sequence) and not isinstance(value, str) else [None]
+    if not all(lists):
+        raise ValueError("must be a list of lists of token ids")
+    return tuple(tuple(ids or ()) for ids in lists)
+
+
+def as_tuple(value: Any) -> Any:
+    """A list as a tuple, any other value as it is: JSON has no tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _each_once(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("must name each token id once")
+    return tuple(sorted(pairs))
+
+
+Natural = Annotated[Least0, Le(LARGEST)]
+TokenIdTuple = Annotated[tuple[int, ...], PlainValidator(lambda ids: tuple(read_ids(ids)))]
+TokenIdTuples = Annotated[tuple[tuple[int, ...], ...], PlainValidator(_lists)]
+# The bounds are those of positive normal numbers in float32.
+Factor = Annotated[Real, Ge(2.0**-126), Le(3.4e38), must("be a positive number (1: off)")]
+Penalty = Annotated[Real, Ge(-LARGEST_PENALTY), Le(LARGEST_PENALTY)]
+Bias = Annotated[Real, Ge(-LARGEST_BIAS), Le(LARGEST_BIAS)]
+Biases = Annotated[
+    tuple[Annotated[tuple[Natural, Bias], BeforeValidator(as_tuple)], ...], BeforeValidator(as_tuple),
+    AfterValidator(_each_once),
+    must(f"be pairs of a token id and a number from -{LARGEST_BIAS} to {LARGEST_BIAS}, each id once"),
+]  # fmt: skip
+Unicode = Annotated[str, MinLen(0)]
 
 
 @dataclass(frozen=True)
@@ -25,26 +69,16 @@ class LogitsProcessors:
     Raises: ConfigError for values that cannot be meant, all at once.
     """
 
-    repetition_penalty: float = 1.0  # p (1: off); a seen token's logit is multiplied by p if negative, else divided
-    no_repeat_ngram_size: int = 0  # n (0: off); no n tokens in a row occur twice
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # sequences never completed; a lone EOS id is ignored
-    min_length: int = 0  # no EOS before prompt and new tokens together are that many
-    min_new_tokens: int = 0  # no EOS among the first so many new tokens; where positive, `min_length` does not hold
-    suppress_tokens: tuple[int, ...] = ()  # token ids that are never chosen
-    begin_suppress_tokens: tuple[int, ...] = ()  # token ids that are not chosen as the first new token
+    repetition_penalty: Factor = 1.0  # p (1: off); a seen token's logit is multiplied by p if negative, else divided
+    no_repeat_ngram_size: Natural = 0  # n (0: off); no n tokens in a row occur twice
+    bad_words_ids: TokenIdTuples = ()  # sequences never completed; a lone EOS id is ignored
+    min_length: Natural = 0  # no EOS before prompt and new tokens together are that many
+    min_new_tokens: Natural = 0  # no EOS among the first so many new tokens; where positive, `min_length` does not hold
+    suppress_tokens: TokenIdTuple = ()  # token ids that are never chosen
+    begin_suppress_tokens: TokenIdTuple = ()  # token ids that are not chosen as the first new token
 
     def __post_init__(self) -> None:
-        read = Fields(self)
-        read.number("repetition_penalty", *_FLOAT32, "a positive number (1: off)")
-        for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
-            read.integer(name, 0)
-        for name in ("suppress_tokens", "begin_suppress_tokens"):
-            ids = token_ids(getattr(self, name))
-            read.take(name, None if ids is None else tuple(ids), ids is not None, "a list of token ids")
-        words = self.bad_words_ids
-        lists = [token_ids(w) for w in words] if isinstance(words, Sequence) and not isinstance(words, str) else [None]
-        read.take("bad_words_ids", tuple(tuple(w or ()) for w in lists), all(lists), "a list of lists of token ids")
-        read.check()
+        read_fields(self)
 
     def in_force(self) -> dict[str, Any]:
         """The settings that have an effect, by name."""
@@ -72,32 +106,17 @@ class RequestProcessors(LogitsProcessors):
     before.
     """
 
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), by token id
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    grammar: str = ""  # Lark, in llguidance's dialect; "": none
-    grammar_library: str = ""  # what computes its masks, e.g. "llguidance 1.9.1": another version may allow others
-    grammar_after: int | None = None  # the grammar applies after the answer's first such token; None: to all of it
+    logit_bias: Biases = ()  # (token id, bias), by token id
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    grammar: Unicode = ""  # Lark, in llguidance's dialect; "": none
+    grammar_library: Unicode = ""  # what computes its masks, e.g. "llguidance 1.9.1": another version may allow others
+    grammar_after: Natural | None = None  # the grammar applies after the answer's first such token; None: to all of it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        read = Fields(self)
-        bias = self.logit_bias
-        pairs = [_bias(pair) for pair in bias] if isinstance(bias, Sequence) and not isinstance(bias, str) else [None]
-        found = dict(pair for pair in pairs if pair is not None)
-        expected = f"pairs of a token id and a number from -{LARGEST_BIAS} to {LARGEST_BIAS}, each id once"
-        read.take("logit_bias", tuple(sorted(found.items())), len(found) == len(pairs), expected)
-        for name in ("presence_penalty", "frequency_penalty"):
-            most = LARGEST_PENALTY
-            read.number(name, -most, most, f"a number from -{most} to {most}")
-        for name in ("grammar", "grammar_library"):
-            value = getattr(self, name)
-            read.take(name, value, isinstance(value, str) and is_unicode(value), "text (Unicode)")
-        if self.grammar_after is not None:
-            read.integer("grammar_after", 0, meaning=" (a token id), or None")
         if bool(self.grammar) != bool(self.grammar_library):
-            read.problems.append("grammar, grammar_library: give both, or neither")
-        read.check()
+            raise ConfigError("grammar, grammar_library: give both, or neither")
 
     def largest_token_id(self) -> int:
         """As for `LogitsProcessors`; the others have no negative ids."""
@@ -109,13 +128,3 @@ def of_plain(values: Mapping[str, Any]) -> LogitsProcessors:
     """The processors whose `asdict` has these values. Raises ConfigError, and TypeError for an unknown name."""
     kind = LogitsProcessors if values.keys() <= {f.name for f in fields(LogitsProcessors)} else RequestProcessors
     return kind(**values)
-
-
-def _bias(pair: Any) -> tuple[int, float] | None:
-    """A token id and its bias; None for anything else."""
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        return None
-    token, bias = integer(pair[0]), number(pair[1])
-    if token is None or token < 0 or bias is None or not -LARGEST_BIAS <= bias <= LARGEST_BIAS:
-        return None
-    return token, bias

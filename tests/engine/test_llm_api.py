@@ -60,10 +60,10 @@ def test_outputs_are_numbered_by_prompt(make_llm: Callable[..., LLM]) -> None:
     ("make", "message"),
     [
         (lambda llm: SamplingParams(n=2), "n=2: at temperature=0 all samples are the same one"),
-        (lambda llm: SamplingParams(n=0), "n=0: must be an integer of at least 1"),
+        (lambda llm: SamplingParams(n=0), "n=0: must be greater than or equal to 1"),
         (lambda llm: GenerateRequest(0, [1], SamplingParams(n=2, temperature=1)), "a request is one sample"),
-        (lambda llm: GenerateRequest(0, [1], sample=-1), "sample=-1: must be an integer of at least 0"),
-        (lambda llm: llm.generate([[1]], ["x"]), "prompt 0: params='x': must be SamplingParams"),
+        (lambda llm: GenerateRequest(0, [1], sample=-1), "sample=-1: must be greater than or equal to 0"),
+        (lambda llm: llm.generate([[1]], ["x"]), "prompt 0: params=x: must be an instance of SamplingParams"),
         (lambda llm: llm.chat("hello"), "messages='hello': must be a list"),
         (lambda llm: llm.chat([[]]), "conversation 0: it has no messages"),
         (lambda llm: llm.chat([TALK, [{"role": "user"}]]), "conversation 1: {'role': 'user'}: must be"),

@@ -122,7 +122,7 @@ def test_a_folders_file_is_read_and_everything_wrong_with_it_is_listed(tmp_path:
     with pytest.raises(ConfigError) as caught:
         read()
     assert len(caught.value.problems) == 3
-    for problem, name in zip(caught.value.problems, ("num_beams=4", "guidance_scale=2", "min_length='x'"), strict=True):
+    for problem, name in zip(caught.value.problems, ("num_beams=4", "guidance_scale=2", "min_length=x"), strict=True):
         assert problem.startswith(f"model.path=x: generation_config.json: {name}")
         assert "model.generation_config=none" in problem
     assert read("none") == LogitsProcessors()
