@@ -48,10 +48,11 @@ def main(arguments: Namespace) -> int:
 def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
     """The configuration of the named task, or of every task. Each is composed separately, since a group may change the
     settings of its tasks."""
-    from evalengine.config.compose import compose_jobs, offered
+    from evalengine.config.compose import TASKS, compose_jobs
+    from evalengine.util.plugins import added
 
     shipped = [] if names or settings else available("task")
-    for name in names or sorted({*available("task"), *offered()}):
+    for name in names or sorted({*available("task"), *added(TASKS)}):
         if name in shipped:
             yield outline(name)
         else:

@@ -52,9 +52,6 @@ def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> 
 
 def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
     """Yields what is wrong with the two settings, a sentence each."""
-    if not isinstance(batch_invariant, bool):
-        yield f"batch_invariant={shown(batch_invariant)}: must be true or false"
-        return
     if numerics not in LEVELS:
         yield f"numerics={as_typed(numerics)}: must be one of {', '.join(LEVELS)}"
     if batch_invariant and numerics == "fast":

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from importlib.metadata import entry_points
 from importlib.resources import files
 from itertools import islice, product
 from os.path import exists, isdir
@@ -45,10 +44,10 @@ from evalengine.config.arguments import adapter, problems_of, read_as
 from evalengine.config.check import complete_model, completed, config_problems
 from evalengine.config.schema import Config
 from evalengine.config.shipped import CONF, GROUPS, ONE_OF, available, names_in, package_of, settings_in
-from evalengine.config.words import SEARCHED, names_set, parse, quoted, read_texts, unknown
+from evalengine.config.words import SEARCHED, literal, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import YAML_SUFFIXES, deep_merged, nested, read_yaml
-from evalengine.util.plugins import load
+from evalengine.util.plugins import added, load
 
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
 OTHERS = {  # how a group's files are named that are not among its names
@@ -56,7 +55,7 @@ OTHERS = {  # how a group's files are named that are not among its names
     "task": "; ./my_task.yaml: a file of yours; lm_eval/NAME: any of lm-eval's",
 }
 MERGED = str(files(CONF))  # the folder whose tasks are merged by `settings_in`
-GROUP = "evalengine.tasks"  # the group of the entry points
+TASKS = "evalengine.tasks"  # the group of other packages' entry points
 LM_EVAL = "lm_eval/"  # the prefix of names of lm-eval's tasks, groups and tags
 PACKAGES = {"task": r"tasks\..+|_global_", "experiment": "_global_"}  # group -> what a file's package must be
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
@@ -278,43 +277,38 @@ class Source(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, name = config_path.split("/", 1) if "/" in config_path else ("", config_path)
+        path = self._file(config_path) if self.path else None
         try:
-            package, content = self.settings(group, name)
-        except (OSError, ValueError) as error:  # a ConfigError among them
-            said = error.problems if isinstance(error, ConfigError) else [str(error)]
+            package, content = self.settings(group, name, path)
+        except (OSError, ValueError) as error:
+            said = error.problems if isinstance(error, ConfigError) else [f"{path}: {error}" if path else str(error)]
             self.problems.extend(f"{group}={name}: {problem.removeprefix(f'{name}: ')}" for problem in said)
             package, content = "_global_", {}
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content), {"package": package})
 
-    def settings(self, group: str, name: str) -> tuple[str | None, dict[str, Any]]:
-        """(the package, the settings). Raises OSError, or ValueError saying what is wrong with them."""
-        if not self.path:
+    def settings(self, group: str, name: str, path: Path | None) -> tuple[str | None, dict[str, Any]]:
+        """(the package, the settings). path: None for a task that is no file of a folder. Raises OSError, or ValueError
+        saying what is wrong with them."""
+        if path is None:
             return "_global_", self.of_tasks(name, _tasks_elsewhere(name))
-        path = self._file(f"{group}/{name}".lstrip("/"))
-        assert path is not None, "Hydra requests what is_config reports"
-        try:
-            package = package_of(path)
-            if group == "task" and package is None:
-                from evalengine.tasks.lm_eval_yaml import is_lm_eval
+        package = package_of(path)
+        if group == "task" and package is None:
+            from evalengine.tasks.lm_eval_yaml import is_lm_eval
 
-                if is_lm_eval(read_yaml(path, tags=True)):
-                    return "_global_", self.of_tasks(name, _tasks_in(path))
-            if group == "task" and package is not None and self.path == MERGED:
-                content = settings_in(name)  # Hydra takes 1.2 s for a group of 57 files, and this 0.2 s
-                for part in () if package == "_global_" else package.split("."):
-                    content = content[part]
-                return package, content
-            is_part = "/" in name and name not in self.chosen  # included in a task's file, it needs no package
-            return package, _checked(read_yaml(path), package, "" if is_part else group, name)
-        except ConfigError:
-            raise
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
+            if is_lm_eval(read_yaml(path, tags=True)):
+                return "_global_", self.of_tasks(name, _tasks_in(path))
+        if group == "task" and package is not None and self.path == MERGED:
+            content = settings_in(name)  # Hydra takes 1.2 s for a group of 57 files, and this 0.2 s
+            for part in () if package == "_global_" else package.split("."):
+                content = content[part]
+            return package, content
+        is_part = "/" in name and name not in self.chosen  # included in a task's file, it needs no package
+        return package, _checked(read_yaml(path), package, "" if is_part else group, name)
 
     def of_tasks(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of tasks and groups that a choice adds, as OmegaConf gives them back unchanged."""
         self.own[name] = [*content["tasks"], *content.get("groups", {})]
-        settings: dict[str, Any] = _literal(content)
+        settings: dict[str, Any] = literal(content)
         return settings
 
     def available(self) -> bool:
@@ -327,7 +321,7 @@ class Source(ConfigSource):
         group, _, name = config_path.partition("/")
         if group == "task" and _is_elsewhere(name):
             return not self.path
-        return self._file(config_path) is not None if self.path else group == "task" and name in offered()
+        return self._file(config_path) is not None if self.path else group == "task" and name in added(TASKS)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         return sorted(file.stem for file in Path(self.path, config_path).glob("*.yaml")) if self.path else []
@@ -351,11 +345,6 @@ def register() -> None:
     """Adds these plugins to Hydra's."""
     for plugin in (Source, Places):
         Plugins.instance().register(plugin)
-
-
-def offered() -> list[str]:
-    """The names of the installed packages' tasks, sorted."""
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def namesakes(chosen: Sequence[str], own: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -395,9 +384,9 @@ def _tasks_elsewhere(name: str) -> dict[str, Any]:
         return _tasks_in(path)
     from evalengine.tasks.registry import class_defaults
 
-    (entry, *_) = entry_points(group=GROUP, name=name)
-    settings = asdict(class_defaults(entry.value, f"the entry point {GROUP} of {name}"))
-    return {"tasks": {name: {**settings, "cls": entry.value}}}
+    cls = added(TASKS)[name].value
+    settings = asdict(class_defaults(cls, f"the entry point {TASKS} of {name}"))
+    return {"tasks": {name: {**settings, "cls": cls}}}
 
 
 def _tasks_in(file: Path) -> dict[str, Any]:
@@ -419,16 +408,6 @@ def _tasks_in(file: Path) -> dict[str, Any]:
             "hydra.searchpath"
         )
     return {"tasks": {package.removeprefix("tasks."): content}}
-
-
-def _literal(written: Any) -> Any:
-    """The values with texts escaped so that OmegaConf gives them back unchanged: a prompt's `${...}` is no reference,
-    and no file reads the environment."""
-    if isinstance(written, dict):
-        return {key: _literal(value) for key, value in written.items()}
-    if isinstance(written, list):
-        return [_literal(value) for value in written]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", written) if isinstance(written, str) else written
 
 
 def _checked(content: Any, package: str | None, group: str, name: str) -> dict[str, Any]:

@@ -133,8 +133,17 @@ def written(value: Any) -> str:
         return f"[{','.join(map(written, value))}]"
     if not isinstance(value, str):
         return repr(value)
-    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    return value if BARE.fullmatch(value) else str(QuotedString(literal, Quote.single).with_quotes())
+    return value if BARE.fullmatch(value) else str(QuotedString(literal(value), Quote.single).with_quotes())
+
+
+def literal(value: Any) -> Any:
+    """A value with its texts escaped so that OmegaConf gives them back unchanged: a prompt's `${...}` is no reference,
+    and no file reads the environment."""
+    if isinstance(value, dict):
+        return {key: literal(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [literal(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _problems(override: Override, multirun: bool) -> Iterator[str]:

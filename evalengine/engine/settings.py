@@ -94,7 +94,7 @@ def settings_problems(
 ) -> Iterator[str]:
     """A sentence for each problem. Without `spec` (no model was found), only problems that do not depend on one."""
     try:
-        read_as(EngineConfig, config, "engine", strict=True)
+        read_as(Config, Config(engine=config, batch_invariant=batch_invariant, numerics=numerics), strict=True)  # type: ignore[arg-type]  # checked here
     except ConfigError as error:
         yield from error.problems
         return

@@ -269,7 +269,7 @@ def test_settings_of_another_type_or_beyond_any_machine_are_a_sentence(engine: d
 
 def test_a_word_is_no_flag() -> None:
     (problem,) = problems("false")  # type: ignore[arg-type]
-    assert problem == "batch_invariant='false': must be true or false"
+    assert problem == "batch_invariant='false': must be a valid boolean"
 
 
 @pytest.mark.parametrize("level", ["fast", "exact"])
