@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -161,17 +161,18 @@ def as_typed(value: Any) -> str:
     return value if is_word else shown(value)
 
 
-def problems_of(error: ValidationError, where: str = "") -> list[str]:
-    """A sentence for each problem: the name of the setting, its value, and what it must be, in pydantic's words."""
-    return [_sentence(problem, where) for problem in error.errors(include_url=False)]
+def problems_of(error: ValidationError, where: str = "", unknown: Callable[[str], str] | None = None) -> list[str]:
+    """A sentence for each problem: the name of the setting, its value, and what it must be, in pydantic's words.
+    unknown: makes the sentence for a name that does not exist."""
+    return [_sentence(problem, where, unknown) for problem in error.errors(include_url=False)]
 
 
-def _sentence(problem: ErrorDetails, where: str) -> str:
+def _sentence(problem: ErrorDetails, where: str, unknown: Callable[[str], str] | None) -> str:
     kind, name = problem["type"], name_of(problem["loc"], where) or "it"
     if kind == "missing":
         return f"{name}: is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{name}: no such setting"
+        return unknown(name) if unknown is not None else f"{name}: no such setting"
     words = re.sub(r"^(Input|String|List|Value) should ", "must ", problem["msg"].removeprefix("Value error, "))
     return f"{name}={as_typed(problem['input'])}: {words}"
 

@@ -17,6 +17,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -165,19 +166,16 @@ def _valid(
 ) -> Config:
     """The configuration of plain values. Raises ConfigError with all `problems`: those given, unknown settings, wrong
     values, and contradictions between the other settings."""
-    for last in (False, True):
-        try:
-            config = complete(adapter(Config).validate_python(data))
-            problems = [*problems, *config_problems(config, selects)]
-            break
-        except ValidationError as error:
-            if last:  # no settings are left that could be checked together
-                break
-            missing = ": no such setting"
-            wrong = problems_of(error)
-            problems = [*problems, *(unknown(p.removesuffix(missing)) if p.endswith(missing) else p for p in wrong)]
-            for problem in error.errors(include_url=False):
-                _remove(data, problem["loc"])
+    read = adapter(Config).validate_python
+    try:
+        config = complete(read(data))
+        problems = [*problems, *config_problems(config, selects)]
+    except ValidationError as error:
+        problems = [*problems, *problems_of(error, unknown=unknown)]
+        for problem in error.errors(include_url=False):
+            _remove(data, problem["loc"])
+        with suppress(ValidationError):  # no settings may be left that could be checked together
+            problems += config_problems(complete(read(data)), selects)
     if problems:
         raise ConfigError(problems)
     return config
@@ -210,14 +208,13 @@ def _merged(parsed: Sequence[Override]) -> tuple[dict[str, Any], dict[str, str]]
             _of_shipped_files.cache_clear()
         node = deepcopy(node)
         ConfigLoaderImpl._apply_overrides_to_config(others, node)
-        data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+        data: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except NOT_UNDERSTOOD as error:
         raise ConfigError(Source.problems or _explain(error)) from error
     problems = [*Source.problems, *namesakes(chosen, Source.own)]
     if problems := [*problems, *(f"{group}: a run has one {group}; name one" for group in several)]:
         raise ConfigError(problems)
-    assert isinstance(data, dict)
-    return {str(name): value for name, value in data.items()}, sweep
+    return data, sweep
 
 
 def _of_files(choices: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], list[str]]:
