@@ -75,9 +75,8 @@ def label(job: Job) -> str:
 
 def finished_run(place: Path) -> Path | None:
     """The newest finished run below a job's folder. A run that was killed before it left its page does not count."""
-    whole = (path for path in place.glob(f"*/{DIGEST}") if not (path.parent / IDENTITY).exists())
-    digests = sorted(whole, key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
-    return digests[-1].parent if digests else None
+    finished = [path.parent for path in place.glob(f"*/{DIGEST}") if not (path.parent / IDENTITY).exists()]
+    return max(finished, key=lambda folder: ((folder / DIGEST).stat().st_mtime_ns, folder.name), default=None)
 
 
 def _check(name: str, jobs: Sequence[Job]) -> None:
@@ -107,10 +106,10 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     config = jobs[0].config
     root, stem = Path(config.output_dir), sanitise(f"{name}-{selection(config)}-{config.model.name}")
-    earlier = sorted(root.glob(f"{stem}-*-{digest}"), key=lambda path: path.stat().st_mtime_ns)
-    unfinished = [path for path in earlier if path.is_dir() and not (path / f"{name}.json").exists()]
+    earlier = [path for path in root.glob(f"{stem}-*-{digest}") if path.is_dir()]
+    unfinished = [path for path in earlier if not (path / f"{name}.json").exists()]
     if unfinished and config.resume == "auto":
-        return unfinished[-1]
+        return max(unfinished, key=lambda path: path.stat().st_mtime_ns)
     folder = root / f"{stem}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{digest}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

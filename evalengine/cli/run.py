@@ -192,7 +192,7 @@ def run_one(config: Config, command: Sequence[str] | None = None, digests: list[
 
 
 class _Commands(TyperGroup):
-    """The sub-commands. A command is imported only when its own words are completed."""
+    """The sub-commands. A command is imported only when its words are completed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*NAMES]
@@ -227,7 +227,7 @@ def complete(words: Sequence[str]) -> int:
 
 
 def _name_the_run() -> None:
-    """Inserts the word `run` where the line holds a setting and no command: `run` completes settings.
+    """Insert the word `run` where the line contains a setting and no command: `run` completes settings.
 
     bash ends a word at every `=`, and completes what follows it: of `task`, `=` and `gs` the last word alone. The
     setting's name is handed on by a variable.

@@ -174,7 +174,7 @@ def _valid(
         problems = [*problems, *problems_of(error, unknown=unknown)]
         for problem in error.errors(include_url=False):
             _remove(data, problem["loc"])
-        with suppress(ValidationError):  # no settings may be left that could be checked together
+        with suppress(ValidationError):  # perhaps no others can be checked together
             problems += config_problems(complete(read(data)), selects)
     if problems:
         raise ConfigError(problems)

@@ -31,7 +31,7 @@ def _lists(value: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def as_tuple(value: Any) -> Any:
-    """A list as a tuple, any other value as it is: JSON has no tuples."""
+    """Return a list as a tuple, and any other value unchanged: JSON has no tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -36,7 +36,7 @@ def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:
 
 
 def named_steps(texts: Sequence[str]) -> list[int] | None:
-    """The last training step that each text names, as `checkpoint-1000`; None unless each has its own."""
+    """The last training step that each text names, as `checkpoint-1000`; None unless all have different ones."""
     matches = [_STEP.findall(text) for text in texts]
     numbers = [int(found[-1][0]) * _THOUSANDS[found[-1][1].lower()] for found in matches if found]
     return numbers if len({*numbers}) == len(matches) else None
