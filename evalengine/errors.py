@@ -56,11 +56,11 @@ def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 def near(word: object, choices: Iterable[str]) -> str:
     """The known word that was probably meant, or all known words, as a part of a sentence."""
-    import difflib  # 0.8 ms, for errors alone
+    import difflib  # 0.8 ms, only for errors
 
     known = [*choices]
     matches = difflib.get_close_matches(str(word), known, 1)
-    return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(known)}"
+    return f"did you mean {matches[0]}?" if matches else f"there are: {', '.join(known)}"
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

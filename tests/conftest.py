@@ -68,7 +68,7 @@ def needs_cuda() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Takes what was imported and collected out of the garbage collector's later passes: millions of objects. Those
-    come after 100,000 new objects instead of 700, as a run's do after 3,000,000 (`util.relaxed_gc`)."""
+    come after 100,000 new objects instead of 700, as a run's do after 3,000,000 (`evalengine.__main__`)."""
     result = yield
     gc.freeze()
     gc.set_threshold(100_000, *gc.get_threshold()[1:])

@@ -85,8 +85,8 @@ def main(arguments: Namespace) -> int:
     content = {"environment": about, "settings": settings, "models": [asdict(model) for model in models]}
     stem = arguments.output / f"start-{slug(where)}"
     write_text_file(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
-    said = f"{provenance(about)}; median of the later commands."
-    page = [f"# From a command to its end, on {where}", "", said, "", *lines, ""]
+    source = f"{provenance(about)}; median of the later commands."
+    page = [f"# From a command to its end, on {where}", "", source, "", *lines, ""]
     write_text_file(stem.with_suffix(".md"), "\n".join(page))
     for line in lines:
         say(line)

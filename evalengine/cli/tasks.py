@@ -142,7 +142,7 @@ def needs(task: TaskConfig) -> Iterator[str]:
 
 
 def shown_documents(config: Config, count: int) -> Iterator[str]:
-    """The first documents of each of the tasks, as lines. Raises ConfigError as a run would."""
+    """The first documents of each of the tasks, as lines. Raises ConfigError as a run with this limit."""
     from evalengine.harness.plan import load_tasks
 
     for task in load_tasks(replace(config, limit=count)):

@@ -173,7 +173,13 @@ def _sentence(problem: ErrorDetails, where: str, unknown: Callable[[str], str] |
         return f"{name}: is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(name) if unknown is not None else f"{name}: no such setting"
-    words = re.sub(r"^(Input|String|List|Value) should ", "must ", problem["msg"].removeprefix("Value error, "))
+    if kind in ("dataclass_type", "model_type", "dict_type"):
+        words = "must be a mapping of names to values"
+    elif kind in ("bool_type", "bool_parsing"):
+        words = "must be true or false"
+    else:
+        words = re.sub(r"^(?!Keys)\w+ should ", "must ", problem["msg"].removeprefix("Value error, "))
+        words = re.sub(r", unable to .*| after validation, not \d+$", "", words)
     return f"{name}={as_typed(problem['input'])}: {words}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from evalengine.config.arguments import as_typed, integer, shown
-from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, ModelConfig, Numerics
+from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, EngineConfig, ModelConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
 
@@ -31,7 +31,8 @@ TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # va
 def config_problems(config: Config, selects: bool = True) -> list[str]:
     """The contradictions among settings of the right types. selects: whether a task must be selected."""
     problems = [*(_selection_problems(config) if selects else ()), *run_problems(config)]
-    return [*problems, *numerics_problems(config.batch_invariant, config.numerics)]
+    problems += numerics_problems(config.batch_invariant, config.numerics)
+    return [*problems, *engine_contradictions(config.engine)]
 
 
 def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
@@ -58,6 +59,13 @@ def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
         yield "batch_invariant=true contradicts numerics=fast: set batch_invariant=false, or numerics=auto"
     if not batch_invariant and numerics in ("exact", "native"):
         yield f"batch_invariant=false contradicts numerics={numerics}: set batch_invariant=true, or numerics=auto"
+
+
+def engine_contradictions(engine: EngineConfig) -> Iterator[str]:
+    """Yield what contradicts among the engine's settings, whatever the model, a sentence each."""
+    default = EngineConfig.kv_cache_memory_fraction
+    if engine.gpu_memory_utilization is not None and engine.kv_cache_memory_fraction != default:
+        yield "engine.gpu_memory_utilization: set it or engine.kv_cache_memory_fraction, not both"
 
 
 def run_problems(config: Config) -> Iterator[str]:

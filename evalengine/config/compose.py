@@ -47,7 +47,7 @@ from evalengine.config.schema import Config
 from evalengine.config.shipped import CONF, GROUPS, ONE_OF, available, names_in, package_of, settings_in
 from evalengine.config.words import SEARCHED, literal, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
-from evalengine.util.plain_files import YAML_SUFFIXES, deep_merged, nested, read_yaml
+from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 from evalengine.util.plugins import added, load
 
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
@@ -125,12 +125,22 @@ def read_config(file: Path, overrides: Sequence[str] = (), selects: bool = True)
             sequential.pop("seed", None)  # earlier runs have this setting
         read_as(Config, written)
     except (OSError, ValueError) as error:  # a ConfigError among them
-        said = listed(getattr(error, "problems", [str(error)]), 5, "; ")
-        raise ConfigError(f"{file}: missing, damaged or of another version ({said})") from error
+        why = listed(getattr(error, "problems", [str(error)]), 5, "; ")
+        raise ConfigError(f"{file}: missing, damaged or of another version ({why})") from error
     for override in parsed:
-        written = deep_merged(written, nested(override.key_or_group, override.value()))
+        _set(written, override.key_or_group, override.value())
     keys = {override.key_or_group for override in parsed}
     return _valid(written, [], lambda read: replace(read, model=complete_model(read.model, keys)), selects)
+
+
+def _set(data: dict[str, Any], name: str, value: Any) -> None:
+    """Set a setting by its dotted name; a mapping replaces the one before, as its keys may be labels."""
+    *above, last = name.split(".")
+    for part in above:
+        if not isinstance(data.get(part), dict):
+            data[part] = {}
+        data = data[part]
+    data[last] = value
 
 
 def _choices(override: Override) -> list[str]:
@@ -153,7 +163,7 @@ def _composed(overrides: Sequence[str], settings: Mapping[str, Any]) -> Config:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     data, _ = _merged(parsed)
     for name, value in settings.items():
-        data = deep_merged(data, nested(name, value))
+        _set(data, name, value)
     typed = {*settings} | {name for override in parsed for name in names_set(override.key_or_group, override.value())}
     problems: list[str] = []
     data = read_texts(data, typed, problems)
@@ -171,7 +181,8 @@ def _valid(
         config = complete(read(data))
         problems = [*problems, *config_problems(config, selects)]
     except ValidationError as error:
-        problems = [*problems, *problems_of(error, unknown=unknown)]
+        reported = tuple(problem.partition("=")[0] for problem in problems)  # as no text in UTF-8, say
+        problems = [*problems, *(one for one in problems_of(error, unknown=unknown) if not one.startswith(reported))]
         for problem in error.errors(include_url=False):
             _remove(data, problem["loc"])
         with suppress(ValidationError):  # perhaps no others can be checked together
@@ -278,13 +289,13 @@ class Source(ConfigSource):
         try:
             package, content = self.settings(group, name, path)
         except (OSError, ValueError) as error:
-            said = error.problems if isinstance(error, ConfigError) else [f"{path}: {error}" if path else str(error)]
-            self.problems.extend(f"{group}={name}: {problem.removeprefix(f'{name}: ')}" for problem in said)
+            found = error.problems if isinstance(error, ConfigError) else [f"{path}: {error}" if path else str(error)]
+            self.problems.extend(f"{group}={name}: {problem.removeprefix(f'{name}: ')}" for problem in found)
             package, content = "_global_", {}
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content), {"package": package})
 
     def settings(self, group: str, name: str, path: Path | None) -> tuple[str | None, dict[str, Any]]:
-        """(the package, the settings). path: None for a task that is no file of a folder. Raises OSError, or ValueError
+        """(the package, the settings). path: None for a task that is not a file. Raises OSError, or ValueError
         saying what is wrong with them."""
         if path is None:
             return "_global_", self.of_tasks(name, _tasks_elsewhere(name))
@@ -368,7 +379,7 @@ def _is_file(path: str | Path) -> bool:
 
 
 def _tasks_elsewhere(name: str) -> dict[str, Any]:
-    """`tasks` and `groups` of a choice that is no file of a folder. Raises ConfigError if it cannot be used."""
+    """`tasks` and `groups` of a choice that is not a file. Raises ConfigError if it cannot be used."""
     if name.startswith(LM_EVAL):
         composed = load("evalengine.integrations.lm_eval_tasks.index:composed")
         theirs: dict[str, Any] = composed(name.removeprefix(LM_EVAL))
@@ -416,7 +427,7 @@ def _checked(content: Any, package: str | None, group: str, name: str) -> dict[s
     settings: dict[str, Any] = content or {}
     wanted = PACKAGES.get(group, ".*") if group == "experiment" or {*settings} - {"defaults"} else ".*"
     if not re.fullmatch(wanted, package or ""):
-        said = f"says '# @package {package}'" if package else "has no '# @package' line"
+        line_is = f"says '# @package {package}'" if package else "has no '# @package' line"
         line = "_global_" if group == "experiment" else f"tasks.{name}"
-        raise ValueError(f"it {said}, so its settings would go elsewhere; begin it with '# @package {line}'")
+        raise ValueError(f"it {line_is}, so its settings would go elsewhere; begin it with '# @package {line}'")
     return settings

@@ -236,7 +236,7 @@ def read_texts(node: Any, typed: Set[str], problems: list[str], where: str = "")
         return {name: read_texts(value, typed, problems, f"{where}.{name}".lstrip(".")) for name, value in node.items()}
     if isinstance(node, list):
         return [read_texts(value, typed, problems, where) for value in node]
-    if isinstance(node, str) and not is_unicode(node):  # as bytes on the command line that are no UTF-8
+    if isinstance(node, str) and not is_unicode(node):  # as bytes on the command line that are not UTF-8
         problems.append(f"{where}={node[:40]!r}: must be a text in UTF-8")
     elif not isinstance(node, str) or not is_text(where):
         return node

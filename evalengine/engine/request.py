@@ -32,10 +32,12 @@ Temperature = Annotated[
     must(f"be 0 (greedy), or at least {MIN_TEMPERATURE}"),
 ]  # fmt: skip
 Stops = Annotated[
-    tuple[Annotated[str, Predicate(bool)], ...], must("be a non-empty string, or a list of them"),
+    tuple[Annotated[str, Predicate(bool)], ...],
     BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else as_tuple(stop)),
-]  # fmt: skip
-Flag = Annotated[bool, BeforeValidator(lambda flag: flag.item() if hasattr(flag, "item") else flag)]
+    must("be a non-empty string, or a list of them"),
+]
+# NumPy's truth values as Python's.
+Flag = Annotated[bool, BeforeValidator(lambda flag: bool(flag) if isinstance(flag, np.bool_) else flag)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class SamplingParams:
     temperature: Temperature = 0.0
     top_k: Natural = 0  # 0: off
     top_p: Share = 1.0
-    stop: Stops = ()  # stop strings, cut from the text; the tokens up to the completing one are kept
+    stop: Stops = ()  # stop strings, removed from the text; the tokens up to the completing one stay
     stop_token_ids: TokenIdTuple | None = None  # None: the model's end-of-sequence ids
     ignore_eos: Flag = False
     seed: Integer = 0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from evalengine.config.arguments import read_as, shown
-from evalengine.config.check import resolve_numerics
+from evalengine.config.check import engine_contradictions, resolve_numerics
 from evalengine.config.schema import MAX_RANKS, Config, EngineConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.kernels.recurrent_variant import drops_guesses
@@ -20,7 +20,6 @@ from evalengine.models.spec import ModelSpec
 from evalengine.models.widths import widths
 
 DEFAULT_BLOCK_SIZE = 64
-SHARE = EngineConfig.kv_cache_memory_fraction  # the default
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Resolved values of `engine.speculation`. Only an earlier run's answers are worth guessing on a CPU, and with recurrent
@@ -98,8 +97,7 @@ def settings_problems(
     except ConfigError as error:
         yield from error.problems
         return
-    if config.gpu_memory_utilization is not None and config.kv_cache_memory_fraction != SHARE:
-        yield "engine.gpu_memory_utilization: set it or engine.kv_cache_memory_fraction, not both"
+    yield from engine_contradictions(config)
     problems: list[str] = []
     device = torch.device(_device_name(config.device))
     if device.type == "cuda":

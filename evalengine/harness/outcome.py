@@ -238,7 +238,7 @@ def _task_result(
     for number, instances in limited(enumerate(own.instances)):
         doc_id = instances[0].doc_id if instances else number  # a run in steps has some of the documents only
         keys = [keys_of.get(instance.key, ()) for instance in instances]
-        scores, filtered, sample = _sample(task, doc_id, instances, keys, answers, findings)
+        scores, filtered, sample = _score_document(task, doc_id, instances, keys, answers, findings)
         judgement = judged.get(doc_id) if judged else None
         if judged:  # without a verdict where the judge's endpoint rejected the request
             filtered = {**filtered, JUDGE: [] if judgement is None else judgement.verdicts}
@@ -274,7 +274,7 @@ def _task_result(
     )
 
 
-def _sample(
+def _score_document(
     task: Task,
     doc_id: int,
     instances: Sequence[Instance],

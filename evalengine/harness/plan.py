@@ -210,7 +210,7 @@ def _plan(tasks: list[Task], written: Sequence[Prompts], llm: EngineProtocol) ->
     requests = [*chain.from_iterable(part.requests for part in parts)]
     check_requests([item.request for item in requests], llm.facts().limits, request_names(requests))
     return Plan(
-        [*map(TaskPlan, tasks, chain.from_iterable(instances for instances, _ in written))],
+        [TaskPlan(*pair) for pair in zip(tasks, chain.from_iterable(own for own, _ in written), strict=True)],
         requests,
         warnings=(*chain.from_iterable(part.warnings for part in parts),),
         own_exemplars=sum(part.own_exemplars for part in parts),

@@ -218,17 +218,17 @@ def read_requests(folder: Path, unfinished: bool = False) -> dict[RecordKey, Req
     unfinished: whether a last line that was cut off by a kill may be there; it is left out.
     Raises ConfigError for a file that is missing or damaged.
     """
-    file, requests = folder / CLIENT_REQUESTS, dict[RecordKey, Request]()
+    file, requests, where = folder / CLIENT_REQUESTS, dict[RecordKey, Request](), ""
     try:
         content = read_bytes(file)
         whole = content[: content.rfind(b"\n") + 1] if unfinished else content
-        for line in whole.splitlines():
+        for number, line in enumerate(whole.splitlines(), 1):
+            where = f"line {number}: "
             key, request = _request(parse_json(line), len(requests))
             if key in requests:
                 raise ValueError("its key is in an earlier line")
             requests[key] = request
     except (OSError, TypeError, ValueError) as error:
-        where = "" if isinstance(error, OSError) else f"line {len(requests) + 1}: "
         fix = "take the folder from where it was copied"
         raise ConfigError(f"{file}: missing or damaged ({where}{error}); {fix}") from error
     return requests

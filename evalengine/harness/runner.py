@@ -100,6 +100,8 @@ def run(
             warn(line)
         judge = find_judge(config, engine)
         rehearse_judge(judge, plan)
+        if judge is not None:
+            judge = replace(judge, engine=None)  # an engine without weights has a tokenizer's memory
         datasets = {own.task.name: own.task.fingerprint(config.limit) for own in plan.tasks}
         definitions = {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}
         identity = identify(
@@ -322,7 +324,7 @@ def continued(
             "set resume=auto"
         )
     if config.sequential.step is not None:
-        problems.append("sequential: a run in steps begins anew; set resume=auto")
+        problems.append("sequential: a run in steps cannot be continued; set resume=auto")
     if changes := list(differences(_without_length(recorded), _without_length(identity))):
         problems.append(f"it is another run: {'; '.join(first_of(changes, 5))}. Only {LENGTH} may differ")
     if problems:

@@ -46,7 +46,9 @@ TokenIdTuple = Annotated[tuple[int, ...], PlainValidator(lambda ids: tuple(read_
 TokenIdTuples = Annotated[tuple[tuple[int, ...], ...], PlainValidator(_lists)]
 # The bounds are those of positive normal numbers in float32.
 Factor = Annotated[Real, Ge(2.0**-126), Le(3.4e38), must("be a positive number (1: off)")]
-Penalty = Annotated[Real, Ge(-LARGEST_PENALTY), Le(LARGEST_PENALTY)]
+Penalty = Annotated[
+    Real, Ge(-LARGEST_PENALTY), Le(LARGEST_PENALTY), must(f"be a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY}")
+]
 Bias = Annotated[Real, Ge(-LARGEST_BIAS), Le(LARGEST_BIAS)]
 Biases = Annotated[
     tuple[Annotated[tuple[Natural, Bias], BeforeValidator(as_tuple)], ...], BeforeValidator(as_tuple),

@@ -1,5 +1,5 @@
-"""A run's `manifest.json` as it is read: what is wrong with a file in one sentence, and typed
-parts whose fields a reader may ask for by name.
+"""A run's `manifest.json` as it is read: what is wrong with a file in one sentence, and typed parts whose fields a
+reader may use by name.
 
 A part that is read has every field. What an older version did not record, or what is no value of the field's type, is
 the type's neutral value: None where the type allows it, else "", 0, False or nothing. A reader that must know the

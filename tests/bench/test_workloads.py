@@ -97,11 +97,11 @@ def test_a_file_s_lines_become_requests(tmp_path: Path) -> None:
         ({**SCORE, "segments": None, "context": []}, "line 2: nothing stands before the first token"),
         (
             {**SCORE, "segments": [], "continuations": []},
-            "continuations=[]: must have at least 1 item after validation, not 0",
+            "continuations=[]: must have at least 1 item",
         ),
         (
             {**SCORE, "segments": [], "continuations": [[]]},
-            "continuations[0]=[]: must have at least 1 item after validation, not 0",
+            "continuations[0]=[]: must have at least 1 item",
         ),
         ({**SCORE, "segments": [], "continuations": [[11]]}, "token id 11 is beyond"),
     ],

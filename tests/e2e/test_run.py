@@ -118,7 +118,7 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, name, 1)
     in_a_child.clear()
     run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
-    prompts, records, leaves = 1, 1, 2  # rows and scores are the work of a process with limits
+    prompts, records, leaves = 3, 1, 2  # rows and scores are the work of a process with limits
     leaves_read, compared, blocks = 2, 1, 0  # all of the page's samples are one block here
     written = prompts + records + leaves
     told = leaves_read + compared  # the run is read once more to say what its cut answers score

@@ -57,7 +57,7 @@ def test_a_run_at_many_moments_of_its_start(number: signal.Signals, tmp_path: Pa
         check(number, step * 0.1, f"output_dir={tmp_path}", "engine.device=cpu", "limit=200", "progress=false")
 
 
-# On a busy machine rank 0 may need longer than usual to return from native code; then it could not say what is kept.
+# On a busy machine rank 0 may need longer to return from native code, and could not report the saved answers.
 PATIENT = """
 import sys
 from evalengine.util import endings

@@ -91,7 +91,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "expected"),
     [
         (["rnu"], "rnu: no such command; did you mean run?"),
-        (["frobnicate"], "frobnicate: no such command; there is: run"),
+        (["frobnicate"], "frobnicate: no such command; there are: run"),
         (["gsm8k"], "did you mean task=gsm8k?"),
         (["run", "tinymath"], "did you mean model=tinymath?"),
         (["noise_floor"], "did you mean experiment=noise_floor?"),

@@ -15,7 +15,7 @@ import yaml
 from evalengine.config.arguments import read_as
 from evalengine.config.check import config_problems, resolve_numerics
 from evalengine.config.compose import compose_jobs, read_config
-from evalengine.config.schema import Config, EngineConfig, selection, to_yaml
+from evalengine.config.schema import Config, EngineConfig, GenerationConfig, selection, to_yaml
 from evalengine.config.shipped import available
 from evalengine.config.words import known_keys
 from evalengine.errors import ConfigError
@@ -166,7 +166,7 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("task=[]", "task: no task is selected"),
         ("limit=abc", "limit=abc: must be a whole number"),
         ("limit=1.5", "limit=1.5: must be a whole number"),
-        ("batch_invariant=maybe", "batch_invariant=maybe: must be a valid boolean"),
+        ("batch_invariant=maybe", "batch_invariant=maybe: must be true or false"),
         ("task=[gsm8k", "task=[gsm8k: no viable alternative"),
         ("model.path=a=b", "quote a value"),
         ("model.path=", "model.path: names no weights"),
@@ -248,6 +248,27 @@ def test_a_bad_value_in_a_sweep_stops_it_before_it_starts() -> None:
     assert problems("engine.max_num_seqs=1,0", multirun=True) == [
         "engine.max_num_seqs=0: must be greater than or equal to 1"
     ]
+
+
+def test_a_contradiction_in_a_sweep_stops_it_before_it_starts() -> None:
+    swept = ["engine.kv_cache_memory_fraction=0.3", "engine.gpu_memory_utilization=null,0.4", "limit=0"]
+    with pytest.raises(ConfigError) as caught:
+        compose_jobs(swept[:2], multirun=True)
+    assert "set it or engine.kv_cache_memory_fraction, not both" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        compose_jobs([swept[0], "engine.gpu_memory_utilization=0.4", swept[2]])
+    assert len(caught.value.problems) == 2, "next to wrong values"
+
+
+def test_a_mapping_replaces_the_one_before(tmp_path: Path) -> None:
+    """Its keys may be labels, as a judge's."""
+    (job,) = compose_jobs(["apply_chat_template=true", "chat_template_args={b: 2, c: {x: 1}}"])
+    (tmp_path / "config.yaml").write_text(to_yaml(job.config))
+    read = read_config(tmp_path / "config.yaml", ["chat_template_args={a: 1}"])
+    assert read.chat_template_args == {"a": 1}
+    given = {"tasks.gsm8k.generation": {"until": ["q"]}}
+    (job,) = compose_jobs(["task=gsm8k"], settings=given)
+    assert job.config.tasks["gsm8k"].generation == GenerationConfig(until=["q"])
 
 
 def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ FORGED: list[tuple[dict[str, Any], str]] = [
     ({"finish_reason": "length"}, "its finish reason is not that of its output"),
     ({"text": None}, "text=None: must be a valid string"),
     ({"text": "other"}, "its text is not that of its output ids"),
-    ({"is_greedy": 1}, "is_greedy=1: must be a valid boolean"),
+    ({"is_greedy": 1}, "is_greedy=1: must be true or false"),
 ]
 
 

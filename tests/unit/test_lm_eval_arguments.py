@@ -38,7 +38,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         "max_num_sequences: no such model argument; did you mean max_num_seqs?",
         "trust_remote_code: no such model argument; leave it out",
     ]
-    assert wrong[2].startswith("zebra: no such model argument; there is: add_bos_token, attention_backend,")
+    assert wrong[2].startswith("zebra: no such model argument; there are: add_bos_token, attention_backend,")
     assert wrong[3] == "seed='x': must be an integer"
     assert "numerics=quick: must be 'auto', 'native', 'exact' or 'fast'" in wrong
     assert wrong[-1] == "max_gen_toks=0: must be an integer of at least 1"

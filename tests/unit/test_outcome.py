@@ -106,5 +106,5 @@ def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypat
         task_results(plan, {key: answer})
     assert str(error.value) == (
         "tasks.mine: the answer to document 0 cannot be scored (IndexError: list index out of range). All answers are "
-        "kept: once that is mended, the same command scores them"
+        "saved: fix this and rerun the command to score them"
     )

@@ -116,7 +116,7 @@ def test_work_is_done_once_by_several_and_what_fails_spoils_nothing(
 
 
 class ForkedDriver:
-    """Triton's driver: it asks torch for the GPU, and torch answers in the process that has initialised CUDA alone."""
+    """Triton's driver: it needs torch for the GPU, and torch raises in a process forked after CUDA was initialised."""
 
     def __init__(self, stubs: Path) -> None:
         self.process, self.stubs = os.getpid(), stubs
