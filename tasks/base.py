@@ -144,11 +144,8 @@ class Task(ABC):
             self._read_rows()
 
     def check(self, limit: int | None = None) -> None:
-        """Makes all texts of the first `limit` rows (None: all) and of every exemplar once, so that an error can still
-        name the row's place. Raises ConfigError.
-
-        It changes nothing, so another process may do it.
-        """
+        """Make all texts of the first `limit` rows (None: all) and of the exemplars, so that an error can name the row.
+        Nothing is changed, so that another process may do it. Raises ConfigError."""
         with named_errors(f"tasks.{self.name}"):
             self._check_rows(limit)
 

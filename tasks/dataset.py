@@ -106,7 +106,10 @@ def read_local(path: Path, split: str, read_text: TextReader) -> Rows:
             stat = path.stat()  # tells the file from what it was before it was written anew
             return _read_json_lines(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
         text = _read_utf8(path)
-        return Rows(_read_json(path, text) if path.suffix == ".json" else read_text(text), str(path))
+        rows = _parsed(text, path) if path.suffix == ".json" else read_text(text)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError(f"{path}: must be a JSON array of objects (for JSON lines name the file .jsonl)")
+        return Rows(rows, str(path))
     if path.suffix not in BUILDERS:
         raise ConfigError(f"{path}: unknown kind of file; known are {', '.join(SUFFIXES)}")
     if not path.is_file():
@@ -142,13 +145,6 @@ def _parsed(text: str, path: Path, line: int | None = None) -> Any:
     except ValueError as error:  # the JSON is nested too deeply, or a number is too long
         place = f"{path}:{line}" if line else str(path)
         raise ConfigError(f"{place}: not JSON that can be read: {error}") from error
-
-
-def _read_json(path: Path, text: str) -> list[Row]:
-    rows = _parsed(text, path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{path}: must be a JSON array of objects (for JSON lines name the file .jsonl)")
-    return rows
 
 
 def _read_folder(folder: Path, split: str, read_text: TextReader) -> Rows:

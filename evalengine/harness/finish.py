@@ -29,6 +29,7 @@ from evalengine.records.tokens import tokens_json
 from evalengine.util.forked import ForkedTask
 from evalengine.util.phases import phase
 
+RESOLVED = ("numerics", "attention_backend", "max_model_len", "block_size", "num_threads", "speculation")  # settings
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
 
 
@@ -169,15 +170,6 @@ def engine_settings(llm: EngineProtocol) -> dict[str, Any]:
     """The engine's settings as they were resolved, as plain JSON values."""
     facts = llm.facts()
     settings = facts.settings
-    return {
-        **asdict(facts.config),
-        "numerics": settings.numerics,
-        "dtype": dtype_name(settings.dtype),
-        "device": str(settings.device),
-        "attention_backend": settings.attention_backend,
-        "max_model_len": settings.max_model_len,
-        "block_size": settings.block_size,
-        "num_kv_blocks": facts.num_kv_blocks,
-        "num_threads": settings.num_threads,
-        "speculation": settings.speculation,
-    }
+    plain = {name: getattr(settings, name) for name in RESOLVED}
+    others = {"dtype": dtype_name(settings.dtype), "device": str(settings.device), "num_kv_blocks": facts.num_kv_blocks}
+    return {**asdict(facts.config), **plain, **others}

@@ -149,14 +149,12 @@ def find_judge(config: Config, llm: EngineProtocol | None) -> Judge | None:
     if engine is None and own.model.api is None:
         engine = deferred_llm(own, resolve_checkpoint(own.model))
     runs = {name: Path(one.against) for name, one in settings.items() if one.against and Path(one.against).is_dir()}
+    against = {name: digest_of(run) or file_sha256(results_files(run)[-1]) for name, run in runs.items()}
     identity = {
         **({"api": own.model.api, "model": own.model.name} if engine is None else engine_identity(own, engine)),
         **{name: getattr(own, name) for name in ("apply_chat_template", "system_instruction")},
+        **({"against": against} if against else {}),
     }
-    if runs:
-        identity["against"] = {
-            name: digest_of(run) or file_sha256(results_files(run)[-1]) for name, run in runs.items()
-        }
     return Judge(own, settings, config.limit, shares, engine, identity)
 
 

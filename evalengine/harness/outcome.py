@@ -135,8 +135,7 @@ def verdicts(
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
     by_program: dict[tuple[str, ProgramLimits], ProgramVerdict] = {}
     distinct = dict.fromkeys(programs.values())
-    total = len(distinct)
-    with RunProgress(selection(config), total, 0, config.progress and total > 0, "programs run") as bar:
+    with RunProgress(selection(config), len(distinct), 0, config.progress and bool(distinct), "programs run") as bar:
 
         def finished() -> None:
             bar.finished()
@@ -248,9 +247,8 @@ def _task_result(
         for name in filters:
             values = {metric: value for (metric, where), value in scores.items() if where == name}
             shown = judgement.shown if judgement is not None and name == JUDGE else None
-            samples[name].append(
-                replace(sample, filtered_resps=filtered[name], filter=name, metrics=values, judge=shown)
-            )
+            found = replace(sample, filtered_resps=filtered[name], filter=name, metrics=values, judge=shown)
+            samples[name].append(found)
     better = {name: of_judge.higher_is_better for name, of_judge in OF_JUDGES.items()
               if any((name, JUDGE) in doc for doc in per_doc)}  # fmt: skip
     documents = samples[filters[0]]
@@ -267,9 +265,7 @@ def _task_result(
         effective=len(own.instances),
         task_hash=task_hash([(one.doc_hash, one.prompt_hash, one.target_hash) for one in documents], len(samples)),
         thinking_truncated=sum(truncated) if truncated else None,
-        unanswered={
-            kind: count for kind in UNANSWERED if (count := sum(one.unanswered.get(kind, 0) for one in documents))
-        },
+        unanswered={kind: n for kind in UNANSWERED if (n := sum(one.unanswered.get(kind, 0) for one in documents))},
         samples=[sample for of_filter in samples.values() for sample in of_filter],
     )
 
@@ -353,10 +349,8 @@ def _arguments(instance: Instance) -> tuple[Any, ...]:
     if instance.kind == "generate_until":
         assert instance.generation is not None
         settings = asdict(instance.generation)
-        return (
-            instance.context,
-            {**settings, "until": list(settings["until"]), "do_sample": settings["temperature"] > 0},
-        )
+        settings |= {"until": list(settings["until"]), "do_sample": settings["temperature"] > 0}
+        return instance.context, settings
     return (instance.context, instance.continuation) if instance.kind == "loglikelihood" else (instance.context,)
 
 

@@ -272,9 +272,8 @@ def config_again(folder: Path, pinned: Mapping[str, Any], words: Sequence[str]) 
     given = {word.lstrip("+").partition("=")[0] for word in words}
     settings = {f"engine.{name}": "null" if value is None else value for name, value in pinned.items()}
     pins = [f"{name}={value}" for name, value in settings.items() if name not in given]
-    config = read_config(
-        folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not (folder / CLIENT_REQUESTS).exists()
-    )
+    served = (folder / CLIENT_REQUESTS).exists()
+    config = read_config(folder / CONFIG, (*COMPUTED_AGAIN, *pins, *words), selects=not served)
     return replace(config, cluster=ClusterConfig())
 
 
