@@ -178,7 +178,7 @@ def test_ranks_have_one_digest_and_are_timed_relative_to_one() -> None:
         ("{", "cannot be read as JSON"),
         ("[]", "has no rows"),
         ('{"rows": []}', "has no rows"),
-        ('{"rows": [1]}', "row 0: it=1: must be a valid dictionary"),
+        ('{"rows": [1]}', "row 0: it=1: must be a mapping of names to values"),
         (json.dumps({"rows": [a_row("fast", 0.0)]}), "row 0: wall_s=0.0: must be greater than 0"),
         (json.dumps({"rows": [a_row("fast", 1.0, requests="2")]}), "row 0: requests='2': must be a valid integer"),
         (json.dumps({"rows": [a_row("fast", 1.0, preset=None)]}), "row 0: preset=None: must be a valid string"),

@@ -187,7 +187,7 @@ def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) 
     bind_again(fast, counts=None)
     assert "Noise floor" not in _page(exact)
     with pytest.raises(
-        ConfigError, match=r"manifest\.json: counts=None: must be a valid dictionary.*; run its command again"
+        ConfigError, match=r"manifest\.json: counts=None: must be a mapping of names to values.*; run its command again"
     ):
         write_run_report(fast)
 
