@@ -28,7 +28,8 @@ def perform(
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
-    from evalengine.report.html.on_complete import write_list, write_page
+    with phase("imports"):
+        from evalengine.report.html.on_complete import write_list, write_page
 
     def on_complete(folder: Path) -> None:
         with phase("page"):

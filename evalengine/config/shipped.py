@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
-from evalengine.util.plain_files import deep_merged, nested, read_bytes, read_yaml
+from evalengine.util.plain_files import deep_merged, read_bytes, read_yaml
 
 if TYPE_CHECKING:
     from evalengine.config.schema import Config
@@ -71,7 +71,9 @@ def settings_in(name: str) -> dict[str, Any]:
     """The settings of a shipped task or group and of the files that it names, as a mapping from the root."""
     tree: dict[str, Any] = {}
     for package, content in _contents(_file(name), None):
-        tree = deep_merged(tree, content if package == "_global_" else nested(package, content))
+        for part in () if package == "_global_" else reversed(package.split(".")):
+            content = {part: content}
+        tree = deep_merged(tree, content)
     return tree
 
 

@@ -59,7 +59,7 @@ class SamplingParams:
     ignore_eos: Flag = False
     seed: Integer = 0
     noise_key: Unicode | None = None  # e.g. "task/document/repeat"; None: the prompt's token ids
-    logprobs: Natural = 0  # alternatives reported per position, besides the chosen token
+    logprobs: Natural = 0  # alternatives reported per position, in addition to the chosen token
     processors: InstanceOf[LogitsProcessors] | None = None  # None: the model's; LogitsProcessors(): none
     # The token id or text that ends a thinking: stop strings hold behind it, and `RequestOutput.text` begins there.
     think_end_token: Annotated[Natural | NonEmpty, must("be a token id, a non-empty text, or None")] | None = None

@@ -301,7 +301,7 @@ def judging_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
 
 
 def _model_problems(config: Config) -> Iterator[str]:
-    """What is wrong with the judge's model; problems of the run's model are reported where it is found."""
+    """Yield a sentence for each problem with the judge's model; those of the run's model are reported elsewhere."""
     judge = next(iter(judged(config).values()))
     if judge.api is not None:
         yield from address_problems("judge.api", judge.api)
@@ -332,7 +332,7 @@ def _model_problems(config: Config) -> Iterator[str]:
 
 
 def _row_problems(task: Task, judge: JudgeConfig, limit: int | None) -> Iterator[str]:
-    """What the rows do not have for the judge."""
+    """Yield a sentence for each thing that the rows lack for the judge."""
     docs, scale = task.docs[:limit], read_scale(judge.scale)
     template = Field("template", judge.template)
     own = PAIRED if scale.pairs else SINGLE

@@ -190,7 +190,7 @@ def plan_and_load(config: Config, tasks: list[Task], llm: EngineProtocol) -> Pla
         return build_plan(config, tasks, llm)
     enough = FEW_DOCUMENTS if engine.settings.device.type == "cuda" else MANY_DOCUMENTS
     sizes = [len(task.docs[: config.limit]) for task in tasks]
-    # A chat template has a process of its own, which no two others may ask.
+    # A chat template runs in a dedicated process, which only one other process may use.
     may_fork = not config.apply_chat_template and sum(sizes) >= enough and all(task.can_fork for task in tasks)
     problems, write = list[str](), partial(_write_prompts, config, llm.checkpoint.tokenizer, engine.settings)
     with ExitStack() as started:

@@ -114,16 +114,16 @@ class Journal:
         self.file = LineFile(path, size)
 
     @classmethod
-    def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], Expected | None]) -> Journal:
+    def open(cls, path: Path, run_sha256: str, expectation: Callable[[RecordKey], Expected | None]) -> Journal:
         """Reads `path` (it may not exist yet) and opens it for more.
 
-        run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). asked: what a request of the run asks;
-        None for a key that is none of its requests'.
+        run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). expectation: gives what a request's
+        answer must fit; None for a key that is not one of the run's requests.
         Raises `EvalEngineError`, with the line and the cure, for a line that is damaged or cannot be this run's.
         """
         try:
             content = read_bytes(path) if path.exists() else b""
-            return cls(path, run_sha256, *_parse(content, run_sha256, asked))
+            return cls(path, run_sha256, *_parse(content, run_sha256, expectation))
         except ValueError as error:
             fix = "delete this file (its run starts again) or set resume=never"
             raise EvalEngineError(f"{path}: {error}; {fix}") from error
@@ -185,7 +185,7 @@ def _base64(values: np.ndarray) -> str:
 
 
 def _parse(
-    content: bytes, run_sha256: str, asked: Callable[[RecordKey], Expected | None]
+    content: bytes, run_sha256: str, expectation: Callable[[RecordKey], Expected | None]
 ) -> tuple[dict[RecordKey, Answer], int]:
     """(finished requests, bytes of whole lines). Raises ValueError for a line that cannot be this run's."""
     finished: dict[RecordKey, Answer] = {}
@@ -198,7 +198,7 @@ def _parse(
             raise ValueError(f"line {number} is damaged")
         try:
             key, prompt_sha256, answer = _decode(line, run_sha256)
-            named, expected = "{}, document {}, request {}, repeat {}".format(*key), asked(key)
+            named, expected = "{}, document {}, request {}, repeat {}".format(*key), expectation(key)
             if expected is None:
                 raise ValueError(f"the run has no request {named}")
             if key in finished:

@@ -188,10 +188,3 @@ def deep_merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
         below = base.get(key)
         result[key] = deep_merged(below if isinstance(below, dict) else {}, value) if isinstance(value, dict) else value
     return result
-
-
-def nested(name: str, value: Any) -> Any:
-    """A value in the mappings of its dotted name: {"a": {"b": value}} of "a.b"."""
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return value

@@ -14,12 +14,12 @@ from evalengine.util.hub import offline_if_unreachable, said_if_long
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that are asked from now on. Nobody answers, as where a name server is silent."""
-    asked: list[str] = []
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that are requested from now on. Nobody answers, as where a name server is silent."""
+    requested: list[str] = []
 
     def urlopen(request: Any, **_: Any) -> None:
-        asked.append(request.full_url)
+        requested.append(request.full_url)
         time.sleep(5)
         raise TimeoutError
 
@@ -28,22 +28,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(hub, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(hub, "_known", {})
     monkeypatch.setattr(hub, "SILENCE", 0.1)
-    return asked
+    return requested
 
 
-def test_a_silent_hub_is_waited_for_once_and_said(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_hub_is_waited_for_once_and_said(requested: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     start = time.monotonic()
     for _ in range(3):  # a run's model and its splits
         with offline_if_unreachable() as reason:
             assert reason == f"{constants.ENDPOINT} cannot be reached (no answer in 0.5 s)"
             assert constants.HF_HUB_OFFLINE
-    assert time.monotonic() - start < 4 and len(asked) == 1  # an address that is waited for takes 5 s
+    assert time.monotonic() - start < 4 and len(requested) == 1  # an address that is waited for takes 5 s
     assert capsys.readouterr().err == (
         f"evalengine: waiting for {constants.ENDPOINT}; HF_HUB_OFFLINE=1 takes its local cache at once\n"
     )
 
 
-def test_a_hub_is_asked_again_after_a_minute(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_is_asked_again_after_a_minute(requested: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with offline_if_unreachable() as reason:
         assert reason
     monkeypatch.setattr(hub, "REMEMBERED_SECONDS", 0)

@@ -57,33 +57,33 @@ MOST_REJECTED = 100  # rejected requests without a single answer after which the
 def run(config: Config) -> Path:
     """Runs the configured tasks through `config.model.api`; returns the run's folder. The same command resumes.
 
-    Raises: ConfigError for settings and tasks that an endpoint cannot do, before anything is asked; EvalEngineError for
+    Raises: ConfigError for settings and tasks that an endpoint cannot do, before a request is sent; EvalEngineError for
     requests that failed after all retries, once the others are kept.
     """
     started, begin = time.time(), time.perf_counter()
-    asked = endpoint_plan(config)
-    for line in asked.plan.warnings:
+    planned = endpoint_plan(config)
+    for line in planned.plan.warnings:
         warn(line)
-    client = Client(asked.url, config.endpoint)
+    client = Client(planned.url, config.endpoint)
     judge = find_judge(config, None)
-    rehearse_judge(judge, asked.plan)
-    identity = _identity(config, asked) | ({} if judge is None else {"judge": judge.identity})
+    rehearse_judge(judge, planned.plan)
+    identity = _identity(config, planned) | ({} if judge is None else {"judge": judge.identity})
     name = f"{selection(config)}-{config.model.name}"
     with RunFolder.open(config.output_dir, name, config.resume, identity) as folder:
         folder.write_text(CONFIG, to_yaml(config))
-        answers, rejected = _answers(config, asked, folder, client)
+        answers, rejected = _answers(config, planned, folder, client)
         seconds = time.perf_counter() - begin
-        _write(config, asked, answers, rejected, folder, judge, started, seconds)
+        _write(config, planned, answers, rejected, folder, judge, started, seconds)
         for unfinished in (LOCK, IDENTITY):
             (folder.path / unfinished).unlink(missing_ok=True)
         return folder.path
 
 
-def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
-    """What makes two runs one: the address, what it is asked, and how answers are scored."""
+def _identity(config: Config, planned: EndpointPlan) -> dict[str, Any]:
+    """What makes two runs one: the address, the requests, and how answers are scored."""
     tasks = {name: asdict(task) for name, task in config.tasks.items()}
     plain: dict[str, Any] = json.loads(canonical({
-        "harness": "endpoint", "api": asked.url, "requests": asked.sha256, "repeats": config.endpoint.repeats,
+        "harness": "endpoint", "api": planned.url, "requests": planned.sha256, "repeats": config.endpoint.repeats,
         "tasks": tasks, "think_end_token": config.model.think_end_token,
         **({"score_unfinished_thinking": True} if config.score_unfinished_thinking else {}),
     }))  # fmt: skip
@@ -91,37 +91,37 @@ def _identity(config: Config, asked: EndpointPlan) -> dict[str, Any]:
 
 
 def _answers(
-    config: Config, asked: EndpointPlan, folder: RunFolder, client: Client
+    config: Config, planned: EndpointPlan, folder: RunFolder, client: Client
 ) -> tuple[dict[Place, EndpointAnswer], dict[Place, str]]:
     """(every answer, the error of each request that the endpoint rejected). Answers in the folder are not requested
     again; rejected requests are, since the account or the filter may have changed."""
     file = AnswersFile(folder.path, client.cleaner)
     try:
         answers = file.kept
-        places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(asked.bodies))]
+        places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(planned.bodies))]
         todo = [place for place in places if place not in answers]
         if answers and config.progress:
             known = f"{len(answers)} of {len(places)} requests were answered by the interrupted run"
             warn(f"resuming {folder.path}: {known}")
         failed: list[str] = []
         rejected: dict[Place, str] = {}
-        for reply in client.ask([asked.bodies[number] for number, _ in todo]):
+        for reply in client.ask([planned.bodies[number] for number, _ in todo]):
             place = todo[reply.number]
             if reply.rejected:
                 rejected[place] = reply.error
                 if len(rejected) == MOST_REJECTED and not answers:
                     break
             elif reply.value is None:
-                task, document, *_ = asked.plan.requests[place[0]].key
+                task, document, *_ = planned.plan.requests[place[0]].key
                 failed.append(f"{task}, document {document}: {reply.error} (after {reply.attempts} attempts)")
             else:
                 file.append(place, answer_of(reply))
         if rejected and not answers:
-            raise EvalEngineError(f"{asked.url} rejected all of the first {len(rejected)} requests, one with: "
+            raise EvalEngineError(f"{planned.url} rejected all of the first {len(rejected)} requests, one with: "
                                   f"{next(iter(rejected.values()))}; fix the request (model.name, endpoint.body) or "
                                   "the key's permissions, and rerun the command")  # fmt: skip
         if failed:
-            raise EvalEngineError(f"{len(failed)} of {len(places)} requests failed; the same command asks them again:",
+            raise EvalEngineError(f"{len(failed)} of {len(places)} requests failed; the same command sends them again:",
                                   *first_of(failed, 10))  # fmt: skip
         return answers, rejected
     finally:
@@ -130,7 +130,7 @@ def _answers(
 
 def _write(
     config: Config,
-    asked: EndpointPlan,
+    planned: EndpointPlan,
     answers: Mapping[Place, EndpointAnswer],
     rejected: Mapping[Place, str],
     folder: RunFolder,
@@ -138,24 +138,24 @@ def _write(
     started: float,
     seconds: float,
 ) -> None:
-    """Scores each ask, and writes the first one's samples and results with what all of them show. A judge is asked
-    about the first one's answers. Documents with a rejected request are in no score."""
+    """Score each repeat, and write the first one's samples and results with what all of them show. A judge scores the
+    first one's answers. Documents with a rejected request are in no score."""
     end = config.model.think_end_token
-    documents = {asked.plan.requests[number].key[:2] for number, _ in rejected}
-    plan = _without(asked.plan, documents)
-    asks = [entries(asked.plan.requests, answers, ask, None if end is None else str(end), documents)
+    documents = {planned.plan.requests[number].key[:2] for number, _ in rejected}
+    plan = _without(planned.plan, documents)
+    by_repeat = [entries(planned.plan.requests, answers, ask, None if end is None else str(end), documents)
             for ask in range(config.endpoint.repeats)]  # fmt: skip
-    unanswered = [unanswered_of(asked.plan, answers, one, ask) for ask, one in enumerate(asks)]
-    thoughts = [{} if end is None else thoughts_of(asked.plan, answers, one, ask, str(end))
-                for ask, one in enumerate(asks)]  # fmt: skip
+    unanswered = [unanswered_of(planned.plan, answers, one, ask) for ask, one in enumerate(by_repeat)]
+    thoughts = [{} if end is None else thoughts_of(planned.plan, answers, one, ask, str(end))
+                for ask, one in enumerate(by_repeat)]  # fmt: skip
     denied = [uncredited(own, config) for own in thoughts]
-    limited = Counter(key[:2] for key, entry in asks[0].items() if entry.finish_reason == "length")
+    limited = Counter(key[:2] for key, entry in by_repeat[0].items() if entry.finish_reason == "length")
     results: list[list[TaskResult]] = []
     judgements: Judgements = {}
     of_judge = None
     if judge is not None:
-        judgements, of_judge = judge.judge(plan, asks[0], denied[0], folder.path, _judged)
-    for number, one in enumerate(asks):
+        judgements, of_judge = judge.judge(plan, by_repeat[0], denied[0], folder.path, _judged)
+    for number, one in enumerate(by_repeat):
         programs = verdicts(plan, one, config, denied[number])
         judged = {} if number else judgements
         findings = Findings(thoughts[number], denied[number], programs, judged, unanswered[number])
@@ -165,18 +165,18 @@ def _write(
         rows = [replace(one, length_limited=limited[result.name, one.doc_id]) for one in result.samples]
         rejections = {REJECTED: out[result.name]} if out[result.name] else {}
         first.append(replace(result, samples=rows, unanswered={**rejections, **result.unanswered}))
-    facts = endpoint_facts(asked, config.model.name, answers, rejected)
+    facts = endpoint_facts(planned, config.model.name, answers, rejected)
     facts |= {
-        "length_limited": sum(entry.finish_reason == "length" for one in asks for entry in one.values()),
+        "length_limited": sum(entry.finish_reason == "length" for one in by_repeat for entry in one.values()),
         "unanswered": dict(Counter(kind for one in unanswered for kind in one.values())),
         "unfinished_thinking": sum(thought.unfinished for one in thoughts for thought in one.values()),
         "scores_unfinished_thinking": config.score_unfinished_thinking,
-        **({"noise": noise(asks, results)} if len(asks) > 1 else {}),
+        **({"noise": noise(by_repeat, results)} if len(by_repeat) > 1 else {}),
         **({} if of_judge is None else {"judge": of_judge}),
     }
-    arguments = {"base_url": asked.url, "model": config.model.name}
+    arguments = {"base_url": planned.url, "model": config.model.name}
     model = ModelInfo(
-        config.model.name, asked.url, "", None, None, 0, 0, "", None, program="endpoint", arguments=arguments
+        config.model.name, planned.url, "", None, None, 0, 0, "", None, program="endpoint", arguments=arguments
     )
     more = {"harness": "endpoint", "endpoint": {**facts, "in_words": lines(facts)}}
     remove_results(folder)
@@ -204,19 +204,19 @@ def print_run(folder: Path) -> None:
 
 
 def endpoint_facts(
-    asked: EndpointPlan, model: str, answers: Mapping[Place, EndpointAnswer], rejected: Mapping[Place, str]
+    planned: EndpointPlan, model: str, answers: Mapping[Place, EndpointAnswer], rejected: Mapping[Place, str]
 ) -> dict[str, Any]:
     """What the endpoint sent, as plain JSON values. model: the requested one."""
     sent = answers.values()
     return {
-        "url": asked.url,
+        "url": planned.url,
         "model": model,
         "requests": len(sent),
         "retried": sum(answer.attempts > 1 for answer in sent),
-        "rejected": _rejected(asked.plan, rejected),
+        "rejected": _rejected(planned.plan, rejected),
         "with_lone_surrogates": sum(answer.surrogates > 0 for answer in sent),
         "with_the_key": sum(answer.keys > 0 for answer in sent),
-        "own_exemplar_prompts": asked.plan.own_exemplars,
+        "own_exemplar_prompts": planned.plan.own_exemplars,
         "models": dict(Counter(str(answer.model) for answer in sent)),
         "system_fingerprints": dict(Counter(str(answer.fingerprint) for answer in sent)),
         "unproved": UNPROVED,
@@ -301,31 +301,31 @@ def _counted(count: int) -> str:
     return f"{count:,} answer{'s' * (count != 1)}"
 
 
-def noise(asks: Sequence[Mapping[Any, Answer]], results: Sequence[Sequence[TaskResult]]) -> dict[str, Any]:
-    """What `asks` of the same requests show, as plain JSON values. results: of each ask, the tasks' results with their
-    samples.
+def noise(by_repeat: Sequence[Mapping[Any, Answer]], results: Sequence[Sequence[TaskResult]]) -> dict[str, Any]:
+    """Return what repeats of the same requests show, as plain JSON values. results: of each repeat, the tasks' results
+    with their samples.
 
     Of texts and of each metric: which of all changed at least once, their share with Wilson's 95 % interval, and
-    `between`; of a metric also its value in each ask.
+    `between`; of a metric also its value in each repeat.
     """
-    keys = [*asks[0]]
-    texts = [[answers[key].text for answers in asks] for key in keys]
+    keys = [*by_repeat[0]]
+    texts = [[answers[key].text for answers in by_repeat] for key in keys]
     changed = [list(key) for key, own in zip(keys, texts, strict=True) if len(set(own)) > 1]
     documents = [f"{task}/{document}" for task, document, *_ in keys]
     return {
-        "asks": len(asks),
+        "asks": len(by_repeat),
         "texts": {"requests_changed": changed, **_share(len(changed), len(keys)), **between(texts, documents)},
         "metrics": [entry for place in range(len(results[0])) for entry in _of_task([own[place] for own in results])],
     }
 
 
-def between(asked: Sequence[Sequence[Hashable]], documents: Sequence[str] | None = None) -> dict[str, Any]:
-    """The chance that two identical asks of a request differ: the mean over requests of the share of its pairs of asks
-    that do, which estimates it without bias, with the 95 % interval of such a mean (`mean_interval`).
+def between(outcomes: Sequence[Sequence[Hashable]], documents: Sequence[str] | None = None) -> dict[str, Any]:
+    """The chance that two identical repeats of a request differ: the mean over requests of the share of its pairs of
+    repeats that do, which estimates it without bias, with the 95 % interval of such a mean (`mean_interval`).
 
-    asked: of each request, what came of every ask. documents: each request's, where a document has several.
+    outcomes: of each request, the outcome of every repeat. documents: each request's, where a document has several.
     """
-    shares = [fmean(one != other for one, other in combinations(own, 2)) for own in asked]
+    shares = [fmean(one != other for one, other in combinations(own, 2)) for own in outcomes]
     bounds = mean_interval(shares, clusters=documents)
     return {"between_two_asks": fmean(shares), "between_interval": None if bounds is None else list(bounds)}
 
@@ -334,13 +334,13 @@ def _of_task(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     """One task's metrics."""
     scores, entries = [result.scores for result in results], []
     for metric, name in dict.fromkeys(key for own in scores for key in own):
-        asked = [own.get((metric, name), {}) for own in scores]
-        documents = [doc for doc in asked[0] if all(doc in one for one in asked)]
+        by_repeat = [values.get((metric, name), {}) for values in scores]
+        documents = [doc for doc in by_repeat[0] if all(doc in one for one in by_repeat)]
         if not documents:
             continue
-        scored = [[one[doc] for one in asked] for doc in documents]
+        scored = [[one[doc] for one in by_repeat] for doc in documents]
         changed = [doc for doc, own in zip(documents, scored, strict=True) if len(set(own)) > 1]
-        values = [math.fsum(one[doc] for doc in documents) / len(documents) for one in asked]
+        values = [math.fsum(one[doc] for doc in documents) / len(documents) for one in by_repeat]
         entries.append({"task": results[0].name, "metric": metric, "filter": name, "values": values,
                         "documents_changed": changed, **_share(len(changed), len(documents)),
                         **between(scored)})  # fmt: skip
