@@ -24,7 +24,7 @@ from evalengine.kernels.activation import activate
 from evalengine.kernels.launching.launch import launch
 
 CHANNELS, WARPS = 512, 4
-TOKENS, ROWS = 32, 4  # of a tile; ROWS of them are loaded while those before them are computed
+TOKENS, ROWS = 32, 8  # of a tile; ROWS of them are loaded while those before them are computed
 
 
 @triton.jit

@@ -142,14 +142,17 @@ def gate_sums_kernel(
     head = tl.arange(0, HVP)
     real = head < HV
     total = tl.zeros((HVP,), tl.float32)
-    for block in range(0, CHUNK, 16):
-        for i in tl.static_range(16):
+    for block in range(0, CHUNK, 32):
+        gates = ()  # of old rows their sums; all are loaded first, because no load may pass a store
+        for i in tl.static_range(32):
             row = block + i
             old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)
-            new = (row >= begin) & (row < end)
-            gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=real & new, other=0.0)
-            total = tl.where(row < begin, old, total + gate)
-            tl.store(sums_ptr + (p * HV + head) * CHUNK + row, total, mask=real)
+            new = real & (row >= begin) & (row < end)
+            gate = tl.load(gates_ptr + (token + row).to(tl.int64) * HV + head, mask=new, other=0.0)
+            gates += (tl.where(row < begin, old, gate),)  # type: ignore[assignment]
+        for i in tl.static_range(32):
+            total = tl.where(block + i < begin, gates[i], total + gates[i])
+            tl.store(sums_ptr + (p * HV + head) * CHUNK + block + i, total, mask=real)
 
 
 @triton.jit

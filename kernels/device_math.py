@@ -63,6 +63,10 @@ if INTERPRETED:
         return tl.erf(x)
 
     @triton.jit
+    def approximate_exp2(x):
+        return tl.exp2(x)
+
+    @triton.jit
     def approximate_reciprocal(x):
         return 1.0 / x
 
@@ -132,6 +136,13 @@ else:
     @triton.jit
     def erf(x):
         return libdevice.erf(x)
+
+    @triton.jit
+    def approximate_exp2(x):
+        """2^x within two ulp (a subnormal result is 0), one instruction."""
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
 
     @triton.jit
     def approximate_reciprocal(x):

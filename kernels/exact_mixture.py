@@ -97,7 +97,7 @@ def combine(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def gate(x: Tensor, logits: Tensor) -> Tensor:
-    """[T, H], [T, 1] -> float32 [T, H]: x * sigmoid(logit), one rounding."""
+    """[T, H], and [T, 1] or [T, H] -> float32 [T, H]: x * sigmoid(logit), one rounding."""
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for tile in em.tiles(*x.shape):
         em.store_float32(em.widen(x[tile]).mul_(em.sigmoid(em.widen(logits[tile]))), out[tile])

@@ -178,11 +178,6 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, 
     return out
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """Any shape -> float32 x * sigmoid(gate)."""
-    return exact.elementwise(lambda v, g: v.mul_(em.sigmoid(g)), x, gate)
-
-
 def multiply(x: Tensor, y: Tensor) -> Tensor:
     """Any shape -> float32 x * y."""
     return exact.elementwise(Tensor.mul_, x, y)

@@ -1,4 +1,5 @@
 """The rows of a mixture of experts beside its products: the weighted sum, the shared expert's gate, gpt-oss's SwiGLU.
+The gate also serves attention's output.
 
     T tokens, k experts of each, H hidden, I intermediate size.
 
@@ -6,7 +7,7 @@ Rounding points (`native`), in float32 unless it says otherwise:
 
 * combine: `acc = 0`, then in order of rank `acc = acc + weight * row`, product and sum rounded to float32; one rounding
   to the dtype, after the last.
-* gate: 1 / (1 + exp(-logit)), rounded to the dtype, times the row, rounded.
+* gate: 1 / (1 + exp(-logit)), rounded to the dtype, times x, rounded.
 * clamped SwiGLU, where transformers' eager code rounds: gate at most 7; 1.702 gate, the sigmoid of that, its product
   with gate, up (within -7 and 7) + 1, and the product of these two are each rounded to the dtype.
 """
@@ -19,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
+from evalengine.kernels.activation import rounded_times_sigmoid
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 
 BLOCK = 1024  # elements of a program
@@ -47,13 +49,18 @@ def _combine_kernel(x_ptr, weights_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def _gate_kernel(x_ptr, logits_ptr, out_ptr, H, BLOCK: tl.constexpr):
+def _gate_kernel(x_ptr, logits_ptr, out_ptr, H, logits_stride, OF_ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """OF_ROW: a row has one logit."""
     device_math.after_previous_kernel()
     token, column, mask = _place(H, BLOCK)
     dtype = out_ptr.dtype.element_ty
-    logit = tl.broadcast_to(tl.load(logits_ptr + token).to(tl.float32), (BLOCK,))
     x = tl.load(x_ptr + token * H + column, mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * H + column, (device_math.sigmoid(logit).to(dtype).to(tl.float32) * x).to(dtype), mask)
+    if OF_ROW:
+        logit = tl.broadcast_to(tl.load(logits_ptr + token * logits_stride).to(tl.float32), (BLOCK,))
+    else:
+        logit = tl.load(logits_ptr + token * logits_stride + column, mask, other=0.0).to(tl.float32)
+    sigmoid = rounded_times_sigmoid(tl.full((BLOCK,), 1.0, tl.float32), logit, dtype)
+    tl.store(out_ptr + token * H + column, (sigmoid.to(tl.float32) * x).to(dtype), mask)
 
 
 @triton.jit
@@ -85,9 +92,12 @@ def combine(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def gate(x: Tensor, logits: Tensor) -> Tensor:
-    """[T, H], [T, 1] of one dtype, both contiguous -> [T, H]: x * sigmoid(logit)."""
-    out = torch.empty_like(x)
-    _launch(_gate_kernel, (len(x) * -(-x.shape[1] // BLOCK), 1, 1), (x, logits), out, (x.shape[1],), (BLOCK,))
+    """[T, H], contiguous, and [T, 1] or [T, H] of any row stride, of one dtype -> [T, H]: x * sigmoid(logit)."""
+    (tokens, width), of_row = x.shape, logits.shape[1] == 1
+    assert x.is_contiguous() and logits.shape == (tokens, 1 if of_row else width)
+    assert of_row or logits.stride(1) == 1
+    out, grid = torch.empty_like(x), (tokens * -(-width // BLOCK), 1, 1)
+    _launch(_gate_kernel, grid, (x, logits), out, (width, logits.stride(0)), (of_row, BLOCK))
     return out
 
 

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
+from evalengine.kernels.activation import times_sigmoid
 from evalengine.kernels.launching.launch import Replay, cache_launch, launch, operand_key
 from evalengine.kernels.limits import MAX_TERMS
 
@@ -239,7 +240,7 @@ def _gated_norm_kernel(
     x = tl.load(x_ptr + row * stride_x + column, mask=keep, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * stride_gate + column, mask=keep, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + (i + 0 * group if REPEATED else column), mask=keep, other=0.0).to(tl.float32)
-    factor = tl.div_rn(gate, 1.0 + device_math.exp(-gate))
+    factor = times_sigmoid(gate, gate, dtype)
     if GATE_FIRST:
         x = x * factor
     squares = _sum_of_128(x * x, GROUPS) if BLOCK == 128 else tl.sum(x * x, 1)

@@ -107,7 +107,6 @@ class ExactOps(Ops):
     ) -> Tensor:
         return exact_recurrent.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
 
-    sigmoid_gate = staticmethod(exact_recurrent.sigmoid_gate)
     multiply = staticmethod(exact_recurrent.multiply)
 
     def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:

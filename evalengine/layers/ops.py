@@ -236,10 +236,6 @@ class Ops(ABC):
         rounded_once: at its end, not before the weight, too (exact always is)."""
         return gated_norm(x, gate, weight, eps, group, gate_first=gate_first, rounded_once=rounded_once)
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Any shape twice: x * sigmoid(gate), each rounded."""
-        return x * torch.sigmoid(gate)
-
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         """Any shape twice: x * y, rounded once."""
         return x * y
@@ -278,7 +274,7 @@ class Ops(ABC):
 
     @abstractmethod
     def gate(self, x: Tensor, logits: Tensor) -> Tensor:
-        """[T, H], [T, 1] -> [T, H]: x * sigmoid(logit)."""
+        """[T, H], contiguous, and [T, 1] or [T, H] -> [T, H]: x * sigmoid(logit), each rounded (exact: once)."""
 
     # -- fused forms -------------------------------------------------------------------------------------------------
 

@@ -185,10 +185,10 @@ class GatedNorm(Layer):
 
 
 class SigmoidGate(Layer):
-    """Any shape twice: x * sigmoid(gate)."""
+    """[T, W] twice: x * sigmoid(gate)."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return self.ops.sigmoid_gate(x, gate)
+        return self.ops.gate(x, gate)
 
 
 class Multiply(Layer):

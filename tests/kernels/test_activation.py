@@ -7,9 +7,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels import activation
+from evalengine.kernels import activation, device_math
+from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.row_variants import Xielu
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.references import reference
@@ -63,6 +66,24 @@ def test_every_input(dtype: torch.dtype) -> None:
     up = randn(2**16, dtype=dtype)
     pairs = torch.stack((x, up), 1).view(2**8, 2**8, 2).transpose(1, 2).reshape(2**8, 2**9)
     assert_agrees(activation.silu_and_mul(pairs).flatten(), F.silu(x) * up)
+
+
+@triton.jit
+def _quotients(x_ptr, by_newton_ptr, divided_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at).to(tl.float32)
+    tl.store(by_newton_ptr + at, activation.times_sigmoid(x, x, x_ptr.dtype.element_ty))
+    tl.store(divided_ptr + at, tl.div_rn(x, 1.0 + device_math.exp(x * -1.0)))
+
+
+@IGNORE_INTERPRETER
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_the_quotient_before_its_rounding(dtype: torch.dtype) -> None:
+    """`times_sigmoid` equals the IEEE division on all 65,536 numbers of a 16-bit dtype."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
+    by_newton, divided = torch.empty((2, 2**16), device=DEVICE)
+    launch(_quotients, (2**6, 1, 1), (x, by_newton, divided), (2**10,), 4, 1)
+    assert_agrees(by_newton, divided)
 
 
 @IGNORE_INTERPRETER

@@ -39,15 +39,31 @@ def test_combine_adds_in_order_of_rank(shape: tuple[int, int, int], dtype: torch
         assert count_differing(flipped, out), "another order of the ranks is seen"
 
 
+@pytest.mark.parametrize("shape", [(5, 70), (1, 1), (3, 1030), (0, 8)])
+@pytest.mark.parametrize("of_row", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_shared_experts_gate(dtype: torch.dtype) -> None:
-    x, logits = randn(5, 70, dtype=dtype), randn(5, 1, dtype=dtype, seed=1) * 3
+def test_the_gate(dtype: torch.dtype, of_row: bool, shape: tuple[int, int]) -> None:
+    """A logit for each row, or the last columns of a wider tensor."""
+    tokens, width = shape
+    wide = randn(tokens, width + 8, dtype=dtype, seed=1) * 3
+    x, logits = randn(*shape, dtype=dtype), wide[:, :1] if of_row else wide[:, 8:]
     out, truth = expert_rows.gate(x, logits), reference.gate(x.cpu(), logits.cpu())
     unit = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(out.cpu().double(), truth, rtol=unit, atol=1e-7)
     assert_bitwise_equal(expert_rows.gate(x[2:3], logits[2:3]), out[2:3])
     exact = exact_mixture.gate(x.cpu(), logits.cpu())
     torch.testing.assert_close(exact.double(), truth, rtol=2**-23, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gate_has_torchs_bytes(dtype: torch.dtype) -> None:
+    """For all 65,536 logits."""
+    logits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).view(2**8, 2**8).cuda()
+    x = randn(2**8, 2**8, dtype=dtype)
+    out, torchs = expert_rows.gate(x, logits), torch.sigmoid(logits) * x
+    assert torch.equal(out.isnan(), torchs.isnan())
+    assert_bitwise_equal(out.nan_to_num(nan=0.0), torchs.nan_to_num(nan=0.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

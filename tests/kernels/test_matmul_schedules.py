@@ -77,7 +77,7 @@ def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen(64, 1024) == tuned
     for m, rows in ((32, 32), (33, 48), (65, 80), (129, 160), (9000, 8192)):
         assert chosen(m, 1024) == chosen(m, 4096) == chosen(m, 4096, gpu="GPU Y") == by_cublaslt(rows)
-    assert chosen(16, 1024) == tuned  # the bucket tuned next above 16 rows
+    assert chosen(16, 1024) == tuned  # the nearest tuned bucket by ratio
     assert chosen(2000, 1024) == by_cublaslt(2048), "with many rows it precedes a tuned tile"
     assert choose("GPU X", bf16, 2000, 1024, 512, True, False) == MatmulSchedule("tma", 128, 128, 64, 4, 3)
     assert chosen(64, 4096, torch.float32) == heuristic(torch.float32, 64, 4096, 512, True)
@@ -92,6 +92,7 @@ def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
     bf16, tuned = torch.bfloat16, MatmulSchedule("tma", 64, 64, 64, 4, 3)
     assert choose("GPU X", bf16, 1, 1024, 512, True) == MatmulSchedule("pointer", 16, 16, 256, 4, 4)
     assert choose("GPU X", torch.float16, 33, 1024, 512, True) == tuned
+    assert choose("GPU X", bf16, 128, 1024, 512, True) == tuned, "64 rows are nearer than 2048"
     assert choose("GPU X", bf16, 5000, 1024, 512, True) == MatmulSchedule(
         "tma", 128, 128, 64, 4, 3
     )  # the largest bucket that was tuned
