@@ -163,7 +163,7 @@ def _choose(device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok
     if dtype != torch.float32:
         rows = _tuned(device_name)
         row = rows.get((n, k)) or (rows[_nearest(rows, n, k)] if rows else {})
-        # The nearest bucket by ratio: a row that leaves many out to cuBLASLt would else give 128 rows the tile of 1,024.
+        # The nearest by ratio: a row that leaves buckets to cuBLASLt would else give 128 rows the tile of 1,024.
         schedule = row[min(row, key=lambda tuned: (max(tuned / m, m / tuned), -tuned))] if row else None
         if schedule and (tma_ok or schedule.form == POINTER):
             return schedule

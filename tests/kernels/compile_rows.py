@@ -176,7 +176,8 @@ def mixtures() -> Iterator[dict[str, Any]]:
             yield _counted(expert_matmul._expert_kernel, dtype, {**tile, "EVEN_K": True, "SHARED": 8, **bias})
     for dtype in ("bf16", "fp32"):
         yield _counted(expert_rows._combine_kernel, dtype, {"K": 8, "BLOCK": 1024})
-        yield _counted(expert_rows._gate_kernel, dtype, {"BLOCK": 1024})
+        for of_row in (True, False):
+            yield _counted(expert_rows._gate_kernel, dtype, {"OF_ROW": of_row, "BLOCK": 1024})
         yield _counted(expert_rows._swiglu_kernel, dtype, {"BLOCK": 1024})
 
 
