@@ -27,7 +27,7 @@ VOCAB_SIZE = 151936  # the seeded ids are below this
 MOST_WARM_UP = 256  # the most requests of a warm-up
 SHORTEST, LONGEST, WINDOW = 100, 1024, 4096  # tokens of `random`
 # (preset, workload) -> how many of its first requests run
-CUTS: Mapping[tuple[str, str], int] = {("qwen3-8b", "gsm8k"): 256}
+CUTS: Mapping[tuple[str, str], int] = {("qwen3-8b", "gsm8k"): 256, ("qwen3.5-4b", "gsm8k"): 256}
 
 
 @dataclass(frozen=True)
