@@ -20,21 +20,24 @@ from evalengine.models.spec import ModelSpec
 NUM_SNAPSHOTS = 16  # copies of states that are kept: followers come soon after the first sequence of a prefix
 
 
-def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> dict[int, States]:
-    """Each recurrent layer's pools, by the layer's number. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
+def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> tuple[dict[int, States], list[torch.Tensor]]:
+    """Each recurrent layer's pools, by the layer's number; and the tensors that they are parts of, [layers of a kind,
+    R, ...]. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
     layers: dict[Recurrence, list[int]] = {}
     for layer, recurrence in spec.recurrences.items():
         layers.setdefault(recurrence.of_rank(ops.tp.size), []).append(layer)
     pools: dict[int, States] = {}
+    whole: list[torch.Tensor] = []
     for recurrence, numbers in layers.items():
         of_all = [
             torch.zeros(len(numbers), slots + NUM_SNAPSHOTS, *shape, dtype=dtype, device=ops.device)
             for shape, dtype in _shapes(recurrence, ops.activation_dtype, ops.chunked)
         ]
+        whole += of_all
         for i, layer in enumerate(numbers):
             conv, *recurrent = (pool[i] for pool in of_all)
             pools[layer] = States(conv, tuple(recurrent), 0 if i else len(numbers))
-    return pools
+    return pools, whole
 
 
 def _shapes(recurrence: Recurrence, dtype: torch.dtype, chunked: bool) -> list[PoolShape]:

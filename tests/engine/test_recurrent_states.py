@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
 from evalengine.config.schema import EngineConfig, Numerics
+from evalengine.engine.execute.rank_runner import RankRunner
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
-from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.engine.settings import RECURRENT, resolve_speculation
 from evalengine.errors import ConfigError
 from evalengine.explain.trace import explain
@@ -89,29 +90,87 @@ def test_a_cut_answer_goes_on(checkpoint: Checkpoint, params: SamplingParams) ->
             assert output.logprobs.tobytes() == whole.logprobs.tobytes()
 
 
-@pytest.mark.parametrize("shots", [0, 1])
-def test_choices_begin_at_the_end_of_their_context(checkpoint: Checkpoint, shots: int) -> None:
-    """Each context is computed once, but for what its last page has of it; and what all have in common once."""
-    asked: list[Request] = []
-    for i in range(6):
-        context = COMMON[:32] * shots + prompt(i, 35)
-        asked += [ScoreRequest(4 * i + choice, context, prompt(choice, 3)) for choice in range(4)]
+def choices() -> list[Request]:
+    """Six contexts with four choices each; each context is whole pages of 16 tokens and three more."""
+    return [ScoreRequest(4 * i + n, prompt(i, 35), prompt(n, 3)) for i in range(6) for n in range(4)]
+
+
+@pytest.fixture(scope="module")
+def chosen(checkpoint: Checkpoint) -> dict[int, RequestOutput]:
+    return one_by_one(checkpoint, choices(), batch_invariant=True, max_model_len=96)
+
+
+def choose(checkpoint: Checkpoint, **settings: Any) -> tuple[dict[int, RequestOutput], int]:
+    """The outputs, and how many tokens were computed."""
+    with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16, **settings) as llm:
+        assert llm.runner is not None and llm.scheduler is not None
+        llm.runner.fill_pool(float("nan"))
+        outputs = {output.request_id: output for output in llm.run(choices())}
+        assert not llm.scheduler.bequests
+        assert sorted(llm.scheduler.free_slots) == [*range(llm.config.max_num_seqs)]
+        return outputs, llm.stats.num_computed_tokens
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 4, 5, 9, 30])
+def test_choices_begin_at_the_end_of_their_context(
+    checkpoint: Checkpoint, chosen: dict[int, RequestOutput], max_num_seqs: int
+) -> None:
+    """Each context is computed once, wherever in a page it ends; in a single slot, once for each choice."""
+    outputs, computed = choose(checkpoint, max_num_seqs=max_num_seqs)
+    assert not differing(outputs, chosen)
+    again = 6 * 4 * 35 if max_num_seqs == 1 else 0
+    assert computed == 6 * (35 + 4 * 2) + again
+
+
+def test_a_choice_without_its_contexts_state_is_seen(
+    checkpoint: Checkpoint, chosen: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: no state is copied."""
+    monkeypatch.setattr(RankRunner, "copy_states", lambda *_: None)
+    assert differing(choose(checkpoint, max_num_seqs=30)[0], chosen)
+
+
+def test_what_all_choices_have_in_common_is_computed_once(checkpoint: Checkpoint) -> None:
+    asked: list[Request] = [
+        ScoreRequest(4 * i + n, COMMON[:32] + prompt(i, 19), prompt(n, 3)) for i in range(6) for n in range(4)
+    ]
     expected = one_by_one(checkpoint, asked, batch_invariant=True, max_model_len=96)
     with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16) as llm:
-        assert llm.runner is not None
-        llm.runner.fill_pool(float("nan"))
         outputs = {output.request_id: output for output in llm.run(asked)}
-        assert llm.stats.num_computed_tokens == 32 * shots + 6 * (35 + 4 * (3 + 2))
+        assert llm.stats.num_computed_tokens == 32 + 6 * (19 + 4 * 2)
     assert not differing(outputs, expected)
 
 
-def test_a_slot_that_is_wanted_next_takes_none_that_many_want() -> None:
-    snapshots = Snapshots(range(2))
-    shared, brief = snapshots.new_slot(b"shared"), snapshots.new_slot(b"brief", brief=True)
-    assert {shared, brief} == {0, 1}
-    assert snapshots.new_slot(b"next", brief=True) == brief and [*snapshots.slot_of] == [b"shared", b"next"]
-    assert snapshots.new_slot(b"also shared") == brief and snapshots.new_slot(b"more", brief=True) is None
-    assert snapshots.new_slot(b"third") == shared and [*snapshots.slot_of] == [b"also shared", b"third"]
+@pytest.mark.parametrize("num_kv_blocks", [6, 7, 9])
+def test_choices_whose_contexts_keys_are_gone(
+    checkpoint: Checkpoint, chosen: dict[int, RequestOutput], num_kv_blocks: int
+) -> None:
+    """The state of a context is of no use where its keys and values have been overwritten."""
+    outputs, computed = choose(checkpoint, num_kv_blocks=num_kv_blocks, max_num_seqs=9)
+    assert not differing(outputs, chosen) and computed >= 6 * (35 + 4 * 2)
+
+
+@pytest.mark.parametrize("dropped", [{0, 1}, {0, 1, 2, 3}, {5, 6, 7}, {23}], ids=str)
+def test_choices_that_are_taken_back_leave_no_slot(
+    checkpoint: Checkpoint, chosen: dict[int, RequestOutput], dropped: set[int]
+) -> None:
+    """While their contexts' states wait for them."""
+    with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16, max_num_seqs=9) as llm:
+        assert llm.scheduler is not None
+        scheduler, waited, outputs = llm.scheduler, False, {}
+
+        def more() -> list[Request]:
+            nonlocal waited
+            if any(heir.request_ids <= dropped for bequest in scheduler.bequests for heir in bequest.heirs):
+                waited = True
+                scheduler.drop(dropped)
+            return []
+
+        for output in llm.run(choices(), more=more):
+            outputs[output.request_id] = output
+        assert waited and not scheduler.bequests and sorted(scheduler.free_slots) == [*range(9)]
+    assert outputs.keys() >= {*range(24)} - dropped
+    assert not differing(outputs, {number: chosen[number] for number in outputs})
 
 
 def test_another_state_is_seen(checkpoint: Checkpoint, expected: dict[int, RequestOutput]) -> None:

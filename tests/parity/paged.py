@@ -28,7 +28,7 @@ class PagedRunner:
         """most_sequences: that the pools of states have slots for."""
         spec, ops = model.spec, model.ops
         self.model, self.block_size, self.most_sequences = model, block_size, most_sequences
-        pools = state_pools(spec, ops, most_sequences)
+        pools, _ = state_pools(spec, ops, most_sequences)
         self.caches: list[LayerCache] = []
         for layer in range(spec.num_layers):
             shape = (num_blocks, block_size, *spec.heads_of(spec.block(layer))[1:])

@@ -122,8 +122,8 @@ class RankRunner:
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
         self.kv_caches: list[LayerCache] = [*layout.caches(self.kv_pool)]
         self.table_of = layout.table_of
-        self.states = state_pools(spec, ops, max_num_seqs)
-        for layer, states in self.states.items():
+        states_of_layers, self.states = state_pools(spec, ops, max_num_seqs)
+        for layer, states in states_of_layers.items():
             self.kv_caches[layer] = layer_cache(self.kv_caches[layer], states, spec.block(layer).beside_attention)
         self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
@@ -140,16 +140,15 @@ class RankRunner:
     def fill_pools(self, value: float) -> None:
         """Fills the KV pool and the pools of states with one number."""
         self.kv_pool.fill_(value)
-        for states in self.states.values():
-            for pool in states.pools:
-                pool.fill_(value)
+        for pool in self.states:
+            pool.fill_(value)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
-        """Copies slots of all pools of states, (source, destination), one after another."""
+        """Copies slots of all pools of states, (source, destination), one after another; all layers' at once, because
+        a launch for each of 24 layers' seven pools took 1.7 ms."""
         for source, destination in copies:
-            for states in self.states.values():
-                for pool in states.pools:
-                    pool[destination] = pool[source]
+            for pool in self.states:
+                pool[:, destination] = pool[:, source]
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""

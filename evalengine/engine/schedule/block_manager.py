@@ -194,6 +194,8 @@ class BlockManager:
         found: list[list[CachedBlock | None]] = [[] for _ in self.groups]
         runs = [0] * len(self.groups)  # how many blocks up to here each group has one after another
         usable = 0
+        left = 0 if seq.bequest is None else seq.bequest.num_tokens  # tokens whose state was left to the sequence
+        complete = left < self.block_size  # whether all whole blocks of these tokens are there
         for index in range(limit // self.block_size):
             digest = self._hash(seq, index)
             for number, known in enumerate(self.indexes):
@@ -204,22 +206,37 @@ class BlockManager:
             position = end * self.block_size
             seen = [end - group.first_seen(position, self.block_size) for group in self.groups]
             if all(run >= wanted for run, wanted in zip(runs, seen, strict=True)):
+                complete |= end == left // self.block_size
                 if self.snapshots is None or digest in self.snapshots.slot_of:
                     usable = end
             elif any(not run and group.window is None for run, group in zip(runs, self.groups, strict=True)):
                 break
+        copied: list[CachedBlock] = []
+        length = 0
+        if self.snapshots is None:
+            copied, length = self._within_block(seq, usable, limit)
+        elif left and complete:  # a state is that at one position: the tokens before it must all be there
+            copied, length = self._within_block(seq, left // self.block_size, left)
+            if length == left % self.block_size:
+                usable = left // self.block_size
+            else:
+                copied, length = [], 0
         start = usable * self.block_size
-        parent = seq.block_hashes[usable - 1] if usable else _root(seq)
-        rest = seq.token_ids[start : min(limit, start + self.block_size)]
-        # A recurrent state is that at the end of a whole block.
-        ends = [known.longest_run(parent, rest) for known in self.indexes] if self.snapshots is None else []
-        copied = [block for block, _ in ends if block is not None]
-        length = min((run for _, run in ends), default=0)
         shared = [
             [b for b in blocks[group.first_seen(start + length, self.block_size) : usable] if b is not None]
             for group, blocks in zip(self.groups, found, strict=True)
         ]
-        return Hit(usable, shared, copied if length else [], length)
+        return Hit(usable, shared, copied, length)
+
+    def _within_block(self, seq: Sequence, whole: int, limit: int) -> tuple[list[CachedBlock], int]:
+        """Of each group the block with most of the sequence's tokens after so many whole blocks, up to `limit`; and how
+        many tokens all of these have."""
+        start = whole * self.block_size
+        parent = seq.block_hashes[whole - 1] if whole else _root(seq)
+        rest = seq.token_ids[start : min(limit, start + self.block_size)]
+        ends = [known.longest_run(parent, rest) for known in self.indexes]
+        length = min((run for _, run in ends), default=0)
+        return [block for block, _ in ends if block is not None] if length else [], length
 
     def _record_generated(self, seq: Sequence) -> None:
         """Records the tokens after the prompt that are known and whose KV is in the pool."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.sequence import Sequence, Status
+from evalengine.engine.schedule.snapshots import Bequest
 from evalengine.kernels.recurrent_variant import Recurrence, most_guesses
 
 
@@ -64,7 +65,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.leaving: set[Sequence] = set()  # sequences whose last step is launched and whose results are not taken
-        self.free_slots = list(range(max_num_seqs))  # places in the pools of states; each running sequence has one
+        # Places in the pools of states: each running sequence has one, and each bequest.
+        self.free_slots = list(range(max_num_seqs))
+        self.bequests: list[Bequest] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -120,7 +123,10 @@ class Scheduler:
         if seq.launched(chunk.end):
             seq.status = Status.DRAINING
             self.running.remove(seq)
-            self._free_slot(seq)  # a sequence that takes it is launched later, and begins with zeros
+            if seq.successors and self.block_manager.snapshots is not None:
+                self._bequeath(seq)
+            else:
+                self._free_slot(seq)  # a sequence that takes it is launched later, and begins with zeros
             self.leaving.add(seq)
             # They go ahead of all waiting sequences: their common prefix is the newest in the pool.
             self.waiting.extendleft(reversed(seq.successors))
@@ -146,6 +152,7 @@ class Scheduler:
         for seq in self.sequences:
             if seq.request_ids <= request_ids:
                 if seq.status is Status.WAITING:
+                    self._renounce(seq)
                     self.waiting.remove(seq)
                     seq.status = Status.FINISHED
                 else:
@@ -156,6 +163,7 @@ class Scheduler:
         for seq in (*self.running, *self.leaving):
             self.block_manager.release(seq)
         self.free_slots = list(range(self.max_num_seqs))
+        self.bequests.clear()
         if self.has_work and self.block_manager.snapshots is not None:  # a step may have been planned, not launched
             self.block_manager.snapshots.clear()
         self.running.clear()
@@ -177,7 +185,7 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             seq = self.running[index]
             num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, budget)
-            if seq.snapshot_at or seq.own_snapshot_at:
+            if seq.snapshot_at:
                 num_new = self._with_snapshot(schedule, seq, num_new)
             # Victims come from the tail, so none of them has been given a chunk in this step.
             while not self.block_manager.extend(seq, num_new):
@@ -195,10 +203,21 @@ class Scheduler:
     def _admit_waiting(self, schedule: SchedulerOutput) -> None:
         """Adds chunks for waiting sequences, as long as pages, places and the token budget last."""
         budget = self.max_num_batched_tokens - schedule.num_tokens
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        room = self._room() if self.waiting else 0
+        while self.waiting and budget > 0:
             seq = self.waiting[0]
             if seq.snapshot_at and self._comes_soon(seq):
                 return
+            bequest = seq.bequest
+            slots = self._slots_of(seq) if bequest is None else 0
+            if slots > room and self.running:
+                return
+            if not self.free_slots and (bequest is None or len(bequest.heirs) > 1):
+                if self.running or not self.bequests:
+                    return
+                for heir in [*self.bequests[-1].heirs]:  # they compute their context again
+                    self._renounce(heir)
+                continue
             copies = self.block_manager.admit(seq)
             if copies is None:
                 return
@@ -208,16 +227,53 @@ class Scheduler:
             assert extended, "admit() has made sure of room"
             self.waiting.popleft()
             seq.status = Status.RUNNING
-            seq.state_slot = self.free_slots.pop()
-            snapshots = self.block_manager.snapshots
-            if snapshots is not None and seq.num_computed_tokens:
-                digest = self.block_manager.digest_at(seq, seq.num_computed_tokens)
-                schedule.state_copies.append((snapshots.use(digest), seq.state_slot))
+            self._take_slot(schedule, seq)
             self.running.append(seq)
             self.num_cached_tokens += seq.num_cached_tokens
             schedule.chunks.append(self._chunk(seq, num_new))
             schedule.copies.extend(copies)
             budget -= num_new
+            room -= slots
+
+    def _slots_of(self, seq: Sequence) -> int:
+        """The slots that a sequence will need, those of its heirs included: the last heir takes its own."""
+        return 1 if self.block_manager.snapshots is None else max(1, len(seq.successors))
+
+    def _room(self) -> int:
+        """The free slots that the heirs of contexts will not need."""
+        if self.block_manager.snapshots is None:
+            return len(self.free_slots)
+        wanted = sum(self._slots_of(seq) - 1 for seq in self.running) + sum(len(b.heirs) - 1 for b in self.bequests)
+        return len(self.free_slots) - wanted
+
+    def _take_slot(self, schedule: SchedulerOutput, seq: Sequence) -> None:
+        """Gives an admitted sequence a slot, with the state after its cached tokens."""
+        bequest, snapshots, start = seq.bequest, self.block_manager.snapshots, seq.num_computed_tokens
+        self._renounce(seq)
+        seq.state_slot = self.free_slots.pop()
+        if bequest is not None and start == bequest.num_tokens:
+            if seq.state_slot != bequest.slot:
+                schedule.state_copies.append((bequest.slot, seq.state_slot))
+        elif snapshots is not None and start:
+            schedule.state_copies.append((snapshots.use(self.block_manager.digest_at(seq, start)), seq.state_slot))
+
+    def _bequeath(self, seq: Sequence) -> None:
+        """Leaves the sequence's state to its successors."""
+        bequest = Bequest(seq.state_slot, seq.num_tokens, [*seq.successors])
+        self.bequests.append(bequest)
+        for heir in bequest.heirs:
+            heir.bequest = bequest
+        seq.state_slot = -1
+
+    def _renounce(self, seq: Sequence) -> None:
+        """Takes a sequence out of the heirs; without heirs the slot is free."""
+        if (bequest := seq.bequest) is None:
+            return
+        seq.bequest = None
+        bequest.heirs.remove(seq)
+        if not bequest.heirs:
+            self.bequests.remove(bequest)
+            self.free_slots.append(bequest.slot)
 
     def _add_guesses(self, schedule: SchedulerOutput) -> None:
         """Has a step of decodes compute guesses of the tokens that follow, as far as pages and the token budget last.
@@ -244,25 +300,21 @@ class Scheduler:
 
     def _until_snapshot(self, seq: Sequence, num_new: int) -> int:
         """How many of the tokens a chunk takes, which ends where the sequence's state is copied."""
-        for place in (seq.snapshot_at, seq.own_snapshot_at):
-            if place > seq.num_computed_tokens:
-                num_new = min(num_new, place - seq.num_computed_tokens)
-        return num_new
+        left = seq.snapshot_at - seq.num_computed_tokens
+        return min(num_new, left) if left > 0 else num_new
 
     def _with_snapshot(self, schedule: SchedulerOutput, seq: Sequence, num_new: int) -> int:
-        """Has the state copied before the step if the sequence has come to such a place; returns the chunk's tokens."""
+        """Has the state copied before the step if the sequence has come to the place; returns the chunk's tokens."""
         snapshots, place = self.block_manager.snapshots, seq.num_computed_tokens
         assert snapshots is not None, "only recurrent layers have states"
-        if place and place in (seq.snapshot_at, seq.own_snapshot_at):
+        if place == seq.snapshot_at:
             digest = self.block_manager.digest_at(seq, place)
-            slot = None if digest in snapshots.slot_of else snapshots.new_slot(digest, place != seq.snapshot_at)
-            if slot is not None:  # of copies into one slot the last one counts: none is read before all are made
+            if digest not in snapshots.slot_of:
+                slot = snapshots.new_slot(digest)
+                # Of copies into one slot the last one counts: none is read before all are made.
                 earlier = [copy for copy in schedule.state_copies if copy[1] != slot]
                 schedule.state_copies = [*earlier, (seq.state_slot, slot)]
-            if place == seq.snapshot_at:
-                seq.snapshot_at = 0
-            else:
-                seq.own_snapshot_at = 0
+            seq.snapshot_at = 0
         return self._until_snapshot(seq, num_new)
 
     def _comes_soon(self, seq: Sequence) -> bool:
@@ -283,6 +335,8 @@ class Scheduler:
         pages that they share with a sequence of the same step are not written, and never will be if that one leaves.
         With recurrent layers all are computed anew: some layers' states may be a step ahead."""
         has_states = self.block_manager.snapshots is not None
+        for heir in [heir for bequest in self.bequests for heir in bequest.heirs]:
+            self._renounce(heir)
         while self.running:
             seq = self.running[-1]
             if seq.num_computed_tokens > seq.num_cached_tokens and not has_states:
@@ -321,9 +375,6 @@ def in_prefix_order(sequences: Iterable[Sequence], block_manager: BlockManager) 
             hashes = block_manager.page_hashes(seq)
             common = max((i + 1 for i, digest in enumerate(hashes) if digest in shared), default=0)
             seq.snapshot_at = common * block_manager.block_size
-            if seq.successors:
-                own = (seq.num_tokens - 1) // block_manager.block_size * block_manager.block_size
-                seq.own_snapshot_at = own if own > seq.snapshot_at else 0
     ordered: list[Sequence] = []
     followers: list[Sequence] = []
     for seq in sorted(order, key=places.__getitem__):

@@ -21,6 +21,7 @@ import numpy as np
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.request import FinishReason, GenerateRequest, RequestOutput
 from evalengine.engine.schedule.prefix_index import CachedBlock
+from evalengine.engine.schedule.snapshots import Bequest
 from evalengine.layers.ops import GREEDY
 
 _ids = count()
@@ -50,7 +51,7 @@ class Sequence(ABC):
     num_cached_tokens: int = 0  # how many tokens the prefix cache gave at the last admission
     num_in_flight: int = 0  # tokens that launched steps will append, not known on the host yet
     snapshot_at: int = 0  # where its state is worth a copy for other sequences; 0: nowhere
-    own_snapshot_at: int = 0  # and for its successors
+    bequest: Bequest | None = None  # while it waits: the state that it continues
     state_slot: int = -1  # its place in the pools of states while it runs
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
