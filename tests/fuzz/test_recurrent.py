@@ -7,6 +7,7 @@ must find. Then random engines, prompts and endings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -232,25 +233,31 @@ class InChunks(ExactOps):
     causal_conv, gated_delta, mamba2 = CudaOps.causal_conv, CudaOps.gated_delta, CudaOps.mamba2
 
 
-def guessed(checkpoint: Checkpoint, answers: list[list[int]], length: float = 2.0) -> tuple[RequestOutput, EngineStats]:
-    """The output for 60 tokens, which ends in the next chunk, with these answers as guesses, or without any.
-    length: tokens that guesses have given per step, which decides how many are made at once."""
-    tokens = 20 if isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv) else 10
-    request = GenerateRequest(0, prompt(3, 60), SamplingParams(max_tokens=tokens, ignore_eos=True))
+@contextmanager
+def kernels_in_chunks() -> Iterator[None]:
+    """On a CPU, engines compute recurrences by the kernels of `native`."""
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
             patch.setattr(f"{ENGINE}.loaded_model.create_ops", lambda level, dtype, device, *_: InChunks(dtype, device))
             for module in ("settings", "execute.memory"):
                 patch.setattr(f"{ENGINE}.{module}.in_chunks", lambda level, device: True)
-        speculation = "always" if answers else "off"
-        with LLM(checkpoint, batch_invariant=True, max_model_len=96, speculation=speculation) as llm:
-            assert llm.runner is not None and llm.scheduler is not None
-            llm.runner.fill_pool(float("nan"))
-            if drafter := llm.scheduler.drafter:
-                drafter.gains[SIBLING].tokens = length
-                llm.learn_answers([(request.prompt_ids, answer) for answer in answers])
-            (output,) = llm.run([request])
-            return output, llm.stats
+        yield
+
+
+def guessed(checkpoint: Checkpoint, answers: list[list[int]], length: float = 2.0) -> tuple[RequestOutput, EngineStats]:
+    """The output for 60 tokens, which ends in the next chunk, with these answers as guesses, or without any.
+    length: tokens that guesses have given per step, which decides how many are made at once."""
+    tokens = 20 if isinstance(checkpoint.spec.recurrent_kinds[0], ShortConv) else 10
+    request = GenerateRequest(0, prompt(3, 60), SamplingParams(max_tokens=tokens, ignore_eos=True))
+    speculation = "always" if answers else "off"
+    with kernels_in_chunks(), LLM(checkpoint, batch_invariant=True, max_model_len=96, speculation=speculation) as llm:
+        assert llm.runner is not None and llm.scheduler is not None
+        llm.runner.fill_pool(float("nan"))
+        if drafter := llm.scheduler.drafter:
+            drafter.gains[SIBLING].tokens = length
+            llm.learn_answers([(request.prompt_ids, answer) for answer in answers])
+        (output,) = llm.run([request])
+        return output, llm.stats
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +283,29 @@ def test_too_many_guesses_are_found(
     """The inverse: wrong guesses close a chunk, or overwrite inputs that are still needed."""
     monkeypatch.setattr(f"{ENGINE}.schedule.scheduler.most_guesses", lambda *_: 15)
     assert differing({0: guessed(checkpoint, [wrong_after(unguessed, 2)], length=7.0)[0]}, {0: unguessed})
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "control"])
+def test_choices_begin_in_an_open_chunk(checkpoint: Checkpoint, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its rows, where it is empty or full, too; the control copies no state."""
+    requests: list[Request] = []
+    for number, tokens in enumerate((1, 35, 63, 64, 65)):
+        requests += [ScoreRequest(3 * number + n, prompt(number, tokens), prompt(n, 3)) for n in range(3)]
+    settings = {"max_model_len": 160, "block_size": 16, "num_kv_blocks": 200}
+    with kernels_in_chunks():
+        with LLM(checkpoint, batch_invariant=True, **settings) as llm:
+            expected = {r.request_id: next(iter(llm.run([r]))) for r in requests}
+        if not copied:
+            monkeypatch.setattr(f"{ENGINE}.execute.rank_runner.RankRunner.copy_states", lambda *_: None)
+        with LLM(checkpoint, batch_invariant=True, **settings) as llm:
+            assert llm.runner is not None
+            llm.runner.fill_pool(float("nan"))
+            outputs = {output.request_id: output for output in llm.run(requests)}
+            assert llm.stats.num_computed_tokens == sum(tokens + 3 * 2 for tokens in (1, 35, 63, 64, 65))
+    assert bool(differing(outputs, expected)) is not copied
 
 
 # -- random engines and requests ---------------------------------------------------------------------------------------
