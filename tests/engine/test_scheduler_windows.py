@@ -55,7 +55,7 @@ def test_a_prefix_is_found_where_each_group_has_what_it_sees() -> None:
     driver.manager.snapshots = Snapshots(range(2))  # as if there were recurrent layers, too
     (seq,) = generation(prompt, 1)
     for end in (24, 32):
-        driver.manager.snapshots.new_slot(driver.manager.digest_at(seq, end))
+        driver.manager.snapshots.new_slot(driver.manager.prefix(seq, end))
     assert cached([]) == 8 and cached([0, 9]) == 8, "the last prefix with a state"
     assert cached([6]) == 6, "the windowed layers lack what is seen from the other's end"
 

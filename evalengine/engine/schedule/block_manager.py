@@ -17,14 +17,14 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from evalengine.engine.kv_layout import KVGroup
 from evalengine.engine.schedule.prefix_index import ROOT, CachedBlock, PrefixIndex
 from evalengine.engine.schedule.sequence import Sequence
-from evalengine.engine.schedule.snapshots import Snapshots
+from evalengine.engine.schedule.snapshots import Prefix, Snapshots
 
 PASSED = CachedBlock(
     (), 0
@@ -109,9 +109,10 @@ class BlockManager:
         seq.num_cached_tokens = seq.last_start = seq.num_computed_tokens
         return copies
 
-    def digest_at(self, seq: Sequence, position: int) -> bytes:
-        """The hash of the sequence's tokens before a position that is a multiple of the block size."""
-        return self._hash(seq, position // self.block_size - 1)
+    def prefix(self, seq: Sequence, position: int) -> Prefix:
+        """The sequence's tokens before a position, as `Snapshots` know them."""
+        whole, rest = divmod(position, self.block_size)
+        return position, self._parent(seq, whole), tuple(seq.token_ids[position - rest : position])
 
     def _tables(self, blocks: list[list[CachedBlock]]) -> list[list[int]]:
         """The block tables of each group's blocks; a page before a window may be any (here 0)."""
@@ -193,9 +194,7 @@ class BlockManager:
             return Hit(0, [[] for _ in self.groups])
         found: list[list[CachedBlock | None]] = [[] for _ in self.groups]
         runs = [0] * len(self.groups)  # how many blocks up to here each group has one after another
-        usable = 0
-        left = 0 if seq.bequest is None else seq.bequest.num_tokens  # tokens whose state was left to the sequence
-        complete = left < self.block_size  # whether all whole blocks of these tokens are there
+        ends = [0]  # the numbers of blocks after which each group has what the next query sees
         for index in range(limit // self.block_size):
             digest = self._hash(seq, index)
             for number, known in enumerate(self.indexes):
@@ -206,21 +205,20 @@ class BlockManager:
             position = end * self.block_size
             seen = [end - group.first_seen(position, self.block_size) for group in self.groups]
             if all(run >= wanted for run, wanted in zip(runs, seen, strict=True)):
-                complete |= end == left // self.block_size
-                if self.snapshots is None or digest in self.snapshots.slot_of:
-                    usable = end
+                ends.append(end)
             elif any(not run and group.window is None for run, group in zip(runs, self.groups, strict=True)):
                 break
+        usable, length = 0, 0
         copied: list[CachedBlock] = []
-        length = 0
         if self.snapshots is None:
+            usable = ends[-1]
             copied, length = self._within_block(seq, usable, limit)
-        elif left and complete:  # a state is that at one position: the tokens before it must all be there
-            copied, length = self._within_block(seq, left // self.block_size, left)
-            if length == left % self.block_size:
-                usable = left // self.block_size
-            else:
-                copied, length = [], 0
+        for position in sorted(self._states(seq, limit), reverse=True):  # the tokens before it must all be there
+            whole, rest = divmod(position, self.block_size)
+            blocks, run = self._within_block(seq, whole, position) if whole in ends else ([], -1)
+            if run == rest:
+                usable, copied, length = whole, blocks, run
+                break
         start = usable * self.block_size
         shared = [
             [b for b in blocks[group.first_seen(start + length, self.block_size) : usable] if b is not None]
@@ -228,13 +226,21 @@ class BlockManager:
         ]
         return Hit(usable, shared, copied, length)
 
+    def _states(self, seq: Sequence, limit: int) -> Iterator[int]:
+        """The positions up to `limit` at which there is a state of the sequence."""
+        if seq.parent_state is not None:
+            yield seq.parent_state.num_tokens
+        for position, parent, rest in () if self.snapshots is None else self.snapshots.slot_of:
+            known = position <= limit and parent == self._parent(seq, position // self.block_size)
+            if known and rest == tuple(seq.token_ids[position - len(rest) : position]):
+                yield position
+
     def _within_block(self, seq: Sequence, whole: int, limit: int) -> tuple[list[CachedBlock], int]:
         """Of each group the block with most of the sequence's tokens after so many whole blocks, up to `limit`; and how
         many tokens all of these have."""
         start = whole * self.block_size
-        parent = seq.block_hashes[whole - 1] if whole else _root(seq)
         rest = seq.token_ids[start : min(limit, start + self.block_size)]
-        ends = [known.longest_run(parent, rest) for known in self.indexes]
+        ends = [known.longest_run(self._parent(seq, whole), rest) for known in self.indexes]
         length = min((run for _, run in ends), default=0)
         return [block for block, _ in ends if block is not None] if length else [], length
 
@@ -270,7 +276,7 @@ class BlockManager:
             if not new:
                 continue
             if not block.token_ids:
-                block.parent = self._hash(seq, index - 1) if index else _root(seq)
+                block.parent = self._parent(seq, index)
             known.extend(block, new)
             if len(block.token_ids) == self.block_size:
                 known.complete(block, self._hash(seq, index))
@@ -278,6 +284,10 @@ class BlockManager:
     def page_hashes(self, seq: Sequence) -> list[bytes]:
         """The hashes of the full blocks that the sequence may find in the cache."""
         return [self._hash(seq, index) for index in range(seq.first_wanted_position // self.block_size)]
+
+    def _parent(self, seq: Sequence, whole: int) -> bytes:
+        """The hash of the sequence's first so many blocks, which are full."""
+        return self._hash(seq, whole - 1) if whole else _root(seq)
 
     def _hash(self, seq: Sequence, index: int) -> bytes:
         """SHA-256 of the sequence's tokens up to the end of its full block `index`."""

@@ -50,7 +50,7 @@ class PrefixIndex:
                     break
                 if block.num_computed < longer or block.token_ids[:longer] != rest[:longer]:
                     continue  # most blocks of a bucket are no better than the best so far: one comparison tells
-                best, length = block, min(_common_run(block.token_ids, rest), block.num_computed)
+                best, length = block, min(common_run(block.token_ids, rest), block.num_computed)
         return best, length
 
     def extend(self, block: CachedBlock, new: list[int]) -> None:
@@ -88,7 +88,7 @@ class PrefixIndex:
             assert all(b.parent == parent and tuple(b.token_ids[: len(first)]) == first for b in blocks)
 
 
-def _common_run(a: list[int], b: list[int]) -> int:
+def common_run(a: list[int], b: list[int]) -> int:
     """Length of the longest common prefix."""
     length = 0
     for x, y in zip(a, b, strict=False):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
-from evalengine.engine.schedule.sequence import Sequence, Status
-from evalengine.engine.schedule.snapshots import Bequest
+from evalengine.engine.schedule.prefix_index import common_run
+from evalengine.engine.schedule.sequence import ParentState, Sequence, Status
 from evalengine.kernels.recurrent_variant import Recurrence, most_guesses
 
 
@@ -65,9 +65,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.leaving: set[Sequence] = set()  # sequences whose last step is launched and whose results are not taken
-        # Places in the pools of states: each running sequence has one, and each bequest.
+        # Places in the pools of states: one for each running sequence and each parent's state.
         self.free_slots = list(range(max_num_seqs))
-        self.bequests: list[Bequest] = []
+        self.parent_states: list[ParentState] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -124,7 +124,7 @@ class Scheduler:
             seq.status = Status.DRAINING
             self.running.remove(seq)
             if seq.successors and self.block_manager.snapshots is not None:
-                self._bequeath(seq)
+                self._hold_state(seq)
             else:
                 self._free_slot(seq)  # a sequence that takes it is launched later, and begins with zeros
             self.leaving.add(seq)
@@ -152,7 +152,7 @@ class Scheduler:
         for seq in self.sequences:
             if seq.request_ids <= request_ids:
                 if seq.status is Status.WAITING:
-                    self._renounce(seq)
+                    self._detach(seq)
                     self.waiting.remove(seq)
                     seq.status = Status.FINISHED
                 else:
@@ -163,7 +163,7 @@ class Scheduler:
         for seq in (*self.running, *self.leaving):
             self.block_manager.release(seq)
         self.free_slots = list(range(self.max_num_seqs))
-        self.bequests.clear()
+        self.parent_states.clear()
         if self.has_work and self.block_manager.snapshots is not None:  # a step may have been planned, not launched
             self.block_manager.snapshots.clear()
         self.running.clear()
@@ -208,15 +208,15 @@ class Scheduler:
             seq = self.waiting[0]
             if seq.snapshot_at and self._comes_soon(seq):
                 return
-            bequest = seq.bequest
-            slots = self._slots_of(seq) if bequest is None else 0
+            parent_state = seq.parent_state
+            slots = self._slots_of(seq) if parent_state is None else 0
             if slots > room and self.running:
                 return
-            if not self.free_slots and (bequest is None or len(bequest.heirs) > 1):
-                if self.running or not self.bequests:
+            if not self.free_slots and (parent_state is None or len(parent_state.children) > 1):
+                if self.running or not self.parent_states:
                     return
-                for heir in [*self.bequests[-1].heirs]:  # they compute their context again
-                    self._renounce(heir)
+                for child in [*self.parent_states[-1].children]:  # they will recompute their context
+                    self._detach(child)
                 continue
             copies = self.block_manager.admit(seq)
             if copies is None:
@@ -236,44 +236,46 @@ class Scheduler:
             room -= slots
 
     def _slots_of(self, seq: Sequence) -> int:
-        """The slots that a sequence will need, those of its heirs included: the last heir takes its own."""
+        """The slots that a sequence and then its children need at once: the last child takes the sequence's."""
         return 1 if self.block_manager.snapshots is None else max(1, len(seq.successors))
 
     def _room(self) -> int:
-        """The free slots that the heirs of contexts will not need."""
+        """The free slots that the children of contexts will not need."""
         if self.block_manager.snapshots is None:
             return len(self.free_slots)
-        wanted = sum(self._slots_of(seq) - 1 for seq in self.running) + sum(len(b.heirs) - 1 for b in self.bequests)
+        wanted = sum(self._slots_of(seq) - 1 for seq in self.running) + sum(
+            len(b.children) - 1 for b in self.parent_states
+        )
         return len(self.free_slots) - wanted
 
     def _take_slot(self, schedule: SchedulerOutput, seq: Sequence) -> None:
         """Gives an admitted sequence a slot, with the state after its cached tokens."""
-        bequest, snapshots, start = seq.bequest, self.block_manager.snapshots, seq.num_computed_tokens
-        self._renounce(seq)
+        parent_state, snapshots, start = seq.parent_state, self.block_manager.snapshots, seq.num_computed_tokens
+        self._detach(seq)
         seq.state_slot = self.free_slots.pop()
-        if bequest is not None and start == bequest.num_tokens:
-            if seq.state_slot != bequest.slot:
-                schedule.state_copies.append((bequest.slot, seq.state_slot))
+        if parent_state is not None and start == parent_state.num_tokens:
+            if seq.state_slot != parent_state.slot:
+                schedule.state_copies.append((parent_state.slot, seq.state_slot))
         elif snapshots is not None and start:
-            schedule.state_copies.append((snapshots.use(self.block_manager.digest_at(seq, start)), seq.state_slot))
+            schedule.state_copies.append((snapshots.use(self.block_manager.prefix(seq, start)), seq.state_slot))
 
-    def _bequeath(self, seq: Sequence) -> None:
-        """Leaves the sequence's state to its successors."""
-        bequest = Bequest(seq.state_slot, seq.num_tokens, [*seq.successors])
-        self.bequests.append(bequest)
-        for heir in bequest.heirs:
-            heir.bequest = bequest
+    def _hold_state(self, seq: Sequence) -> None:
+        """Holds the state of a finished sequence in its slot for its successors."""
+        parent_state = ParentState(seq.state_slot, seq.num_tokens, [*seq.successors])
+        self.parent_states.append(parent_state)
+        for child in parent_state.children:
+            child.parent_state = parent_state
         seq.state_slot = -1
 
-    def _renounce(self, seq: Sequence) -> None:
-        """Takes a sequence out of the heirs; without heirs the slot is free."""
-        if (bequest := seq.bequest) is None:
+    def _detach(self, seq: Sequence) -> None:
+        """Removes a sequence from its parent's children; the last one frees the slot."""
+        if (parent_state := seq.parent_state) is None:
             return
-        seq.bequest = None
-        bequest.heirs.remove(seq)
-        if not bequest.heirs:
-            self.bequests.remove(bequest)
-            self.free_slots.append(bequest.slot)
+        seq.parent_state = None
+        parent_state.children.remove(seq)
+        if not parent_state.children:
+            self.parent_states.remove(parent_state)
+            self.free_slots.append(parent_state.slot)
 
     def _add_guesses(self, schedule: SchedulerOutput) -> None:
         """Has a step of decodes compute guesses of the tokens that follow, as far as pages and the token budget last.
@@ -308,9 +310,9 @@ class Scheduler:
         snapshots, place = self.block_manager.snapshots, seq.num_computed_tokens
         assert snapshots is not None, "only recurrent layers have states"
         if place == seq.snapshot_at:
-            digest = self.block_manager.digest_at(seq, place)
-            if digest not in snapshots.slot_of:
-                slot = snapshots.new_slot(digest)
+            prefix = self.block_manager.prefix(seq, place)
+            if prefix not in snapshots.slot_of:
+                slot = snapshots.new_slot(prefix)
                 # Of copies into one slot the last one counts: none is read before all are made.
                 earlier = [copy for copy in schedule.state_copies if copy[1] != slot]
                 schedule.state_copies = [*earlier, (seq.state_slot, slot)]
@@ -320,13 +322,13 @@ class Scheduler:
     def _comes_soon(self, seq: Sequence) -> bool:
         """Whether a running sequence is about to leave the state after the prefix that this one shares."""
         manager = self.block_manager
-        digest = manager.digest_at(seq, seq.snapshot_at)
-        if manager.snapshots is None or digest in manager.snapshots.slot_of:
+        prefix = manager.prefix(seq, seq.snapshot_at)
+        if manager.snapshots is None or prefix in manager.snapshots.slot_of:
             return False
         return any(
             s.snapshot_at == seq.snapshot_at
             and s.num_computed_tokens <= s.snapshot_at
-            and manager.digest_at(s, s.snapshot_at) == digest
+            and manager.prefix(s, s.snapshot_at) == prefix
             for s in self.running
         )
 
@@ -335,8 +337,8 @@ class Scheduler:
         pages that they share with a sequence of the same step are not written, and never will be if that one leaves.
         With recurrent layers all are computed anew: some layers' states may be a step ahead."""
         has_states = self.block_manager.snapshots is not None
-        for heir in [heir for bequest in self.bequests for heir in bequest.heirs]:
-            self._renounce(heir)
+        for child in [child for state in self.parent_states for child in state.children]:
+            self._detach(child)
         while self.running:
             seq = self.running[-1]
             if seq.num_computed_tokens > seq.num_cached_tokens and not has_states:
@@ -371,10 +373,7 @@ def in_prefix_order(sequences: Iterable[Sequence], block_manager: BlockManager) 
         places[seq] = [*(first.setdefault(digest, place) for digest in hashes), place]
     leaders = {first[digest] for digest in shared}
     if block_manager.snapshots is not None:
-        for seq in order:
-            hashes = block_manager.page_hashes(seq)
-            common = max((i + 1 for i, digest in enumerate(hashes) if digest in shared), default=0)
-            seq.snapshot_at = common * block_manager.block_size
+        _note_snapshots(order, shared, block_manager)
     ordered: list[Sequence] = []
     followers: list[Sequence] = []
     for seq in sorted(order, key=places.__getitem__):
@@ -384,3 +383,24 @@ def in_prefix_order(sequences: Iterable[Sequence], block_manager: BlockManager) 
         else:
             followers.append(seq)
     return ordered + followers
+
+
+def _note_snapshots(sequences: list[Sequence], shared: Set[bytes], block_manager: BlockManager) -> None:
+    """Sets `snapshot_at` of sequences with shared pages, whose hashes are given: to the end of the last such page, and
+    of the tokens after it that all sequences with this page have."""
+    size = block_manager.block_size
+    last: dict[Sequence, bytes] = {}
+    for seq in sequences:
+        hashes = block_manager.page_hashes(seq)
+        common = max((i + 1 for i, digest in enumerate(hashes) if digest in shared), default=0)
+        seq.snapshot_at = common * size
+        if common:
+            last[seq] = hashes[common - 1]
+    ends, more = {*last.values()}, dict[bytes, list[int]]()
+    for seq in sequences:
+        for i, digest in enumerate(block_manager.page_hashes(seq)):
+            if digest in ends:
+                rest = seq.token_ids[(i + 1) * size : min((i + 2) * size, seq.first_wanted_position)]
+                more[digest] = rest[: common_run(rest, more.get(digest, rest))]
+    for seq, digest in last.items():
+        seq.snapshot_at += len(more[digest])

@@ -21,7 +21,6 @@ import numpy as np
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.request import FinishReason, GenerateRequest, RequestOutput
 from evalengine.engine.schedule.prefix_index import CachedBlock
-from evalengine.engine.schedule.snapshots import Bequest
 from evalengine.layers.ops import GREEDY
 
 _ids = count()
@@ -33,6 +32,16 @@ class Status(Enum):
     RUNNING = 1
     DRAINING = 2  # the last step is launched; the pages and results are still to be taken
     FINISHED = 3
+
+
+@dataclass(eq=False)
+class ParentState:
+    """The state after a context, held in the slot in which it was computed, for the sequences that continue it. Each
+    copies it on admission; the last one takes the slot."""
+
+    slot: int
+    num_tokens: int  # of the context
+    children: list[Sequence]  # those not admitted yet
 
 
 @dataclass(eq=False)
@@ -51,7 +60,7 @@ class Sequence(ABC):
     num_cached_tokens: int = 0  # how many tokens the prefix cache gave at the last admission
     num_in_flight: int = 0  # tokens that launched steps will append, not known on the host yet
     snapshot_at: int = 0  # where its state is worth a copy for other sequences; 0: nowhere
-    bequest: Bequest | None = None  # while it waits: the state that it continues
+    parent_state: ParentState | None = None  # until it is admitted: the state that it continues
     state_slot: int = -1  # its place in the pools of states while it runs
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
