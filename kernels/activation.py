@@ -3,7 +3,8 @@
     T tokens, I intermediate size.
 
 Rounding points (`native`): the activation in fp32, rounded to the model dtype, then times up, rounded. silu is
-x / (1 + exp(-x)) with CUDA's own expf and an IEEE division, as torch's CUDA kernel has it: the bytes are torch's.
+x / (1 + exp(-x)) with CUDA's expf and an IEEE division, as in torch's CUDA kernel. In float16 the division is a
+reciprocal and a Newton step, in bfloat16 both functions are approximate. The bytes are torch's (tested on an H200).
 gelu_tanh is the same with exp(-2 u), 2 u = fma(x x x, 0.044715, x) 2 sqrt(2 / pi), equal to x (1 + tanh u) / 2; gelu is
 x 0.5 (1 + erf(x sqrt(1/2))) with CUDA's own erff, torch's formula; relu2 is max(x, 0)^2. xIELU is computed in fp32 and
 rounded once (transformers' eager code rounds each of its operations).
@@ -28,7 +29,7 @@ WARPS = 4
 
 @triton.jit
 def times_sigmoid(x, z, dtype: tl.constexpr):
-    """float32 x holding `dtype` values and z of its sign -> x sigmoid(z) in float32.
+    """float32 x holding `dtype` values, and z -> x sigmoid(z) in float32.
 
     The compiler's IEEE division branches for each element, which makes a kernel wait for arithmetic, not for memory.
     For 16-bit dtypes the quotient is one Newton correction instead, x and the divisor scaled by 1/4 so that the
@@ -54,8 +55,8 @@ def times_sigmoid(x, z, dtype: tl.constexpr):
 def rounded_times_sigmoid(x, z, dtype: tl.constexpr):
     """`times_sigmoid`, rounded to `dtype`.
 
-    To bfloat16, whose 8 bits hide their error, by the approximate exponential and reciprocal alone: the same bytes for
-    each of the 2^16 inputs (tested), and half the instructions. float16's 11 bits show the error for some inputs.
+    To bfloat16, by the approximate exponential and reciprocal alone: half the instructions, and the same bytes for
+    SiLU, GELU and sigmoid of each of the 2^16 inputs (tested on an H200). In float16, the bytes of some would differ.
     """
     if dtype == tl.bfloat16:
         divisor = tl.fma(device_math.approximate_exp2(z * -1.4426950408889634), 0.25, 0.25)

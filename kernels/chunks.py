@@ -143,7 +143,8 @@ def gate_sums_kernel(
     real = head < HV
     total = tl.zeros((HVP,), tl.float32)
     for block in range(0, CHUNK, 32):
-        gates = ()  # of old rows their sums; all are loaded first, because no load may pass a store
+        # Load all first: a load cannot be moved above a store that may alias it. Old rows hold sums.
+        gates = ()
         for i in tl.static_range(32):
             row = block + i
             old = tl.load(sums_pool + (slot * HV + head) * CHUNK + row, mask=real & (row < begin), other=0.0)

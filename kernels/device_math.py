@@ -2,7 +2,7 @@
 
 torch's CUDA element-wise kernels are compiled from the same `expf`, `logf`, `rsqrtf` and `erff`; Triton's own `tl.exp`
 is the 2-ulp `ex2.approx` form. Triton's interpreter has no libdevice; under it, and only there, these are `tl.exp` and
-so on.
+so on. `approximate_exp2` and `approximate_reciprocal` are single instructions, for results rounded to fewer bits.
 """
 
 from __future__ import annotations

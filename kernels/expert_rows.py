@@ -1,5 +1,5 @@
 """The rows of a mixture of experts beside its products: the weighted sum, the shared expert's gate, gpt-oss's SwiGLU.
-The gate also serves attention's output.
+The gate also applies to attention's output.
 
     T tokens, k experts of each, H hidden, I intermediate size.
 
@@ -50,7 +50,7 @@ def _combine_kernel(x_ptr, weights_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _gate_kernel(x_ptr, logits_ptr, out_ptr, H, logits_stride, OF_ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """OF_ROW: a row has one logit."""
+    """OF_ROW: one logit per row."""
     device_math.after_previous_kernel()
     token, column, mask = _place(H, BLOCK)
     dtype = out_ptr.dtype.element_ty

@@ -10,7 +10,8 @@ holds schedules by bucket of M. `choose` takes, in this order:
   On an H200 a tile for 256 rows took 125 us for 160 rows of Qwen3-8B's gate and up projection, cuBLASLt 58. From
   MANY_ROWS on it precedes the row too: a tile that is as quick alone, timed for milliseconds, is slower in a run, in
   which the GPU is hot for seconds (Qwen3-8B on an H200: mmlu 1.93 s with the tiles, 1.81 without);
-* the row's schedule for the nearest bucket, a row of the nearest shape tuned on that GPU, or `heuristic`.
+* the row's schedule for the next larger bucket, or the nearest one if that is more than twice as large; a row of the
+  nearest shape tuned on that GPU; or `heuristic`.
 """
 
 from __future__ import annotations
@@ -163,8 +164,11 @@ def _choose(device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok
     if dtype != torch.float32:
         rows = _tuned(device_name)
         row = rows.get((n, k)) or (rows[_nearest(rows, n, k)] if rows else {})
-        # The nearest by ratio: a row that leaves buckets to cuBLASLt would else give 128 rows the tile of 1,024.
-        schedule = row[min(row, key=lambda tuned: (max(tuned / m, m / tuned), -tuned))] if row else None
+        # The next larger bucket if it is at most twice as large, else the nearest by ratio. Without this limit, a row
+        # that leaves buckets to cuBLASLt would give 128 rows the tile for 1,024.
+        larger = [tuned for tuned in row if m <= tuned <= 2 * m]
+        nearest = min(larger) if larger else min(row, key=lambda tuned: (max(tuned / m, m / tuned), -tuned), default=0)
+        schedule = row.get(nearest)
         if schedule and (tma_ok or schedule.form == POINTER):
             return schedule
     return heuristic(dtype, m, n, k, tma_ok)

@@ -265,6 +265,7 @@ def gated_norm(
     """
     rows, width = x.shape
     assert width % group == 0 and len(weight) in (group, width) and x.stride(1) == gate.stride(1) == 1
+    assert gate.dtype == x.dtype
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(group)
     several = GATED_GROUPS if block == 128 else 1

@@ -21,8 +21,8 @@ NUM_SNAPSHOTS = 16  # copies of states that are kept: followers come soon after 
 
 
 def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> tuple[dict[int, States], list[torch.Tensor]]:
-    """Each recurrent layer's pools, by the layer's number; and the tensors that they are parts of, [layers of a kind,
-    R, ...]. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
+    """Each recurrent layer's pools, by the layer's number; and the stacked tensors that they are views of, [layers of a
+    kind, R, ...]. slots: of running sequences; `NUM_SNAPSHOTS` are added."""
     layers: dict[Recurrence, list[int]] = {}
     for layer, recurrence in spec.recurrences.items():
         layers.setdefault(recurrence.of_rank(ops.tp.size), []).append(layer)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from evalengine import LLM, SamplingParams
 from evalengine.config.schema import EngineConfig, Numerics
+from evalengine.engine.execute.batch import Batch
 from evalengine.engine.execute.rank_runner import RankRunner
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.settings import RECURRENT, resolve_speculation
+from evalengine.engine.stats import EngineStats
 from evalengine.errors import ConfigError
 from evalengine.explain.trace import explain
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2, Recurrence, ShortConv
@@ -98,9 +103,9 @@ def test_a_cut_answer_goes_on(checkpoint: Checkpoint, params: SamplingParams) ->
             assert output.logprobs.tobytes() == whole.logprobs.tobytes()
 
 
-def choices() -> list[Request]:
-    """Six contexts with four choices each; each context is whole pages of 16 tokens and three more."""
-    return [ScoreRequest(4 * i + n, prompt(i, 35), prompt(n, 3)) for i in range(6) for n in range(4)]
+def choices(many: int = 4) -> list[Request]:
+    """Six contexts with so many choices each; each context is whole pages of 16 tokens and three more."""
+    return [ScoreRequest(many * i + n, prompt(i, 35), prompt(n, 3)) for i in range(6) for n in range(many)]
 
 
 @pytest.fixture(scope="module")
@@ -108,29 +113,56 @@ def chosen(checkpoint: Checkpoint) -> dict[int, RequestOutput]:
     return one_by_one(checkpoint, choices(), batch_invariant=True, max_model_len=96)
 
 
-def choose(checkpoint: Checkpoint, **settings: Any) -> tuple[dict[int, RequestOutput], int]:
-    """The outputs, and how many tokens were computed."""
+def check_slots(scheduler: Scheduler) -> None:
+    """Each slot is free, a running sequence's, or a parent's, whose children wait."""
+    states = scheduler.parent_states
+    used = [*scheduler.free_slots, *(seq.state_slot for seq in scheduler.running), *(state.slot for state in states)]
+    assert sorted(used) == [*range(scheduler.max_num_seqs)]
+    for state in states:
+        assert state.children
+        assert all(child.parent_state is state and child in scheduler.waiting for child in state.children)
+
+
+def choose(
+    checkpoint: Checkpoint, *, many: int = 4, between: Callable[[Scheduler], None] = check_slots, **settings: Any
+) -> tuple[dict[int, RequestOutput], EngineStats]:
+    """The outputs of the choices. between: called between steps."""
     with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16, **settings) as llm:
         assert llm.runner is not None and llm.scheduler is not None
+        scheduler = llm.scheduler
+
+        def more() -> list[Request]:
+            between(scheduler)
+            return []
+
         llm.runner.fill_pool(float("nan"))
-        outputs = {output.request_id: output for output in llm.run(choices())}
-        assert not llm.scheduler.parent_states
-        assert sorted(llm.scheduler.free_slots) == [*range(llm.config.max_num_seqs)]
-        return outputs, llm.stats.num_computed_tokens
+        try:
+            return {output.request_id: output for output in llm.run(choices(many), more=more)}, llm.stats
+        finally:
+            check_slots(scheduler)
+            assert len(scheduler.free_slots) == scheduler.max_num_seqs
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 4, 5, 9, 30])
 def test_choices_begin_at_the_end_of_their_context(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], max_num_seqs: int
 ) -> None:
-    """Each context is computed once, wherever in a page it ends; in a single slot, once for each choice."""
-    outputs, computed = choose(checkpoint, max_num_seqs=max_num_seqs)
+    """Each context is computed once, wherever in a page it ends."""
+    outputs, stats = choose(checkpoint, max_num_seqs=max_num_seqs)
     assert not differing(outputs, chosen)
-    again = 6 * 4 * 35 if max_num_seqs == 1 else 0
-    assert computed == 6 * (35 + 4 * 2) + again
+    assert stats.num_computed_tokens == 6 * (35 + 4 * 2)
 
 
-def test_a_choice_without_its_contexts_state_is_seen(
+@pytest.mark.parametrize(("max_num_seqs", "steps"), [(3, 36), (8, 18)])
+def test_more_choices_than_slots(checkpoint: Checkpoint, max_num_seqs: int, steps: int) -> None:
+    """The next contexts do not wait for all of them."""
+    expected = one_by_one(checkpoint, choices(10), batch_invariant=True, max_model_len=96)
+    outputs, stats = choose(checkpoint, many=10, max_num_seqs=max_num_seqs)
+    assert not differing(outputs, expected)
+    assert stats.num_computed_tokens == 6 * (35 + 10 * 2) and stats.num_steps <= steps
+
+
+def test_a_choice_without_its_contexts_state_is_detected(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: no state is copied."""
@@ -150,39 +182,59 @@ def test_what_all_choices_have_in_common_is_computed_once(checkpoint: Checkpoint
 
 
 @pytest.mark.parametrize("num_kv_blocks", [6, 7, 9])
-def test_choices_whose_contexts_keys_are_gone(
+def test_choices_whose_context_was_evicted(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], num_kv_blocks: int
 ) -> None:
     """The state of a context is of no use where its keys and values have been overwritten."""
-    outputs, computed = choose(checkpoint, num_kv_blocks=num_kv_blocks, max_num_seqs=9)
-    assert not differing(outputs, chosen) and computed >= 6 * (35 + 4 * 2)
+    outputs, stats = choose(checkpoint, num_kv_blocks=num_kv_blocks, max_num_seqs=9)
+    assert not differing(outputs, chosen) and stats.num_computed_tokens >= 6 * (35 + 4 * 2)
 
 
 @pytest.mark.parametrize("dropped", [{0, 1}, {0, 1, 2, 3}, {5, 6, 7}, {23}], ids=str)
-def test_choices_that_are_taken_back_leave_no_slot(
+def test_dropped_choices_free_their_slots(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], dropped: set[int]
 ) -> None:
     """While their contexts' states wait for them."""
-    with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16, max_num_seqs=9) as llm:
-        assert llm.scheduler is not None
-        scheduler, waited, outputs = llm.scheduler, False, {}
+    waited = False
 
-        def more() -> list[Request]:
-            nonlocal waited
-            if any(
-                child.request_ids <= dropped
-                for parent_state in scheduler.parent_states
-                for child in parent_state.children
-            ):
-                waited = True
-                scheduler.drop(dropped)
-            return []
+    def between(scheduler: Scheduler) -> None:
+        nonlocal waited
+        children = [child for state in scheduler.parent_states for child in state.children]
+        if any(child.request_ids <= dropped for child in children):
+            waited = True
+            scheduler.drop(dropped)
+        check_slots(scheduler)
 
-        for output in llm.run(choices(), more=more):
-            outputs[output.request_id] = output
-        assert waited and not scheduler.parent_states and sorted(scheduler.free_slots) == [*range(9)]
-    assert outputs.keys() >= {*range(24)} - dropped
+    outputs, _ = choose(checkpoint, between=between, max_num_seqs=9)
+    assert waited and outputs.keys() >= {*range(24)} - dropped
     assert not differing(outputs, {number: chosen[number] for number in outputs})
+
+
+def test_a_run_that_ends_early_holds_no_states(checkpoint: Checkpoint) -> None:
+    def between(scheduler: Scheduler) -> None:
+        if scheduler.parent_states:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        choose(checkpoint, between=between, max_num_seqs=9)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+def test_a_failed_step_loses_all_states(
+    checkpoint: Checkpoint, chosen: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """It may have written some layers' states, so that all contexts are computed again."""
+    forward, steps = RankRunner.forward, iter(range(1, 1000))
+
+    def failing(self: RankRunner, batch: Batch) -> Tensor:
+        if next(steps) == step:
+            for pool in self.states:
+                pool.fill_(float("nan"))
+            raise torch.OutOfMemoryError
+        return forward(self, batch)
+
+    monkeypatch.setattr(RankRunner, "forward", failing)
+    assert not differing(choose(checkpoint, max_num_seqs=3)[0], chosen)
 
 
 def test_another_state_is_seen(checkpoint: Checkpoint, expected: dict[int, RequestOutput]) -> None:

@@ -290,7 +290,7 @@ def test_too_many_guesses_are_found(
 
 @pytest.mark.parametrize("copied", [True, False], ids=["copied", "control"])
 def test_choices_begin_in_an_open_chunk(checkpoint: Checkpoint, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its rows, where it is empty or full, too; the control copies no state."""
+    """At an empty, a partial and a full chunk; the control copies no state."""
     requests: list[Request] = []
     for number, tokens in enumerate((1, 35, 63, 64, 65)):
         requests += [ScoreRequest(3 * number + n, prompt(number, tokens), prompt(n, 3)) for n in range(3)]

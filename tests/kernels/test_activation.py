@@ -69,21 +69,36 @@ def test_every_input(dtype: torch.dtype) -> None:
 
 
 @triton.jit
-def _quotients(x_ptr, by_newton_ptr, divided_ptr, BLOCK: tl.constexpr):
+def _both_ways(x_ptr, shorter_ptr, longer_ptr, FORM: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at).to(tl.float32)
-    tl.store(by_newton_ptr + at, activation.times_sigmoid(x, x, x_ptr.dtype.element_ty))
-    tl.store(divided_ptr + at, tl.div_rn(x, 1.0 + device_math.exp(x * -1.0)))
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    if FORM == "quotient":
+        shorter, longer = activation.times_sigmoid(x, x, dtype), tl.div_rn(x, 1.0 + device_math.exp(x * -1.0))
+    elif FORM == "silu":
+        shorter = activation.rounded_times_sigmoid(x, x, dtype).to(tl.float32)
+        longer = activation.times_sigmoid(x, x, dtype).to(dtype).to(tl.float32)
+    elif FORM == "gelu_tanh":
+        z = tl.fma(x * x * x, 0.044715, x) * 1.5957691216057308
+        shorter = activation.rounded_times_sigmoid(x, z, dtype).to(tl.float32)
+        longer = activation.times_sigmoid(x, z, dtype).to(dtype).to(tl.float32)
+    else:
+        one = tl.full((BLOCK,), 1.0, tl.float32)
+        shorter = activation.rounded_times_sigmoid(one, x, dtype).to(tl.float32)
+        longer = activation.times_sigmoid(one, x, dtype).to(dtype).to(tl.float32)
+    tl.store(shorter_ptr + at, shorter)
+    tl.store(longer_ptr + at, longer)
 
 
-@IGNORE_INTERPRETER
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
-def test_the_quotient_before_its_rounding(dtype: torch.dtype) -> None:
-    """`times_sigmoid` equals the IEEE division on all 65,536 numbers of a 16-bit dtype."""
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["quotient", "silu", "gelu_tanh", "sigmoid"])
+def test_short_forms_have_the_bytes_of_long_ones(form: str, dtype: torch.dtype) -> None:
+    """For all 65,536 numbers of a 16-bit dtype: Newton's step those of IEEE division, approximations those of it."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
-    by_newton, divided = torch.empty((2, 2**16), device=DEVICE)
-    launch(_quotients, (2**6, 1, 1), (x, by_newton, divided), (2**10,), 4, 1)
-    assert_agrees(by_newton, divided)
+    shorter, longer = torch.empty((2, 2**16), device=DEVICE)
+    launch(_both_ways, (2**6, 1, 1), (x, shorter, longer), (form, 2**10), 4, 1)
+    assert_agrees(shorter, longer)
 
 
 @IGNORE_INTERPRETER

@@ -44,7 +44,7 @@ def test_products_with_packed_weights_compile_without_a_contraction(compiled: Co
 
 
 def test_mixtures_compile_without_a_contraction(compiled: Compiled) -> None:
-    """But for products in float32, which are made of them, and the sigmoid, which states its own."""
+    """Only float32 products, which consist of them, and the sigmoid, which uses explicit ones, have multiply-adds."""
     cases = compiled["mixtures"]
     assert len(cases) == 32 and {case["rule"] for case in cases if "rule" in case} == {*ROUTERS}
     contracted = {(case["kernel"], case["dtype"]) for case in cases if case["fma"]}

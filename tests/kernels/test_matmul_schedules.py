@@ -92,6 +92,7 @@ def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
     bf16, tuned = torch.bfloat16, MatmulSchedule("tma", 64, 64, 64, 4, 3)
     assert choose("GPU X", bf16, 1, 1024, 512, True) == MatmulSchedule("pointer", 16, 16, 256, 4, 4)
     assert choose("GPU X", torch.float16, 33, 1024, 512, True) == tuned
+    assert choose("GPU X", bf16, 32, 1024, 512, True) == tuned, "the next larger bucket"
     assert choose("GPU X", bf16, 128, 1024, 512, True) == tuned, "64 rows are nearer than 2048"
     assert choose("GPU X", bf16, 5000, 1024, 512, True) == MatmulSchedule(
         "tma", 128, 128, 64, 4, 3

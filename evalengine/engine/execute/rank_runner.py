@@ -9,7 +9,7 @@ states, recurrent states, the last step's tokens) must not depend on executions 
 |---|---|
 | warm-up before a graph is captured | runs over padding (`DecodeInputs.padding`); the last tokens are restored |
 | capture | executes no kernel |
-| a step that failed (out of memory) | with states, all sequences restart from zeros and snapshots are dropped |
+| a step that failed (out of memory) | with states, all sequences restart from zeros; no held state is used |
 | a step repeated to find its first non-finite op | writes the same KV again; rejected where layers have states |
 | a rejected guess | its KV and its rows of open chunks and rings are overwritten before they are read |
 | a token past an end that is seen late | its sequence has finished, and its slot's next owner starts from zeros |
@@ -144,8 +144,8 @@ class RankRunner:
             pool.fill_(value)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
-        """Copies slots of all pools of states, (source, destination), one after another; all layers' at once, because
-        a launch for each of 24 layers' seven pools took 1.7 ms."""
+        """Copies slots of states, (source, destination), in order; all layers in one launch for each pool, since
+        separate launches for 24 layers take 1.7 ms."""
         for source, destination in copies:
             for pool in self.states:
                 pool[:, destination] = pool[:, source]

@@ -213,7 +213,8 @@ class BlockManager:
         if self.snapshots is None:
             usable = ends[-1]
             copied, length = self._within_block(seq, usable, limit)
-        for position in sorted(self._states(seq, limit), reverse=True):  # the tokens before it must all be there
+        # A state is valid at one position only, so all tokens before it must be cached.
+        for position in sorted(self._states(seq, limit), reverse=True):
             whole, rest = divmod(position, self.block_size)
             blocks, run = self._within_block(seq, whole, position) if whole in ends else ([], -1)
             if run == rest:
@@ -236,8 +237,8 @@ class BlockManager:
                 yield position
 
     def _within_block(self, seq: Sequence, whole: int, limit: int) -> tuple[list[CachedBlock], int]:
-        """Of each group the block with most of the sequence's tokens after so many whole blocks, up to `limit`; and how
-        many tokens all of these have."""
+        """For each group, the block after `whole` blocks that shares the longest run of the sequence's tokens up to
+        `limit`; and the length of the run that is common to all groups."""
         start = whole * self.block_size
         rest = seq.token_ids[start : min(limit, start + self.block_size)]
         ends = [known.longest_run(self._parent(seq, whole), rest) for known in self.indexes]

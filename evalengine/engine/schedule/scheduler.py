@@ -209,14 +209,12 @@ class Scheduler:
             if seq.snapshot_at and self._comes_soon(seq):
                 return
             parent_state = seq.parent_state
-            slots = self._slots_of(seq) if parent_state is None else 0
-            if slots > room and self.running:
+            if parent_state is None and self._slots_of(seq) > room and self.running:
                 return
             if not self.free_slots and (parent_state is None or len(parent_state.children) > 1):
                 if self.running or not self.parent_states:
                     return
-                for child in [*self.parent_states[-1].children]:  # they will recompute their context
-                    self._detach(child)
+                self._release_state(schedule, self.parent_states[-1])
                 continue
             copies = self.block_manager.admit(seq)
             if copies is None:
@@ -233,14 +231,14 @@ class Scheduler:
             schedule.chunks.append(self._chunk(seq, num_new))
             schedule.copies.extend(copies)
             budget -= num_new
-            room -= slots
+            room -= 0 if parent_state is not None else self._slots_of(seq)
 
     def _slots_of(self, seq: Sequence) -> int:
-        """The slots that a sequence and then its children need at once: the last child takes the sequence's."""
+        """Slots to reserve for a sequence: one for each successor, since the last one takes over the sequence's."""
         return 1 if self.block_manager.snapshots is None else max(1, len(seq.successors))
 
     def _room(self) -> int:
-        """The free slots that the children of contexts will not need."""
+        """Free slots that are not reserved for successors of admitted sequences."""
         if self.block_manager.snapshots is None:
             return len(self.free_slots)
         wanted = sum(self._slots_of(seq) - 1 for seq in self.running) + sum(
@@ -260,15 +258,24 @@ class Scheduler:
             schedule.state_copies.append((snapshots.use(self.block_manager.prefix(seq, start)), seq.state_slot))
 
     def _hold_state(self, seq: Sequence) -> None:
-        """Holds the state of a finished sequence in its slot for its successors."""
+        """Holds a finished sequence's state in its slot for its successors."""
         parent_state = ParentState(seq.state_slot, seq.num_tokens, [*seq.successors])
         self.parent_states.append(parent_state)
         for child in parent_state.children:
             child.parent_state = parent_state
         seq.state_slot = -1
 
+    def _release_state(self, schedule: SchedulerOutput, state: ParentState) -> None:
+        """Frees the slot of a parent's state, which becomes a snapshot for the children."""
+        snapshots = self.block_manager.snapshots
+        assert snapshots is not None, "only recurrent layers have states"
+        slot = snapshots.new_slot(self.block_manager.prefix(state.children[0], state.num_tokens))
+        schedule.state_copies.append((state.slot, slot))
+        for child in [*state.children]:
+            self._detach(child)
+
     def _detach(self, seq: Sequence) -> None:
-        """Removes a sequence from its parent's children; the last one frees the slot."""
+        """Removes a sequence from its parent's children, and frees the slot after the last one."""
         if (parent_state := seq.parent_state) is None:
             return
         seq.parent_state = None
@@ -301,12 +308,12 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _until_snapshot(self, seq: Sequence, num_new: int) -> int:
-        """How many of the tokens a chunk takes, which ends where the sequence's state is copied."""
+        """Limits a chunk so that it ends where the sequence's state is copied."""
         left = seq.snapshot_at - seq.num_computed_tokens
         return min(num_new, left) if left > 0 else num_new
 
     def _with_snapshot(self, schedule: SchedulerOutput, seq: Sequence, num_new: int) -> int:
-        """Has the state copied before the step if the sequence has come to the place; returns the chunk's tokens."""
+        """Has the state copied before the step if the sequence is at `snapshot_at`; returns the chunk's tokens."""
         snapshots, place = self.block_manager.snapshots, seq.num_computed_tokens
         assert snapshots is not None, "only recurrent layers have states"
         if place == seq.snapshot_at:

@@ -36,8 +36,8 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class ParentState:
-    """The state after a context, held in the slot in which it was computed, for the sequences that continue it. Each
-    copies it on admission; the last one takes the slot."""
+    """A context's final state, held in its slot for the sequences that continue it. Each copies the state when it is
+    admitted; the last one takes over the slot."""
 
     slot: int
     num_tokens: int  # of the context

@@ -29,7 +29,7 @@ class Snapshots:
         return self.slot_of[prefix]
 
     def new_slot(self, prefix: Prefix) -> int:
-        """A slot for the state after this prefix; the prefix that was used least recently may lose its own."""
+        """A slot for the state after this prefix. Evicts the least recently used prefix if no slot is free."""
         if not self._free:
             self._free.append(self.slot_of.popitem(last=False)[1])
         self.slot_of[prefix] = self._free.pop()
