@@ -162,6 +162,16 @@ def test_more_choices_than_slots(checkpoint: Checkpoint, max_num_seqs: int, step
     assert stats.num_computed_tokens == 6 * (35 + 10 * 2) and stats.num_steps <= steps
 
 
+def test_contexts_whose_last_pages_begin_alike(checkpoint: Checkpoint) -> None:
+    """Each choice finds its context's page, not only the newest of those that begin so."""
+    asked: list[Request] = [
+        ScoreRequest(2 * i + n, COMMON[:8] + prompt(i, 3), prompt(n, 3)) for i in range(40) for n in range(2)
+    ]
+    with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16) as llm:
+        list(llm.run(asked))
+        assert llm.stats.num_computed_tokens == 40 * (11 + 2 * 2)
+
+
 def test_a_choice_without_its_contexts_state_is_detected(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:

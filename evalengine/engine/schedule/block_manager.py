@@ -216,7 +216,13 @@ class BlockManager:
         # A state is valid at one position only, so all tokens before it must be cached.
         for position in sorted(self._states(seq, limit), reverse=True):
             whole, rest = divmod(position, self.block_size)
-            blocks, run = self._within_block(seq, whole, position) if whole in ends else ([], -1)
+            if whole not in ends:
+                continue
+            parent = seq.parent_state
+            if parent and parent.num_tokens == position and all(len(b.token_ids) >= rest for b in parent.blocks):
+                blocks, run = parent.blocks, rest
+            else:  # not the parent's, or handed out again: other blocks may have the tokens
+                blocks, run = self._within_block(seq, whole, position)
             if run == rest:
                 usable, copied, length = whole, blocks, run
                 break

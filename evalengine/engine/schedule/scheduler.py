@@ -203,13 +203,14 @@ class Scheduler:
     def _admit_waiting(self, schedule: SchedulerOutput) -> None:
         """Adds chunks for waiting sequences, as long as pages, places and the token budget last."""
         budget = self.max_num_batched_tokens - schedule.num_tokens
-        room = self._room() if self.waiting else 0
+        reserved = self._reserved() if self.waiting else 0
         while self.waiting and budget > 0:
             seq = self.waiting[0]
             if seq.snapshot_at and self._comes_soon(seq):
                 return
             parent_state = seq.parent_state
-            if parent_state is None and self._slots_of(seq) > room and self.running:
+            wanted = 1 + self._reserves(seq)
+            if parent_state is None and wanted > len(self.free_slots) - reserved and self.running:
                 return
             if not self.free_slots and (parent_state is None or len(parent_state.children) > 1):
                 if self.running or not self.parent_states:
@@ -231,20 +232,20 @@ class Scheduler:
             schedule.chunks.append(self._chunk(seq, num_new))
             schedule.copies.extend(copies)
             budget -= num_new
-            room -= 0 if parent_state is not None else self._slots_of(seq)
+            if parent_state is None:
+                reserved += self._reserves(seq)
+            elif len(parent_state.children) == 1:
+                reserved -= 1
 
-    def _slots_of(self, seq: Sequence) -> int:
-        """Slots to reserve for a sequence: one for each successor, since the last one takes over the sequence's."""
-        return 1 if self.block_manager.snapshots is None else max(1, len(seq.successors))
+    def _reserves(self, seq: Sequence) -> bool:
+        """Whether a slot is reserved for a sequence's successors, which at least one at a time can then copy its state.
+        One successor needs none: it takes over the sequence's slot."""
+        return self.block_manager.snapshots is not None and len(seq.successors) > 1
 
-    def _room(self) -> int:
-        """Free slots that are not reserved for successors of admitted sequences."""
-        if self.block_manager.snapshots is None:
-            return len(self.free_slots)
-        wanted = sum(self._slots_of(seq) - 1 for seq in self.running) + sum(
-            len(b.children) - 1 for b in self.parent_states
-        )
-        return len(self.free_slots) - wanted
+    def _reserved(self) -> int:
+        """Slots reserved for successors of running and of finished sequences."""
+        running = sum(map(self._reserves, self.running))
+        return running + sum(len(state.children) > 1 for state in self.parent_states)
 
     def _take_slot(self, schedule: SchedulerOutput, seq: Sequence) -> None:
         """Gives an admitted sequence a slot, with the state after its cached tokens."""
@@ -259,7 +260,9 @@ class Scheduler:
 
     def _hold_state(self, seq: Sequence) -> None:
         """Holds a finished sequence's state in its slot for its successors."""
-        parent_state = ParentState(seq.state_slot, seq.num_tokens, [*seq.successors])
+        partial = seq.num_tokens % self.block_manager.block_size > 0
+        blocks = [own[-1] for own in seq.blocks] if partial else []
+        parent_state = ParentState(seq.state_slot, seq.num_tokens, [*seq.successors], blocks)
         self.parent_states.append(parent_state)
         for child in parent_state.children:
             child.parent_state = parent_state

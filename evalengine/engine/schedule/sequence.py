@@ -42,6 +42,7 @@ class ParentState:
     slot: int
     num_tokens: int  # of the context
     children: list[Sequence]  # those not admitted yet
+    blocks: list[CachedBlock]  # the context's last block in each group of layers, unless it is full
 
 
 @dataclass(eq=False)
