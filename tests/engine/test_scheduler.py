@@ -21,7 +21,9 @@ from evalengine.engine.schedule.block_manager import WHOLE, BlockManager
 from evalengine.engine.schedule.scheduler import Chunk, Scheduler, SchedulerOutput, in_prefix_order
 from evalengine.engine.schedule.scoring import Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence, Status
+from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.engine.submission import to_sequences
+from evalengine.kernels.recurrent_variant import ShortConv
 
 # One window or several, wider and narrower than pages and chunks, alone and beside layers that see everything.
 GROUPS = [
@@ -101,12 +103,17 @@ class Driver:
     seed: int = 0
     ahead: bool = False
     groups: tuple[KVGroup, ...] = WHOLE
+    recurrent: bool = False
     seen: dict[int, list[int]] = field(default_factory=dict)  # Sequence id -> positions whose logits were asked for.
     num_ahead: int = 0
 
     def __post_init__(self) -> None:
-        self.manager = BlockManager(self.num_blocks, self.block_size, self.caching, self.groups, self.budget)
-        self.scheduler = Scheduler(self.manager, self.max_num_seqs, self.budget)
+        num_slots = self.max_num_seqs + 2
+        snapshots = Snapshots(range(self.max_num_seqs, num_slots)) if self.recurrent else None
+        self.manager = BlockManager(self.num_blocks, self.block_size, self.caching, self.groups, self.budget, snapshots)
+        kinds = [ShortConv(4, 3, False)] if self.recurrent else []
+        self.scheduler = Scheduler(self.manager, self.max_num_seqs, self.budget, recurrences=kinds)
+        self.states: list[list[int] | None] = [None] * num_slots  # the tokens that each slot's state has seen
         self.model = RememberingModel(self.num_blocks, self.block_size, self.groups)
         self._rng = random.Random(self.seed)
         self._in_flight: list[tuple[Sequence, range, int]] = []
@@ -132,6 +139,8 @@ class Driver:
         assert 0 < schedule.num_tokens <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
         self.model.execute(schedule)
+        if self.recurrent:
+            self.follow_states(schedule)
         launched = []
         for chunk in schedule.chunks:
             positions = chunk.seq.wanted(chunk.start, chunk.end)
@@ -145,6 +154,18 @@ class Driver:
         if not self.ahead:
             self.take()
         self.manager.check(self.scheduler.sequences)
+
+    def follow_states(self, schedule: SchedulerOutput) -> None:
+        """Each chunk must find the state after the tokens before it."""
+        for source, destination in schedule.state_copies:
+            self.states[destination] = self.states[source]
+        for seq, start, end, *_ in schedule.chunks:
+            ids = self.model.tokens(seq)
+            assert start == 0 or self.states[seq.state_slot] == ids[:start]
+            self.states[seq.state_slot] = ids[:end]
+        parents = self.scheduler.parent_states
+        slots = [*self.scheduler.free_slots, *(seq.state_slot for seq in self.scheduler.running)]
+        assert sorted([*slots, *(parent.slot for parent in parents)]) == [*range(self.max_num_seqs)]
 
     def take(self) -> None:
         """Takes the results of the step in flight, if there is one, and finishes the sequences that they complete.
@@ -193,9 +214,10 @@ score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_
     ahead=st.booleans(),
     stop=st.booleans(),
     groups=st.sampled_from(GROUPS),
+    recurrent=st.booleans(),
 )
 def test_every_read_finds_its_own_prefix(
-    generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop, groups
+    generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop, groups, recurrent
 ):
     """Over random requests, pools and limits, each read finds its own prefix, and each wanted position comes once."""
     requests: list = [
@@ -217,7 +239,9 @@ def test_every_read_finds_its_own_prefix(
     sequences = as_sequences(requests, caching)
     everything = sequences + [child for seq in sequences for child in seq.successors]
     wanted_positions = {s.seq_id: list(s.wanted(0, s.num_tokens)) for s in everything if isinstance(s, Scoring)}
-    driver = Driver(num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead, groups).run(sequences)
+    settings = num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead, groups, recurrent
+    driver = Driver(*settings)
+    driver.run(in_prefix_order(sequences, driver.manager) if recurrent else sequences)
     for seq in everything:
         if isinstance(seq, Generating):
             ended = seq.token_ids[-1] in seq.stop_ids
@@ -225,6 +249,13 @@ def test_every_read_finds_its_own_prefix(
             assert not seq.stop_ids & set(seq.output_ids[:-1])
         else:
             assert driver.seen[seq.seq_id] == wanted_positions[seq.seq_id]  # Each position came once, in order.
+
+
+def test_a_state_is_released_only_in_a_step_that_is_launched():
+    """Of a context that holds the only slot, while its pages are missing for a choice in a step planned ahead."""
+    batch = [ScoreRequest(n, [0, 1, 2, 0, 1], [n, 2, 1]) for n in range(2)]
+    driver = Driver(2, 4, 1, 100, True, ahead=True, recurrent=True).run(as_sequences(batch, True))
+    assert sum(map(bool, driver.states)) == 2, "the context's state became a snapshot"
 
 
 def test_steps_are_scheduled_before_the_last_ones_results_are_taken():

@@ -56,6 +56,9 @@ def test_the_products_are_those_of_the_committed_table() -> None:
     assert len(beside) == 220 and all(point["cublaslt_has_the_references_bytes"] for point in beside)
     timed = {(p["n"], p["k"], p["m"]): p for p in beside if p["m"] >= CUBLASLT_ROWS}
     quicker = {place for place, p in timed.items() if p["us"] > 1.02 * p["cublaslt_us"]}
+    again = load("matmul-cublaslt-again-nvidia-h200.json")["points"]
+    assert len(again) == 195
+    quicker |= {(p["n"], p["k"], p["m"]) for p in again if round(p["cublaslt_us"] / p["us"], 3) < 0.97}
     expected = {(p["n"], p["k"], p["m"]): p["schedule"] for p in points}
     expected |= {place: p["schedule"] for place, p in timed.items() if p["us"] < 0.98 * p["cublaslt_us"]}
     of_ranks = load("matmul-ranks-nvidia-h200.json")["times"]

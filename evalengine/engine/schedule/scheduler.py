@@ -213,7 +213,8 @@ class Scheduler:
             if parent_state is None and wanted > len(self.free_slots) - reserved and self.running:
                 return
             if not self.free_slots and (parent_state is None or len(parent_state.children) > 1):
-                if self.running or not self.parent_states:
+                # Not in a step planned ahead: without pages for a chunk it is dropped, and its copies with it.
+                if self.running or self.leaving or not self.parent_states:
                     return
                 self._release_state(schedule, self.parent_states[-1])
                 continue
