@@ -239,8 +239,8 @@ class Scheduler:
                 reserved -= 1
 
     def _reserves(self, seq: Sequence) -> bool:
-        """Whether a slot is reserved for a sequence's successors, which at least one at a time can then copy its state.
-        One successor needs none: it takes over the sequence's slot."""
+        """Whether to reserve a slot for a sequence's successors, so that at least one of them can run at a time. A
+        single successor takes over the sequence's slot."""
         return self.block_manager.snapshots is not None and len(seq.successors) > 1
 
     def _reserved(self) -> int:
