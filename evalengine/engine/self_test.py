@@ -91,7 +91,7 @@ class Verdict:
 
 def requests(spec: ModelSpec, settings: Settings) -> list[Request]:
     """Prompts that end before, at and behind a page's border, two of which share a page and one of which fills a
-    window, and a score.
+    window, and scores of two choices after one context, which may continue its state (`sequence.ParentState`).
 
     The first two generations each need a new page while the pool of the axis `preemption` is full.
     """
@@ -108,7 +108,9 @@ def requests(spec: ModelSpec, settings: Settings) -> list[Request]:
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     generations: list[Request] = [GenerateRequest(i, prompt, params) for i, prompt in enumerate(prompts)]
     context = prompts[1][: max(1, room // 2)]
-    return [*generations, ScoreRequest(len(prompts), context, prompts[2][: max(1, room - len(context))])]
+    choice = prompts[2][: max(1, room - len(context))]
+    scores = [ScoreRequest(len(prompts) + i, context, tokens) for i, tokens in enumerate((choice, choice[::-1]))]
+    return [*generations, *scores]
 
 
 def schedules(spec: ModelSpec, config: EngineConfig, settings: Settings, *, has_graphs: bool) -> list[Schedule]:

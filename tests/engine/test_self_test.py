@@ -22,6 +22,7 @@ from evalengine.engine.execute.decode_inputs import DecodeInputs
 from evalengine.engine.execute.rank_runner import Errors, RankRunner
 from evalengine.engine.load.loader import Checkpoint, load_model
 from evalengine.engine.settings import resolve_settings
+from evalengine.engine.states import NUM_SNAPSHOTS
 from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.plain import PlainOps, computed_by
@@ -171,6 +172,22 @@ def test_an_error_is_too_large_beyond_three_times_that_of_plain_ops() -> None:
 @pytest.mark.parametrize(("kind", "method"), [("gated delta", "copy_states"), ("dense", "_copy_pages")])
 def test_a_copy_that_is_not_made_is_found(method: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RankRunner, method, lambda *_: None)
+    with pytest.raises(EvalEngineError, match=r"self-test failed .*\(prefix\)"):
+        LLM(checkpoint, **MODE)
+
+
+@pytest.mark.parametrize("kind", ["gated delta"])
+def test_a_context_whose_state_a_choice_does_not_get_is_found(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots are copied as they should be, states of contexts are not."""
+    copy = RankRunner.copy_states
+
+    def of_snapshots(self: RankRunner, copies: list[tuple[int, int]]) -> None:
+        running = self.states[0].shape[1] - NUM_SNAPSHOTS
+        copy(self, [(source, to) for source, to in copies if max(source, to) >= running])
+
+    monkeypatch.setattr(RankRunner, "copy_states", of_snapshots)
     with pytest.raises(EvalEngineError, match=r"self-test failed .*\(prefix\)"):
         LLM(checkpoint, **MODE)
 
