@@ -31,10 +31,6 @@ class States(NamedTuple):
     # pools follow its own in memory, in one launch.
     closes: int = 1
 
-    @property
-    def pools(self) -> tuple[Tensor, ...]:
-        return self.conv, *self.recurrent
-
 
 class HybridCache(NamedTuple):
     """What a layer keeps that has attention and a recurrence beside each other."""

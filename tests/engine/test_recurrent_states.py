@@ -78,9 +78,9 @@ def test_followers_begin_at_the_end_of_their_prefix(
 
 def test_a_prefix_in_common_ends_anywhere_in_a_page(checkpoint: Checkpoint) -> None:
     """It is computed once."""
-    asked: list[Request] = [GenerateRequest(i, COMMON + prompt(i, 9 + i), GREEDY) for i in range(5)]
+    batch: list[Request] = [GenerateRequest(i, COMMON + prompt(i, 9 + i), GREEDY) for i in range(5)]
     with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16) as llm:
-        list(llm.run(asked))
+        list(llm.run(batch))
         assert llm.stats.num_cached_tokens == 4 * len(COMMON)
 
 
@@ -164,11 +164,11 @@ def test_more_choices_than_slots(checkpoint: Checkpoint, max_num_seqs: int, step
 
 def test_contexts_whose_last_pages_begin_alike(checkpoint: Checkpoint) -> None:
     """Each choice finds its context's page, not only the newest of those that begin so."""
-    asked: list[Request] = [
+    batch: list[Request] = [
         ScoreRequest(2 * i + n, COMMON[:8] + prompt(i, 3), prompt(n, 3)) for i in range(40) for n in range(2)
     ]
     with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16) as llm:
-        list(llm.run(asked))
+        list(llm.run(batch))
         assert llm.stats.num_computed_tokens == 40 * (11 + 2 * 2)
 
 
@@ -181,12 +181,12 @@ def test_a_choice_without_its_contexts_state_is_detected(
 
 
 def test_what_all_choices_have_in_common_is_computed_once(checkpoint: Checkpoint) -> None:
-    asked: list[Request] = [
+    batch: list[Request] = [
         ScoreRequest(4 * i + n, COMMON[:32] + prompt(i, 19), prompt(n, 3)) for i in range(6) for n in range(4)
     ]
-    expected = one_by_one(checkpoint, asked, batch_invariant=True, max_model_len=96)
+    expected = one_by_one(checkpoint, batch, batch_invariant=True, max_model_len=96)
     with LLM(checkpoint, batch_invariant=True, max_model_len=96, block_size=16) as llm:
-        outputs = {output.request_id: output for output in llm.run(asked)}
+        outputs = {output.request_id: output for output in llm.run(batch)}
         assert llm.stats.num_computed_tokens == 32 + 6 * (19 + 4 * 2)
     assert not differing(outputs, expected)
 

@@ -86,7 +86,7 @@ def pools(caches: Any) -> Iterator[Tensor]:
         if isinstance(cache, HybridCache):
             yield from pools(cache)
         else:
-            yield from cache.pools if isinstance(cache, States) else cache
+            yield from (cache.conv, *cache.recurrent) if isinstance(cache, States) else cache
 
 
 # -- a graph's warm-up -------------------------------------------------------------------------------------------------

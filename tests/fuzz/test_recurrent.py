@@ -98,7 +98,7 @@ def wrong_borders(model: DecoderForCausalLM, offsets: Sequence[int], broken: int
         cuts = {str(k): ids[:k] if number == 0 else ids[k : k + 1] if number == 1 else ids[k + 1 :] for k in offsets}
         if number == 1 and broken is not None:
             caches = (getattr(cache, "states", cache) for cache in runner.caches)
-            for pool in (pool for states in caches if isinstance(states, States) for pool in states.pools):
+            for pool in (pool for s in caches if isinstance(s, States) for pool in (s.conv, *s.recurrent)):
                 pool[runner.slot_of(str(broken))] = 0
         for name, logits in runner.step({name: part for name, part in cuts.items() if part}).items():
             parts[name].append(logits)

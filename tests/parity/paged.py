@@ -28,15 +28,15 @@ class PagedRunner:
         """most_sequences: that the pools of states have slots for."""
         spec, ops = model.spec, model.ops
         self.model, self.block_size, self.most_sequences = model, block_size, most_sequences
-        pools, _ = state_pools(spec, ops, most_sequences)
+        pools, whole = state_pools(spec, ops, most_sequences)
+        for pool in whole:
+            pool.fill_(fill)
         self.caches: list[LayerCache] = []
         for layer in range(spec.num_layers):
             shape = (num_blocks, block_size, *spec.heads_of(spec.block(layer))[1:])
             k, v = (torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
             self.caches.append((k, v))
             if layer in pools:
-                for pool in pools[layer].pools:
-                    pool.fill_(fill)
                 self.caches[layer] = layer_cache((k, v), pools[layer], spec.block(layer).beside_attention)
         self.free = list(range(num_blocks))
         random.Random(0).shuffle(self.free)

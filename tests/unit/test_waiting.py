@@ -15,7 +15,7 @@ from evalengine.util.hub import offline_if_unreachable, said_if_long
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that are requested from now on. Nobody answers, as where a name server is silent."""
+    """The addresses that are requested from now on. There is no answer, as from a silent name server."""
     requested: list[str] = []
 
     def urlopen(request: Any, **_: Any) -> None:

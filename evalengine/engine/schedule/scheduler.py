@@ -401,15 +401,15 @@ def _note_snapshots(sequences: list[Sequence], shared: Set[bytes], block_manager
     of the tokens after it that all sequences with this page have."""
     size = block_manager.block_size
     last: dict[Sequence, bytes] = {}
-    for seq in sequences:
-        hashes = block_manager.page_hashes(seq)
+    hashes_of = {seq: block_manager.page_hashes(seq) for seq in sequences}
+    for seq, hashes in hashes_of.items():
         common = max((i + 1 for i, digest in enumerate(hashes) if digest in shared), default=0)
         seq.snapshot_at = common * size
         if common:
             last[seq] = hashes[common - 1]
     ends, more = {*last.values()}, dict[bytes, list[int]]()
-    for seq in sequences:
-        for i, digest in enumerate(block_manager.page_hashes(seq)):
+    for seq, hashes in hashes_of.items():
+        for i, digest in enumerate(hashes):
             if digest in ends:
                 rest = seq.token_ids[(i + 1) * size : min((i + 2) * size, seq.first_wanted_position)]
                 more[digest] = rest[: common_run(rest, more.get(digest, rest))]

@@ -80,7 +80,7 @@ def run(config: Config) -> Path:
 
 
 def _identity(config: Config, planned: EndpointPlan) -> dict[str, Any]:
-    """What makes two runs one: the address, the requests, and how answers are scored."""
+    """The properties that identify a run: the address, the requests, and how answers are scored."""
     tasks = {name: asdict(task) for name, task in config.tasks.items()}
     plain: dict[str, Any] = json.loads(canonical({
         "harness": "endpoint", "api": planned.url, "requests": planned.sha256, "repeats": config.endpoint.repeats,
