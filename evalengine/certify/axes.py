@@ -100,7 +100,7 @@ def chunks(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
 def prefix(work: ReferenceWorkload) -> Iterator[Variant | Skip]:
     """Prefix cache: off, cold, warm, and hits inside a page.
 
-    Recurrent states: off, and hits at the end of a page.
+    Recurrent states: off, and copies of a state from inside a page.
     """
     off = {"enable_prefix_caching": False}
     yield Variant(
@@ -347,11 +347,11 @@ def _with_wrong_tokens(answer: list[int], vocab_size: int) -> list[int]:
 
 
 def _from_states(work: ReferenceWorkload) -> Iterator[Variant]:
-    """Every generation twice: the second begins with a copy of the state that the first one leaves at the end of a
-    page, if its prompt goes on behind it."""
+    """Every generation twice: the second begins with a copy of the state that the first one leaves behind all of the
+    prompt but its last token, mostly inside a page."""
     for settings in ({"max_num_seqs": 64, "max_num_batched_tokens": LARGE}, {"max_num_batched_tokens": 100}):
         cases = siblings(work.some(settings), 2, 17)
-        copied = sum(len(case.prompt) // 16 * 16 for case in cases[::2] if len(case.prompt) % 16)
+        copied = sum(len(case.prompt) - 1 for case in cases[::2])
         yield Variant(
             f"twice each, {listing(settings)}",
             cases,
