@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 MINUS = "\u2212"
+LARGEST = 1e70  # statistics take no score beyond it: they multiply four of them, and add such products
 
 
-def exact_sum(values: Iterable[float]) -> float:
-    """`math.fsum`; NaN for infinities of both signs, which fsum refuses."""
+def exact_sum(values: Iterable[float], count: int = 1) -> float:
+    """`math.fsum`, over `count`; infinite where that overflows, NaN for infinities of both signs."""
+    numbers = [*values]
     try:
-        return math.fsum(values)
-    except (ValueError, OverflowError):
+        return math.fsum(numbers) / count
+    except OverflowError:  # of a partial sum; the total may be in range
+        return exact_sum((number / 2**64 for number in numbers), count) * 2**64
+    except ValueError:
         return math.nan
+
+
+def mean(values: Collection[float]) -> float:
+    """The mean of one value or more, also where their sum overflows; NaN for infinities of both signs."""
+    return exact_sum(values, len(values))
+
+
+def in_range(value: float) -> bool:
+    """Whether statistics can take the value: it is finite, and so are the squares and cubes of such values."""
+    return abs(value) < LARGEST
 
 
 def exp(nats: float) -> float:

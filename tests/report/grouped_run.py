@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evalengine.report.numbers import mean
 from tests.report.written_run import Doc, write_generations
 
 
@@ -30,7 +31,7 @@ def write_grouped(folder: Path, scores: Mapping[str, Sequence[float]], groups: M
 
     for name in groups:
         values = below(name)
-        merged["results"][name] = {"exact_match,strict-match": sum(values) / len(values)}
+        merged["results"][name] = {"exact_match,strict-match": mean(values)}
         merged["higher_is_better"][name] = {"exact_match": True}
     (folder / file.name).write_text(json.dumps(merged))
     return folder

@@ -19,6 +19,7 @@ from evalengine.records.manifest import build_manifest
 from evalengine.records.manifest_data import Manifest, Model, RunCounts, RunTimings
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 from evalengine.records.tokens import tokens_json
+from evalengine.report.numbers import mean
 from evalengine.version import CONTRACT_VERSION
 
 ISO = "2026-01-02T03-04-05.678901"
@@ -54,8 +55,8 @@ def write_generations(
     vocabulary: dict[str, int] = {}
     records = [_record(task, number, doc, vocabulary, shift) for number, doc in enumerate(docs)]
     samples = [_sample(task, number, doc) for number, doc in enumerate(docs)]
-    mean = float(np.mean([doc.score for doc in docs]))
-    metrics: dict[str, Any] = {"exact_match,strict-match": mean, "exact_match_stderr,strict-match": 0.01}
+    whole = mean([doc.score for doc in docs])
+    metrics: dict[str, Any] = {"exact_match,strict-match": whole, "exact_match_stderr,strict-match": 0.01}
     pieces = {token: text.encode("utf-8", "replace") for text, token in vocabulary.items()}
     return _write(path, task, records, samples, metrics, {"exact_match": True}, pieces, numerics, model, weights)
 

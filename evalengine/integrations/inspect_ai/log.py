@@ -20,6 +20,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval_file import LENGTH_LIMITED
 from evalengine.records.shapes import Count, Sha256, Text, fits, with_fields, wrong
+from evalengine.report.numbers import exact_sum, mean
 from evalengine.report.read.lm_eval_folder import of_lm_eval
 from evalengine.report.read.run import LmEvalRun
 from evalengine.util.plain_files import parse_json, read_json
@@ -125,7 +126,7 @@ def _of_document(number: int, epochs: Sequence[Mapping[str, Any]], ours: bool) -
             "metrics": list(scorers),
             **hashes,
             LENGTH_LIMITED: sum(_choice(sample).get("stop_reason") in LIMITS for sample in epochs),
-            **{metric: math.fsum(values[scorer]) / len(epochs) for metric, scorer in scorers.items()},
+            **{metric: mean(values[scorer]) for metric, scorer in scorers.items()},
         }
 
 
@@ -136,9 +137,8 @@ def _results(task: str, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any
     values: dict[str, Any] = {"alias": task, "name": task, "sample_len": documents}
     for name, of in names:
         own = [row[name] for row in rows if name in row["metrics"] and row["filter"] == of]
-        mean = math.fsum(own) / len(own)
-        spread = math.fsum((value - mean) ** 2 for value in own)
-        values[f"{name},{of}"] = mean
+        values[f"{name},{of}"] = whole = mean(own)
+        spread = exact_sum((value - whole) * (value - whole) for value in own)
         values[f"{name}_stderr,{of}"] = math.sqrt(spread / (len(own) - 1) / len(own)) if len(own) > 1 else "N/A"
     asked = spec.get("model_generate_config") or {}
     return {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from evalengine.report.compare.comparability import document_change
-from evalengine.report.numbers import exact_sum, same_value
+from evalengine.report.numbers import exact_sum, in_range, mean, same_value
 from evalengine.report.read.groups import members, members_of_both
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey, direction
@@ -168,14 +168,14 @@ def _same_tokens(a: Run, b: Run, key: Key) -> bool:
 
 
 def _finite(x: float, y: float) -> bool:
-    return math.isfinite(x) and math.isfinite(y)
+    return in_range(x) and in_range(y)
 
 
 def _mean(values: Sequence[float]) -> float | None:
     """The mean; None without values, or where one is not finite."""
     if not values or not all(map(math.isfinite, values)):
         return None
-    return math.fsum(values) / len(values)
+    return mean(values)
 
 
 def group_pairs(a: Run, b: Run, key: ScoreKey, higher_is_better: bool) -> PairedResult | None:

@@ -15,6 +15,7 @@ from evalengine.report.gate.judging import judged, limits_in, tested_p, without_
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
+from evalengine.report.numbers import LARGEST, exact_sum, in_range, mean
 from evalengine.report.read.groups import Members, below, leaves, members, members_of_both
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
@@ -125,12 +126,12 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     for key in [key for key in unskipped if key in groups]:
         tests[key] = Mean(*names_of(key), tuple(groups[key]), limits[key])
     tests |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
-    for name, mean in [*tests.items()]:
-        if why := [f"{key[0]}: {problems[key]}" for key, _ in mean.parts if problems.get(key)]:
-            checks.append(Check("accuracy", mean.task, mean.name, "fail", "; ".join(first_of(why, SHOWN))))
+    for name, test in [*tests.items()]:
+        if why := [f"{key[0]}: {problems[key]}" for key, _ in test.parts if problems.get(key)]:
+            checks.append(Check("accuracy", test.task, test.name, "fail", "; ".join(first_of(why, SHOWN))))
             del tests[name]
         elif name not in sums:
-            tests[name] = replace(mean, limits=_in_points(mean.limits, a, mean.parts))
+            tests[name] = replace(test, limits=_in_points(test.limits, a, test.parts))
     return Judged(checks, tests, limits, unskipped, frozenset(sums.intersection(single)))
 
 
@@ -160,8 +161,8 @@ def _in_points(limits: Limits, a: Run, parts: Iterable[tuple[ScoreKey, float]]) 
     """The limits of a mean of documents' scores, where a percent of the baseline's mean is so many points."""
     if limits.max_regression_percent is None:
         return limits
-    mean = math.fsum(weight * math.fsum(a.scores[key].values()) / len(a.scores[key]) for key, weight in parts)
-    points = [abs(mean) * limits.max_regression_percent, limits.max_regression]
+    whole = exact_sum(weight * mean(a.scores[key].values()) for key, weight in parts)
+    points = [abs(whole) * limits.max_regression_percent, limits.max_regression]
     return replace(limits, max_regression=min(own for own in points if own is not None))
 
 
@@ -263,8 +264,8 @@ def broken(key: ScoreKey, a: Run, b: Run) -> str:
     unlike = sorted(a.scores[key].keys() ^ scores_b.keys())
     if unlike:
         return f"{_have(len(unlike))} a value in one of the two only (the first is {unlike[0]})"
-    bad = [doc for doc, value in a.scores[key].items() if not (math.isfinite(value) and math.isfinite(scores_b[doc]))]
-    return f"{_have(len(bad))} no finite value (the first is {bad[0]})" if bad else ""
+    bad = [doc for doc, value in a.scores[key].items() if not (in_range(value) and in_range(scores_b[doc]))]
+    return f"{_have(len(bad))} no finite value below {LARGEST:g} (the first is {bad[0]})" if bad else ""
 
 
 def _have(count: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from evalengine.report.compare.item_differences import changed_answers
 from evalengine.report.gate.policies import Limits
 from evalengine.report.gate.steps import Steps
-from evalengine.report.numbers import counted
+from evalengine.report.numbers import counted, exact_sum
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.detectable import Detectable, binary_loss, blind, mean_effect
@@ -150,7 +150,7 @@ def of_mean(
     scores = mean.scores(a, b, directions)
     (key, _), single = mean.parts[0], len(scores) == 1
     assert single or steps is None
-    old, new = (math.fsum(column) for column in zip(*(part.mean_of_two for part in scores), strict=True))
+    old, new = (exact_sum(column) for column in zip(*(part.mean_of_two for part in scores), strict=True))
     design = loss_design(scores, _alpha(mean.limits))
     bound, unit = design.bound, unit_of(design.most)
     limits, alpha = mean.limits, 0.05 if mean.limits.alpha is None else mean.limits.alpha

@@ -15,7 +15,7 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate.policies import AccuracyRule, Limits, Policy
-from evalengine.report.numbers import exact_sum, exp
+from evalengine.report.numbers import exp, mean
 from evalengine.report.read.run import Run
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.loss_bound import LossBound, SteppedBound
@@ -126,7 +126,7 @@ def _cut(a: Run, documents: Mapping[str, set[int]], settings: Any) -> Run:
 
     scores = {key: {doc: value for doc, value in values.items() if chosen(key[0], doc)}
               for key, values in a.scores.items()}  # fmt: skip
-    perplexities = {key: (exp(-exact_sum(values.values()) / len(values)), None)
+    perplexities = {key: (exp(-mean(values.values())), None)
                     for key, values in scores.items() if values and has_log_likelihoods(a, key)}  # fmt: skip
     return replace(
         a, identity={**a.identity, SEQUENTIAL: settings}, scores=scores, results={**a.results, **perplexities},

@@ -11,6 +11,7 @@ from evalengine.records.tokens import token_texts
 from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
+from evalengine.report.numbers import in_range
 from evalengine.report.read.documents import continuations, prompt_of, target_index, target_of
 from evalengine.report.read.load import RunData
 from evalengine.report.read.run import Item, ScoreKey
@@ -99,7 +100,7 @@ def _columns(data: RunData, room: int) -> Iterator[tuple[Column, Callable[[str, 
         items = data.documents[task, doc]
         sums = [item.sum_logprob for item in items if item.sum_logprob is not None]
         count = sum(len(item.output_ids or ()) for item in items)
-        return round(math.fsum(sums) / count, 4) if sums and count and all(map(math.isfinite, sums)) else None
+        return round(math.fsum(sums) / count, 4) if sums and count and all(map(in_range, sums)) else None
 
     keys = {task: sorted(data.score_keys(task), key=lambda key: not data.binary(key)) for task in data.tasks}
     titled = {mark_title(own, key): {task: key} for task, own in keys.items() for key in own[:SCORES]}

@@ -10,7 +10,7 @@ from string import ascii_letters
 
 from evalengine.report.compare.item_differences import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
-from evalengine.report.numbers import exact_sum
+from evalengine.report.numbers import in_range, mean
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cautions
@@ -151,7 +151,7 @@ def score_of(values: Sequence[float], share: bool, clusters: Sequence[str] | Non
     if bounds is not None and share:
         bounds = (max(0.0, bounds[0]), min(1.0, bounds[1]))
     found = cautions(values, clusters) if bounds is not None else ()
-    return Score(exact_sum(values) / len(values), bounds, cautions=tuple(found))
+    return Score(mean(values), bounds, cautions=tuple(found))
 
 
 def _score_of_whole(run: Run, key: ScoreKey) -> Score:
@@ -163,7 +163,7 @@ def pair_tests(parts: Sequence[Scores], nats: bool = False) -> list[PairTest]:
     """Every pair of models that both have finite scores of the same documents in all parts. nats: whether scores are
     log-likelihoods."""
     tests = []
-    finite = [run for run in sorted(parts[0].columns) if all(all(map(math.isfinite, p.columns[run])) for p in parts)]
+    finite = [run for run in sorted(parts[0].columns) if all(all(map(in_range, p.columns[run])) for p in parts)]
     for i, j in combinations(finite, 2):
         sizes = [(len(part.columns[i]), len(part.columns[j])) for part in parts]
         if all(x == y for x, y in sizes) and sum(x for x, _ in sizes) > 1:

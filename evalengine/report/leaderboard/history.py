@@ -10,6 +10,7 @@ from evalengine.report.html.markup import Node, markup, tag
 from evalengine.report.leaderboard.board import Contest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import between, signed, titled, value_with_unit
+from evalengine.report.numbers import in_range
 
 WIDTH, HEIGHT = 640, 240  # a curve's size in a file of its own
 PAGE_WIDTH = 380  # a curve's width on a page: about its CSS pixels, beside another and on a phone
@@ -85,7 +86,7 @@ def _points(board: Board, contest: Contest) -> list[tuple[float, int, Score]]:
     xs: Sequence[float] = board.steps if board.steps is not None else range(1, len(board.runs) + 1)
     scored = enumerate(zip(xs, contest.scores, strict=True))
     points = [(float(x), n, score) for n, (x, score) in scored if score is not None]
-    return sorted((point for point in points if point[2].value == point[2].value), key=lambda point: point[0])
+    return sorted((point for point in points if in_range(point[2].value)), key=lambda point: point[0])
 
 
 def _curve(board: Board, contest: Contest, width: int) -> Iterator[Node]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests
 from evalengine.report.leaderboard.pairing import Shared
+from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run, ScoreKey
@@ -127,7 +127,7 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Scores], single: Sequence[Co
 def _weighted(scores: Mapping[str, Score], weights: Sequence[float]) -> Score:
     """The weighted mean of the parts' scores, with its interval."""
     held = [*scores.values()]
-    value = math.fsum(weight * score.value for score, weight in zip(held, weights, strict=True))
+    value = exact_sum(weight * score.value for score, weight in zip(held, weights, strict=True))
     bounds = weighted_interval([s.value for s in held], [s.interval for s in held], weights)
     found = group_cautions({label: score.cautions for label, score in scores.items()})
     return Score(value, bounds, cautions=tuple(found if bounds is not None else ()))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.errors import ConfigError
+from evalengine.report.numbers import in_range
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.lm_eval_samples import continuations, requests_of, target_index
 from evalengine.report.read.load import RunData
@@ -105,7 +106,7 @@ def choices(data: RunData, task: str) -> list[Choice]:
         row, items = rows[0], data.documents[task, doc]
         texts = continuations(row)
         sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
-        if len(sums) < 2 or any(value is None or not math.isfinite(value) for value in sums):
+        if len(sums) < 2 or any(value is None or not in_range(value) for value in sums):
             continue
         taken.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
     return taken

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evalengine.report.numbers import exact_sum
+from evalengine.report.numbers import exact_sum, mean
 from evalengine.report.read.run import Run, ScoreKey
 
 
@@ -73,14 +73,14 @@ def _weightings(run: Run, key: ScoreKey) -> dict[str, Members]:
     if not keys or key not in run.results or not all(scores):
         return {}
     total = sum(map(len, scores))
-    means = [exact_sum(own.values()) / len(own) for own in scores]
+    means = [mean(own.values()) for own in scores]
     found = {}
     for kind, weights in (
         ("documents", [len(own) / total for own in scores]),
         ("tasks", [1 / len(keys)] * len(keys)),
     ):
-        mean = exact_sum(weight * value for weight, value in zip(weights, means, strict=True))
-        if math.isclose(mean, run.results[key][0], rel_tol=1e-6, abs_tol=1e-6):
+        whole = exact_sum(weight * value for weight, value in zip(weights, means, strict=True))
+        if math.isclose(whole, run.results[key][0], rel_tol=1e-6, abs_tol=1e-6):
             found[kind] = list(zip(keys, weights, strict=True))
     return found
 

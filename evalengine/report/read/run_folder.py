@@ -25,7 +25,7 @@ from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest_data import MANIFEST, Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
 from evalengine.records.shapes import Sha256, Text, fits, with_fields, wrong
-from evalengine.report.numbers import exact_sum, exp, same_number, same_value
+from evalengine.report.numbers import exact_sum, exp, mean, same_number, same_value
 from evalengine.report.read.identities import MODEL_NAMES
 from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING, asks_nothing
@@ -225,13 +225,12 @@ def _check_agreement(run: Run) -> None:
             raise ConfigError(f"{run.source}: samples_{task}_*.jsonl and {RECORDS} differ from document "
                               f"{min(recorded ^ sampled)} on; {AGAIN}")  # fmt: skip
     for key in run.scores.keys() & run.results.keys():
-        mean, result = exact_sum(run.scores[key].values()) / len(run.scores[key]), run.results[key][0]
-        statistic = "mean"
+        statistic, value, result = "mean", mean(run.scores[key].values()), run.results[key][0]
         if key[1] == "perplexity":
-            statistic, mean = "perplexity", exp(-mean)
-        if not same_value(mean, result, 1e-9, 1e-12):
+            statistic, value = "perplexity", exp(-value)
+        if not same_value(value, result, 1e-9, 1e-12):
             task, metric, name = key
             raise ConfigError(
                 f"{run.source}: results_*.json has {metric},{name} of {task} at {result}, but its documents' "
-                f"{statistic} is {mean}: one of the two files was edited; {AGAIN}"
+                f"{statistic} is {value}: one of the two files was edited; {AGAIN}"
             )

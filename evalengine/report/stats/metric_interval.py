@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evalengine.errors import listed
 from evalengine.records.lm_eval_file import unanswered_words
-from evalengine.report.numbers import exact_sum
+from evalengine.report.numbers import exact_sum, in_range, mean
 from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cautions, cluster_names
@@ -50,7 +50,7 @@ def reported_interval(value: float, stderr: float | None, documents: int | None)
     """The interval of a result of which only its standard error is known, and how many documents it is of: Wilson's for
     a share, with as many documents as would have that error (`mean_interval`), else value -+ 1.96 stderr. None where
     the error is not known or says nothing."""
-    if stderr is None or not (math.isfinite(value) and math.isfinite(stderr)) or stderr < 0:
+    if stderr is None or not (in_range(value) and in_range(stderr)) or stderr < 0:
         return None
     quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     if 0 <= value <= 1:
@@ -68,10 +68,10 @@ def mean_interval(scores: Sequence[float], clusters: Sequence[str] | None = None
     (Korn & Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated
     from Survey Data", Survey Methodology 24(2)): Student's own covers .84 to .91 where few of them are above 0.
 
-    None where the scores cannot tell: fewer than two, one that is not finite, one cluster, or (not 0/1) all of them
+    None where the scores cannot tell: fewer than two, one that is not `in_range`, one cluster, or (not 0/1) all of them
     equal.
     """
-    if len(scores) < 2 or not all(map(math.isfinite, scores)):
+    if len(scores) < 2 or not all(map(in_range, scores)):
         return None
     related = clusters is not None and len(set(clusters)) < len(scores)
     if set(scores) <= {0.0, 1.0} and not related:
@@ -84,16 +84,16 @@ def _by_stderr(scores: Sequence[float], clusters: Sequence[str] | None) -> tuple
     degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
     if not degrees > 0:
         return None
-    mean, stderr = fmean(scores), clustered_stderr(np.asarray(scores, dtype=np.float64), codes)
+    middle, stderr = fmean(scores), clustered_stderr(np.asarray(scores, dtype=np.float64), codes)
     answers = set(scores) <= {0.0, 1.0}
     if stderr == 0 and not answers:
         return None
     if min(scores) < 0 or max(scores) > 1:
-        return t_interval(mean, stderr, degrees, CONFIDENCE)
-    independent = mean * (1 - mean) / stderr**2 if stderr else degrees + 1
+        return t_interval(middle, stderr, degrees, CONFIDENCE)
+    independent = middle * (1 - middle) / stderr**2 if stderr else degrees + 1
     if answers:
         independent = min(float(len(scores)), independent)
-    return _wilson(mean, independent, t_interval(0.0, 1.0, degrees, CONFIDENCE)[1])
+    return _wilson(middle, independent, t_interval(0.0, 1.0, degrees, CONFIDENCE)[1])
 
 
 def weighted_interval(
@@ -106,14 +106,14 @@ def weighted_interval(
     Computational Statistics & Data Analysis 53(4)). The parts are fixed: the interval is about their documents.
     None where a part has no interval.
     """
-    mean = math.fsum(weight * value for value, weight in zip(values, weights, strict=True))
+    middle = exact_sum(weight * value for value, weight in zip(values, weights, strict=True))
     below, above = [], []
     for value, bounds, weight in zip(values, intervals, weights, strict=True):
         if bounds is None:
             return None
         below.append((weight * (value - bounds[0])) ** 2)
         above.append((weight * (bounds[1] - value)) ** 2)
-    return mean - math.sqrt(math.fsum(below)), mean + math.sqrt(math.fsum(above))
+    return middle - math.sqrt(math.fsum(below)), middle + math.sqrt(math.fsum(above))
 
 
 def scaled(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
@@ -149,8 +149,7 @@ def cut_of(run: Run, key: ScoreKey) -> Cut | None:
     whole = [value for task, doc, value in scores if doc not in run.cut.get(task, ())]
     if not short:
         return None
-    finished = exact_sum(whole) / len(whole) if whole else None
-    return Cut(len(short), len(scores), exact_sum(short) / len(short), finished)
+    return Cut(len(short), len(scores), mean(short), mean(whole) if whole else None)
 
 
 def cut_lines(run: Run) -> Iterator[str]:
@@ -208,13 +207,13 @@ def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
     scores, value = run.scores.get(key), run.results[key][0]
     if parts := members(run, key):
         keys, weights = [part for part, _ in parts], [weight for _, weight in parts]
-        values = [math.fsum(run.scores[part].values()) / len(run.scores[part]) for part in keys]
+        values = [mean(run.scores[part].values()) for part in keys]
         intervals = [mean_interval([*run.scores[part].values()], clusters=_clusters(run, part)) for part in keys]
         return weighted_interval(values, intervals, weights)
     if not scores or has_log_likelihoods(run, key):
         return _of_ratio(run, key)
     values = list(scores.values())
-    if not math.isclose(math.fsum(values) / len(values), value, rel_tol=1e-6, abs_tol=1e-6):
+    if not math.isclose(mean(values), value, rel_tol=1e-6, abs_tol=1e-6):
         return None
     return mean_interval(values, clusters=_clusters(run, key))
 

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from evalengine.report.numbers import LARGEST, mean
 from evalengine.report.stats.detectable import binary_effect, check_levels, detectable_loss, mean_effect
 from evalengine.report.stats.intervals import (
     Floats,
@@ -129,8 +130,8 @@ def paired(
         higher_is_better, alpha, power, metrics,
     )  # fmt: skip
     return PairedResult(
-        n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
-        mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=low, ci_high=high,
+        n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=mean(a),
+        mean_b=mean(b), difference=mean(difference), stderr=stderr, ci_low=low, ci_high=high,
         **found._asdict(), minimum_detectable_effect=effect,
         minimum_detectable_loss=least.loss, undetectable=least.why, clusters=len(sizes), effective_clusters=effective,
         unit=bound.seen, scale=scale, cautions=bound_cautions(strata, scale),
@@ -176,15 +177,16 @@ def tested(strata: Sequence[Stratum], scale: float, most: float, answers: bool, 
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:
-    """`values` as float64 [n], n >= 1, all finite."""
+    """`values` as float64 [n], n >= 1, all `in_range`."""
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1:
         raise ValueError(f"{name} has shape {scores.shape}: one score per item is needed")
     if len(scores) == 0:
         raise ValueError(f"{name} is empty: there is no item to compare")
-    wrong = np.flatnonzero(~np.isfinite(scores))
+    wrong = np.flatnonzero(~(np.abs(scores) < LARGEST))
     if len(wrong):
-        raise ValueError(f"{name}[{wrong[0]}] is {scores[wrong[0]]}: scores must be finite ({len(wrong)} are not)")
+        value = f"{name}[{wrong[0]}] is {scores[wrong[0]]}"
+        raise ValueError(f"{value}: scores must be finite, and below {LARGEST:g} ({len(wrong)} are not)")
     return scores
 
 
@@ -212,7 +214,3 @@ def score_range(a: Floats, b: Floats) -> tuple[float, float]:
 def are_shares(a: Floats, b: Floats) -> bool:
     """Whether scores lie in [0, 1], so that no more than 1 can be lost."""
     return bool(min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1)
-
-
-def _mean(values: Floats) -> float:
-    return math.fsum(values) / len(values)

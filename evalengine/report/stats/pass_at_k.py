@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from evalengine.report.numbers import in_range, mean
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.tasks.metric import pass_at_k
 
@@ -33,7 +33,7 @@ def with_pass_at_k(run: Run) -> Run:
         for k, values in _passes(run, key, samples):
             name = (key[0], f"{_prefix(run, key)}pass@{k}", key[2])
             scores[name], better[name] = values, True
-            results[name] = (math.fsum(values.values()) / len(values), None)
+            results[name] = (mean(values.values()), None)
     return replace(run, scores=scores, results=results, higher_is_better=better)
 
 
@@ -52,11 +52,11 @@ def _passes(run: Run, key: ScoreKey, samples: dict[tuple[str, int], int]) -> Ite
         yield k, {doc: pass_at_k(n, c, k) for doc, c in right.items()}
 
 
-def _count(mean: float, n: int) -> int | None:
-    """How many of n samples were right; None if the mean is no multiple of 1 / n in [0, 1]."""
-    if not math.isfinite(mean) or abs(mean * n - round(mean * n)) > EPSILON * n or not 0 <= round(mean * n) <= n:
+def _count(share: float, n: int) -> int | None:
+    """How many of n samples were right; None if the share is no multiple of 1 / n in [0, 1]."""
+    if not in_range(share) or abs(share * n - round(share * n)) > EPSILON * n or not 0 <= round(share * n) <= n:
         return None
-    return round(mean * n)
+    return round(share * n)
 
 
 def _prefix(run: Run, key: ScoreKey) -> str:

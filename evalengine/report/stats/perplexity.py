@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evalengine.report.numbers import exact_sum, exp
+from evalengine.report.numbers import LARGEST, exact_sum, exp, mean
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.intervals import Floats, cluster_degrees, cluster_sums, residual_variance, t_interval
@@ -37,7 +37,7 @@ class Ratio:
     @property
     def nats(self) -> float:
         """theta: nats per word, byte or document."""
-        return -exact_sum(self.totals) / math.fsum(self.weights)
+        return -exact_sum(self.totals) / exact_sum(self.weights)
 
     @property
     def value(self) -> float:
@@ -83,7 +83,7 @@ def has_log_likelihoods(run: Run, key: ScoreKey) -> bool:
     values = run.scores.get(key)
     if not values or key not in run.results or not max(values.values()) <= 0:
         return False
-    return math.isclose(exp(-exact_sum(values.values()) / len(values)), run.results[key][0], rel_tol=CLOSE)
+    return math.isclose(exp(-mean(values.values())), run.results[key][0], rel_tol=CLOSE)
 
 
 def sums_of(run: Run, key: ScoreKey) -> Mapping[int, tuple[float, float]] | None:
@@ -138,6 +138,8 @@ def likelihoods(run: Run, task: str) -> dict[int, float]:
 
 def _kind(totals: Floats, weights: Floats, reported: float) -> Kind | None:
     """Which of the two the results hold; None if neither, or a number of which no percents can be taken."""
+    if not max(np.abs(totals).max(initial=0), weights.max(initial=0)) < LARGEST:
+        return None
     nats = -exact_sum(totals) / math.fsum(weights)
     for kind in ("perplexity", "bits"):
         value = value_of(nats, kind)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evalengine.report.numbers import exact_sum, same_value
+from evalengine.report.numbers import LARGEST, mean, same_value
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names
 from evalengine.report.stats.loss_bound import Losses, joined
@@ -40,19 +39,19 @@ class Scores:
 
     @property
     def finite(self) -> bool:
-        return all(np.isfinite(column).all() for column in self.columns.values())
+        return all((np.abs(column) < LARGEST).all() for column in self.columns.values())
 
     @property
     def mean_of_two(self) -> tuple[float, float]:
         """The weighted means of runs 0 and 1."""
-        first, second = (self.weight * math.fsum(self.columns[run]) / len(self) for run in (0, 1))
+        first, second = (self.weight * mean(self.columns[run]) for run in (0, 1))
         return first, second
 
 
 def is_mean(run: Run, key: ScoreKey) -> bool:
     """Whether a run's result is the mean of its documents' numbers, or is missing."""
     values = run.scores[key].values()
-    return key not in run.results or same_value(exact_sum(values) / len(values), run.results[key][0], CLOSE, CLOSE)
+    return key not in run.results or same_value(mean(values), run.results[key][0], CLOSE, CLOSE)
 
 
 def scores_of_pair(

@@ -13,6 +13,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, intervals, sheet_table, table, tiles, verdict
+from evalengine.report.numbers import LARGEST
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
@@ -58,7 +59,7 @@ def sensitivities(runs: Sequence[Run]) -> list[Sensitivity]:
         if len(documents) < 2 or any(sorted(run.scores[key]) != documents for run in runs):
             continue
         scores = np.array([[run.scores[key][doc] for run in runs] for doc in documents], dtype=np.float64)
-        if not np.isfinite(scores).all():
+        if not (np.abs(scores) < LARGEST).all():
             continue
         names = cluster_names(runs[0], runs[0], key[0], documents)
         of_groups = _cluster_means(scores, names)
