@@ -27,9 +27,9 @@ from evalengine.report.gate.policies import Policy, load_policy
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import below
 from evalengine.report.read.index import Entry, entries
-from evalengine.report.read.load import RunData, load_data
+from evalengine.report.read.load import load_data
 from evalengine.report.read.names import RESULTS, all_runs, skipped_note
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, RunData, ScoreKey
 from evalengine.report.stats.measured import flips, pairs_of, sampled, spreads
 from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import Kind, value_of

@@ -21,7 +21,7 @@ from evalengine.records.digest import digests
 from evalengine.records.tokens import read_tokens, token_texts
 from evalengine.report.html import page, samples
 from evalengine.report.html.run_page import run_page
-from evalengine.report.read import run_folder
+from evalengine.report.read import load as run_reader
 from evalengine.report.read.load import load_run_data
 from evalengine.util import forked
 from tests.e2e.command import SHORT, Run, call, check_output, finished, runs, write_tasks
@@ -131,7 +131,7 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
 
 
 SIZES = [(plan, "MANY_DOCUMENTS"), (outcome, "MANY_DOCUMENTS"), (finish, "MANY"),
-         (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"),
+         (digest, "MANY"), (run_reader, "MANY"), (run_reader, "MANY_SAMPLES"),
          (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
 
 

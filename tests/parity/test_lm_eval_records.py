@@ -22,7 +22,7 @@ from evalengine.errors import ConfigError
 from evalengine.integrations.lm_eval.cli import NAME, TARGET, register
 from evalengine.records.evidence import open_run
 from evalengine.records.schema import read_records
-from evalengine.report.read.run_folder import read_evidence
+from evalengine.report.read.load import read_evidence
 from tests.e2e.command import ROOT, Outcome, call
 from tests.parity.lm_eval_runs import TINYMATH, WINDOW, command_line, evaluate, our_model, task_files
 

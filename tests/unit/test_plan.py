@@ -12,8 +12,7 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.cli import plan
 from evalengine.report.read.index import FINISHED, Entry
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Item, Key, Run
+from evalengine.report.read.run import Item, Key, Run, RunData
 from evalengine.report.stats.measured import spreads
 from tests.report.gate_runs import item, make_run
 

@@ -22,8 +22,7 @@ from evalengine.records.folder import TextFile, sanitise
 from evalengine.records.manifest_data import Dataset, Judged, read_part
 from evalengine.report.numbers import counted
 from evalengine.report.read.groups import roots_of
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Run, ScoreKey, parsed
+from evalengine.report.read.run import Run, RunData, ScoreKey, parsed
 from evalengine.report.stats.metric_interval import CONFIDENCE, cut_of, interval_cautions, metric_interval
 from evalengine.version import __version__
 

@@ -25,8 +25,7 @@ from evalengine.records.shapes import Text, with_fields, wrong
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import counted
 from evalengine.report.python.results import samples_frame
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Run, parsed
+from evalengine.report.read.run import Run, RunData, parsed
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.util.hub import offline_if_unreachable
 from evalengine.util.plain_files import read_yaml

@@ -11,8 +11,7 @@ from typing import Any
 from evalengine.records.folder import TextFile, sanitise
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.numbers import counted
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Key
+from evalengine.report.read.run import Key, RunData
 from evalengine.version import __version__
 
 VERSION = 2  # of inspect_ai's log

@@ -22,7 +22,7 @@ from evalengine.records.lm_eval_file import LENGTH_LIMITED
 from evalengine.records.shapes import Count, Sha256, Text, fits, with_fields, wrong
 from evalengine.report.numbers import exact_sum, mean
 from evalengine.report.read.lm_eval_folder import of_lm_eval
-from evalengine.report.read.run import LmEvalRun
+from evalengine.report.read.run import RunData
 from evalengine.util.plain_files import parse_json, read_json
 
 SUFFIX = ".eval"
@@ -41,7 +41,7 @@ LIMITS = ("max_tokens", "model_length")  # inspect_ai's reasons for the end of a
 MAX_BYTES = 1 << 32  # of all JSON in an `.eval` file
 
 
-def load_inspect_log(path: Path) -> LmEvalRun:
+def load_inspect_log(path: Path) -> RunData:
     """The run that a log tells of. Raises ConfigError for a file that is damaged, or an evaluation that did not end."""
     log = _read(path)
     if problem := wrong(log, _SHAPE):
@@ -55,7 +55,7 @@ def load_inspect_log(path: Path) -> LmEvalRun:
     rows = _rows(path, log["samples"], ours)
     results = _results(task, log["eval"], rows)
     samples = {task: rows}
-    return of_lm_eval(path, results, samples), results, samples
+    return RunData(of_lm_eval(path, results, samples), results, samples)
 
 
 def _read(path: Path) -> Any:

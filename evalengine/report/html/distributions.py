@@ -14,8 +14,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, figure, fold, row_of
 from evalengine.report.numbers import counted
 from evalengine.report.read.documents import Choice, choices, expected_calibration_error, margins, reliability
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Item
+from evalengine.report.read.run import Item, RunData
 from evalengine.report.stats.metric_interval import budget_of, wilson
 
 BINS = 30

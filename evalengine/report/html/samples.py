@@ -13,8 +13,7 @@ from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import in_range
 from evalengine.report.read.documents import continuations, prompt_of, target_index, target_of
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Item, ScoreKey
+from evalengine.report.read.run import Item, RunData, ScoreKey
 from evalengine.util.forked import spread
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit

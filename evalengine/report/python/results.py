@@ -32,9 +32,9 @@ from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.read.groups import group_documents, groups_first
-from evalengine.report.read.load import RunData, load_data
+from evalengine.report.read.load import load_data
 from evalengine.report.read.load import load_run as read_run
-from evalengine.report.read.run import Run, Samples, ScoreKey
+from evalengine.report.read.run import Run, RunData, Samples, ScoreKey
 from evalengine.report.run_table import results_table, summary_lines
 from evalengine.report.stats.metric_interval import cut_lines, cut_of
 from evalengine.report.stats.paired import PairedResult

@@ -31,8 +31,7 @@ from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import SealedFormat
 from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
-from evalengine.report.read.run import Item, Key, Run
-from evalengine.report.read.run_folder import tree_digests
+from evalengine.report.read.run import Item, Key, Run, tree_digests
 
 MAX_ROWS = 10_000_000  # most values of a column
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -8,15 +8,19 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from evalengine.records.evidence import is_bound
+from evalengine.records.digest import merkle_root
+from evalengine.records.evidence import TOKENS, is_bound
+from evalengine.records.folder import RECORDS
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.manifest_data import Manifest
-from evalengine.records.schema import RecordKey
+from evalengine.records.schema import RecordKey, read_endings, read_optional
 from evalengine.util.command import PROGRAM
 from evalengine.util.plain_files import read_json
 
@@ -56,7 +60,6 @@ class Item:
 
 
 Samples = dict[str, list[dict[str, Any]]]  # task -> rows of its samples file, in its order
-LmEvalRun = tuple["Run", dict[str, Any], Samples]  # with the results file and the samples that it was read from
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +133,89 @@ class Run:
     def unbound(self) -> bool:
         """Whether it is a folder of ours whose manifest does not list its files: edits of them would pass unseen."""
         return self.kind == "run" and not is_bound(self.manifest)
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """A finished run with the texts that its files hold, and what is read from them where it is used; a baseline has
+    none."""
+
+    run: Run
+    results: dict[str, Any]  # lm-eval's results file
+    rows: Samples
+
+    @cached_property
+    def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
+        """Task -> doc_id -> a sample per filter, documents in order."""
+        samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for task, rows in self.rows.items():
+            documents = samples.setdefault(task, {})
+            for row in sorted(rows, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
+                documents.setdefault(row["doc_id"], []).append(row)
+        return samples
+
+    def _recorded(self, read: Any, file: str = RECORDS) -> dict[Any, Any]:
+        """The content, by `read`, of a file next to the records; empty for a run of another program."""
+        found: dict[Any, Any] = read((self.run.records or self.run.source) / file) if self.run.kind == "run" else {}
+        return found
+
+    @cached_property
+    def endings(self) -> dict[Key, tuple[str, int]]:
+        """Request -> (finish reason, prompt tokens)."""
+        return self._recorded(read_endings)
+
+    @cached_property
+    def thinking(self) -> dict[Key, tuple[int, bool]]:
+        """Request -> (tokens of its thinking, whether it was truncated), where the end of thinking is named."""
+        found = self._recorded(lambda file: read_optional(file, "thinking_tokens", "thinking_truncated"))
+        return {key: (count, bool(truncated)) for key, (count, truncated) in found.items()}
+
+    @cached_property
+    def outcomes(self) -> dict[Key, str]:
+        """Request -> how the program in it ended, of tasks that run what the model wrote."""
+        return {key: end for key, (end,) in self._recorded(lambda file: read_optional(file, "outcome")).items()}
+
+    @cached_property
+    def pieces(self) -> dict[int, bytes]:
+        """Token id -> bytes; empty where the run left no tokens.json."""
+        from evalengine.records.tokens import read_tokens
+
+        return self._recorded(read_tokens, TOKENS)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks with samples, in the results' order."""
+        return [task for task in self.results["results"] if task in self.samples]
+
+    @cached_property
+    def documents(self) -> dict[tuple[str, int], list[Item]]:
+        """Each document's requests by (task, doc_id), in order; none for a document with an empty text."""
+        requests: dict[tuple[str, int], list[Item]] = {(t, doc): [] for t, docs in self.samples.items() for doc in docs}
+        for item in self.run.items.values():
+            requests[item.task, item.doc_id].append(item)
+        return requests
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Each task's kind of request; tasks without a request are missing."""
+        return {item.task: item.kind for item in self.run.items.values()}
+
+    def score_keys(self, task: str) -> list[ScoreKey]:
+        """The task's metrics that have a number per document, those of the results first and in their order."""
+        reported = [key for key in self.run.results if key[0] == task and key in self.run.scores]
+        return reported + sorted(key for key in self.run.scores if key[0] == task and key not in reported)
+
+    def binary(self, key: ScoreKey) -> bool:
+        """Whether every document scored 0 or 1; False for a metric without a score per document."""
+        return key in self.run.scores and set(self.run.scores[key].values()) <= {0.0, 1.0}
+
+
+def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
+    """Each task's digest (`records.digest.Digests`) from the leaves of items in key order."""
+    return {
+        task: merkle_root([bytes.fromhex(item.leaf) for item in group]).hex()
+        for task, group in groupby(items.values(), key=lambda item: item.task)
+    }
 
 
 def by_name(key: ScoreKey) -> dict[str, str]:

@@ -19,8 +19,7 @@ import numpy as np
 import scipy
 
 from evalengine.report.read.documents import choices
-from evalengine.report.read.load import RunData
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, RunData, ScoreKey
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.metric_interval import wilson
 
