@@ -166,8 +166,14 @@ class CachedEngine:
 
     def look_up(self, requests: Sequence[Request]) -> bool:
         """Reads the kept answers to these requests, so that `run` need not; returns whether any must be computed."""
-        new = [(request, self.key(request)) for request in requests if not self._is_known(request)]
-        lookup = self._read([key for _, key in new])
+        new = [
+            (request, self.key(request))
+            for request in requests
+            if self._looked_up.get(request.request_id, (None,))[0] is not request
+        ]
+        lookup = Lookup()
+        with self._guarded():
+            lookup = self.store.get([key for _, key in new] if self.counts.failed is None else ())
         for request, key in new:
             entry = lookup.entries.get(key)
             answer = None if entry is None else self._answer(request, entry)
@@ -200,10 +206,6 @@ class CachedEngine:
         if rest:
             yield from self._computed(rest, on_step)
 
-    def _is_known(self, request: Request) -> bool:
-        looked_up = self._looked_up.get(request.request_id)
-        return looked_up is not None and looked_up[0] is request
-
     def _answer(self, request: Request, row: Row) -> Answer | None:
         """The answer in a row; None if it cannot be this request's."""
         try:
@@ -212,14 +214,14 @@ class CachedEngine:
             return None
         return None if self._expected(request).problem(answer) is not None else answer
 
-    def _read(self, keys: list[bytes]) -> Lookup:
-        if self.counts.failed is not None:
-            return Lookup()
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Work on the cache, without which the run continues where the cache fails."""
         try:
-            return self.store.get(keys)
+            yield
         except sqlite3.Error as error:
-            self._fail(error)
-            return Lookup()
+            self.counts.failed = str(error)
+            warn(f"{self.store.path}: {error}; the run goes on without the cache ({advice(error)})")
 
     def _check(self, hits: dict[int, Answer], on_step: OnStep) -> None:
         """Computes a sample of the hits again and compares it, bit by bit."""
@@ -260,37 +262,27 @@ class CachedEngine:
                     last = time.monotonic()
                 yield output
         except ReplicaMismatchError as error:
-            self._forget({self._looked_up[number][1] for number in error.doubted}, waiting)
+            doubted = {self._looked_up[number][1] for number in error.doubted}  # answers of a machine that is in doubt
+            waiting[:] = [(key, entry) for key, entry in waiting if key not in doubted]
+            if self._may_write:
+                with self._guarded():
+                    self.store.forget(doubted)
             raise
         finally:  # an interrupted run also keeps what it computed
             self._keep(waiting)
 
-    def _forget(self, keys: set[bytes], waiting: list[tuple[bytes, Row]]) -> None:
-        """Deletes the answers of a machine that is in doubt."""
-        waiting[:] = [(key, entry) for key, entry in waiting if key not in keys]
-        if self.counts.read_only or self.counts.failed is not None:
-            return
-        try:
-            self.store.forget(keys)
-        except sqlite3.Error as error:
-            self._fail(error)
+    @property
+    def _may_write(self) -> bool:
+        return not self.counts.read_only and self.counts.failed is None
 
     def _keep(self, waiting: list[tuple[bytes, Row]]) -> None:
         """Writes the batch and empties it."""
         batch = waiting[:]
         waiting.clear()
-        if not batch or self.counts.read_only or self.counts.failed is not None:
-            return
-        try:
-            self.store.put(self.computer.facts, batch, replace=self._corrupt)
-        except sqlite3.Error as error:
-            self._fail(error)
-        else:
-            self.counts.kept += len(batch)
-
-    def _fail(self, error: sqlite3.Error) -> None:
-        self.counts.failed = str(error)
-        warn(f"{self.store.path}: {error}; the run goes on without the cache ({advice(error)})")
+        if batch and self._may_write:
+            with self._guarded():
+                self.store.put(self.computer.facts, batch, replace=self._corrupt)
+                self.counts.kept += len(batch)
 
 
 @contextmanager

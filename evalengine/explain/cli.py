@@ -25,7 +25,6 @@ from evalengine.explain.trace import (
     Explanation,
     First,
     OpDifference,
-    Size,
     Trace,
     check_prompts,
     explain,
@@ -41,7 +40,7 @@ from evalengine.report.compare.as_json import write_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.compare.weight_tensors import differing_tensors
-from evalengine.report.numbers import shown
+from evalengine.report.numbers import counted, finite_json, shown
 from evalengine.report.read.baseline import fold, unfold
 from evalengine.report.read.identities import said, short
 from evalengine.report.read.load import load_run
@@ -83,7 +82,8 @@ def main(arguments: Namespace) -> int:
     if explanation.lacking:  # some sizes need outputs that had no room: run again, keeping these tokens'
         again = [source.trace(key, arguments, instead, explanation.lacking) for source, instead in sides]
         explanation = explain(*again)
-    notes = [*_unbound(sources), *_nothing_found(explanation, sources, key)]
+    notes = [f"{source.path}: {UNBOUND}." for source in sources if source.run is not None and source.run.unbound]
+    notes += _nothing_found(explanation, [source.run for source in sources if source.run is not None], key)
     weights = differing_weights(explanation, [source.side(arguments, instead) for source, instead in sides])
     if arguments.json:
         write_json("explain", as_json(explanation, notes, weights), arguments.json)
@@ -148,6 +148,7 @@ def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
     """The key of the item to explain, which every source has."""
     files = [source.file for source in sources if source.file is not None]
     runs = [source.run for source in sources if source.run is not None]
+    shared = runs[0].items.keys() & runs[1].items.keys() if len(runs) == 2 else ()
     if arguments.write and files:
         raise ConfigError(f"explain: {sources[0].path}: already such a file; --write takes a run's folder")
     if arguments.against and files:
@@ -157,21 +158,16 @@ def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
     elif files:
         keys = [files[0].key]
     else:
-        keys = [key for key in differing_leaves(*runs) if _in_all(key, runs)] if len(runs) == 2 else []
+        keys = [key for key in differing_leaves(*runs) if key in shared] if shared else []
     if not keys:
         why = ""
         if len(runs) == 2:
-            shared = any(_in_all(key, runs) for key in runs[0].items)
             why = "every request that the runs share is equal; " if shared else "the runs share no request; "
         raise ConfigError(f"explain: {why}name the item, as in --item 3 (its document) or --item gsm8k/3")
     for source in sources:
         if (source.run and keys[0] not in source.run.items) or (source.file and keys[0] != source.file.key):
             raise ConfigError(f"explain: {source.path}: it does not have {item_name(keys[0])}; name another --item")
     return keys[0]
-
-
-def _in_all(key: RecordKey, runs: Sequence[Run]) -> bool:
-    return all(key in run.items for run in runs)
 
 
 def _key_of_file(file: Trace, text: str) -> RecordKey:
@@ -196,13 +192,8 @@ def _write(source: _Source, key: RecordKey, arguments: Namespace) -> int:
     return 0
 
 
-def _unbound(sources: Sequence[_Source]) -> Iterator[str]:
-    yield from (f"{source.path}: {UNBOUND}." for source in sources if source.run is not None and source.run.unbound)
-
-
-def _nothing_found(explanation: Explanation, sources: Sequence[_Source], key: RecordKey) -> Iterator[str]:
+def _nothing_found(explanation: Explanation, runs: Sequence[Run], key: RecordKey) -> Iterator[str]:
     """What else may be to blame, if the re-runs agree though the runs did not."""
-    runs = [source.run for source in sources if source.run is not None]
     if explanation.first is not None or len(runs) != 2:
         return
     a, b = runs
@@ -396,42 +387,33 @@ def _shown(e: Explanation) -> Iterator[OpDifference]:
 
 def as_json(e: Explanation, notes: Sequence[str] = (), weights: Sequence[str] = ()) -> dict[str, Any]:
     """Everything, as plain JSON values."""
+    sides = [
+        {"label": x.label, "ran": x.extent, "reproduced": x.reproduced, "tokens": len(x.fed_ids)} for x in (e.a, e.b)
+    ]
+    first = None
+    if e.first is not None:
+        steps = [
+            {"requests": x.step_requests, "tokens": x.step_tokens, "reused": x.reused} for x in (e.first.a, e.first.b)
+        ]
+        first = {**_op_json(e.first), "token": e.first.position, "steps": steps}
     return {
         "verdict": verdict(e),
         "item": list(e.a.key),
-        "sides": [_side(trace) for trace in (e.a, e.b)],
+        "sides": sides,
         "weights": list(weights),
         "settings": settings(e),
         "machines": machines(e),
         "common_tokens": e.common,
         "until": e.until,
-        "first": None if e.first is None else _first_json(e.first),
-        "ops": [_op_json(row) for row in e.ops],
+        "first": first,
+        "ops": [{**_op_json(row), "compared": row.compared, "differing": row.differing} for row in e.ops],
         "notes": list(notes),
     }
 
 
-def _side(trace: Trace) -> dict[str, Any]:
-    return {"label": trace.label, "ran": trace.extent, "reproduced": trace.reproduced, "tokens": len(trace.fed_ids)}
-
-
-def _first_json(first: First) -> dict[str, Any]:
-    layer, name = place(first.op)
-    sides = (first.a, first.b)
-    steps = [{"requests": x.step_requests, "tokens": x.step_tokens, "reused": x.reused} for x in sides]
-    return {"layer": layer or None, "op": name, "token": first.position, "size": _size_json(first.size), "steps": steps}
-
-
-def _op_json(row: OpDifference) -> dict[str, Any]:
+def _op_json(row: First | OpDifference) -> dict[str, Any]:
     layer, name = place(row.op)
-    size = _size_json(row.size)
-    return {"layer": layer or None, "op": name, "compared": row.compared, "differing": row.differing, "size": size}
-
-
-def _size_json(size: Size | None) -> Mapping[str, Any] | None:
-    if size is None:
-        return None
-    return {**asdict(size), "max_relative": None if size.max_relative == float("inf") else size.max_relative}
+    return {"layer": layer or None, "op": name, "size": None if row.size is None else finite_json(asdict(row.size))}
 
 
 def _tokens(e: Explanation) -> str:
@@ -449,18 +431,14 @@ def _first(first: First, until: int) -> Iterator[str]:
     else:
         yield (
             f"  {s.differing} of {s.elements} elements differ, by at most {s.max_abs:.3g} "
-            f"({shown(s.max_relative, '.2g')} of the largest; {_count(s.max_ulps, f'{s.unit} ulp')})."
+            f"({shown(s.max_relative, '.2g')} of the largest; {counted(s.max_ulps, f'{s.unit} ulp')})."
         )
     yield f"  A computed it in {_step(first.a)}, B in {_step(first.b)}."
 
 
 def _step(computation: Computation) -> str:
-    step = f"a step of {_count(computation.step_requests, 'request')} and {_count(computation.step_tokens, 'token')}"
+    step = f"a step of {counted(computation.step_requests, 'request')} and {counted(computation.step_tokens, 'token')}"
     return f"{step}, for another request (the item took it from the prefix cache)" if computation.reused else step
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _why_there(e: Explanation) -> str:

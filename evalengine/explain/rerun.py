@@ -10,7 +10,7 @@ request that begins with the item's tokens, and remembers which slot of the KV p
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -79,7 +79,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         llm.load()
         item = next(planned for planned in plan.requests if planned.key == key)
         recorder = ComputationRecorder(item.request, keep)
-        output = _run(llm, plan, item, recorder, side, config.progress)
+        output = _answer(llm, plan, item, recorder, side, config.progress)
         weights = side.run.identity["weights"] if same_model else weights_fingerprint(llm.checkpoint)
         settings = {**engine_settings(llm), "seed": config.seed, "weights": weights}
         return _trace(side, item, recorder, output, len(plan.requests), settings)
@@ -117,22 +117,22 @@ def _configuration(side: Side) -> Config:
     return replace(config, engine=replace(config.engine, enforce_eager=True, tensor_parallel_size=1, speculation="off"))
 
 
-def _run(
+def _answer(
     llm: LLM, plan: Plan, item: HarnessRequest, recorder: ComputationRecorder, side: Side, progress: bool
 ) -> RequestOutput:
     requests = [item.request] if side.alone else [planned.request for planned in plan.requests]
-    with recorder.listening(llm), closing(_answers(llm, requests, side.label, progress)) as outputs:
-        output = next(answer for answer in outputs if answer.request_id == item.request.request_id)
+    with (
+        recorder.listening(llm),
+        RunProgress(f"explain {side.label}", len(requests), 0, progress) as bar,
+        closing(output for output in llm.run(requests, bar.step)) as outputs,  # it ends while the recorder listens
+    ):
+        for output in outputs:
+            bar.finished()
+            if output.request_id == item.request.request_id:
+                break
     if output.error:
         raise EvalEngineError(f"{side.label}: {output.error}")
     return output
-
-
-def _answers(llm: LLM, requests: Sequence[Request], label: str, progress: bool) -> Generator[RequestOutput]:
-    with RunProgress(f"explain {label}", len(requests), 0, progress) as bar:
-        for output in llm.run(requests, bar.step):
-            bar.finished()
-            yield output
 
 
 def _trace(
@@ -146,7 +146,14 @@ def _trace(
     computations = sorted(recorder.computations, key=lambda x: x.position)  # those of one position stay in time's order
     token_ids = [*item.prompt_ids, *output.token_ids]
     assert {x.position for x in computations} == {*range(len(token_ids) - 1)}, "every token was computed by someone"
-    _add_logprobs(computations, len(item.prompt_ids) - 1, output.logprobs)
+    for computation in computations:  # the answer is the last op: the logprob that was read from a position's logits
+        number = computation.position - len(item.prompt_ids) + 1
+        if LOGITS in computation.digests and 0 <= number < len(output.logprobs):
+            computation.take(LOGPROB, output.logprobs[number : number + 1], keep=True)
+    recorded, resumed = side.run.items[item.key], side.run.manifest.counts.resumed_requests
+    assert recorded.logprobs is not None
+    same = recorded.output_ids == output.token_ids and recorded.logprobs.tobytes() == output.logprobs.tobytes()
+    batches = f"; the run was interrupted after {resumed} requests, so its own batches were others" if resumed else ""
     return Trace(
         label=side.label,
         key=item.key,
@@ -157,31 +164,11 @@ def _trace(
         computations=computations,
         settings=settings,
         machine=machine_facts(settings["device"]),
-        extent=_extent(side, num_requests),
-        reproduced=None if side.instead else _equals_record(side.run, item.key, output),
+        extent="the item alone, without the requests that ran with it"
+        if side.alone
+        else f"the run's {num_requests} requests in their batches, until the item was done{batches}",
+        reproduced=None if side.instead else same,
     )
-
-
-def _add_logprobs(computations: list[Computation], first: int, logprobs: np.ndarray) -> None:
-    """Adds the answer as the last op: the logprob that was read from the logits of each position."""
-    for computation in computations:
-        number = computation.position - first
-        if LOGITS in computation.digests and 0 <= number < len(logprobs):
-            computation.take(LOGPROB, logprobs[number : number + 1], keep=True)
-
-
-def _extent(side: Side, num_requests: int) -> str:
-    if side.alone:
-        return "the item alone, without the requests that the run had beside it"
-    resumed = side.run.manifest.counts.resumed_requests
-    other = f"; the run was interrupted after {resumed} requests, so its own batches were others" if resumed else ""
-    return f"the run's {num_requests} requests in their batches, until the item was done{other}"
-
-
-def _equals_record(run: Run, key: RecordKey, output: RequestOutput) -> bool:
-    item = run.items[key]
-    assert item.logprobs is not None
-    return item.output_ids == output.token_ids and item.logprobs.tobytes() == output.logprobs.tobytes()
 
 
 @dataclass(frozen=True)
@@ -197,7 +184,12 @@ class ComputationRecorder:
     def __init__(self, request: Request, keep: Sequence[int] = ()) -> None:
         """keep: positions whose outputs are stored whatever room they take."""
         self.request_id = request.request_id
-        self.tokens = first_tokens(request)
+        # The tokens that are known to be fed before the request runs.
+        self.tokens = (
+            list(request.prompt_ids)
+            if isinstance(request, GenerateRequest)
+            else [*request.context_ids, *request.continuation_ids[:-1]]
+        )
         self.keep = frozenset(keep)
         self.computations: list[Computation] = []
         self.ops: dict[str, str] = {}  # op -> dtype, in order
@@ -327,8 +319,10 @@ class ComputationRecorder:
         if not output.is_floating_point():
             output = output.float()  # the numbers of experts
         self.ops.setdefault(op, str(output.dtype).removeprefix("torch."))
-        index = torch.tensor([row for row, _ in observed], device=output.device)
-        for (_, computation), values in zip(observed, _as_float32(output[index]), strict=True):
+        rows = output[torch.tensor([row for row, _ in observed], device=output.device)]
+        assert rows.dtype in (torch.float32, torch.bfloat16, torch.float16), f"{rows.dtype} does not widen to float32"
+        widened: np.ndarray = rows.detach().float().cpu().reshape(len(rows), -1).numpy()  # [n, H]
+        for (_, computation), values in zip(observed, widened, strict=True):
             keep = computation.position in self.keep or self._kept + values.nbytes <= VALUES_BYTES
             self._kept += values.nbytes if keep else 0
             computation.take(op, values.copy() if keep else values, keep)
@@ -337,13 +331,6 @@ class ComputationRecorder:
 def _slots(chunk: Chunk, position: int, block_size: int) -> list[int]:
     page, offset = divmod(position, block_size)
     return [table[page] * block_size + offset for table in chunk.seq.block_tables]
-
-
-def first_tokens(request: Request) -> list[int]:
-    """The tokens that are known to be fed before the request runs."""
-    if isinstance(request, GenerateRequest):
-        return list(request.prompt_ids)
-    return [*request.context_ids, *request.continuation_ids[:-1]]
 
 
 def in_order(ops: dict[str, str]) -> dict[str, str]:
@@ -363,10 +350,3 @@ def _named(name: str) -> str:
     parts = PARTS.get(stem.rpartition(".")[2], NORM_PARTS)
     group, part = divmod(int(number), len(parts))  # a model with several RoPEs has a cos and a sin of each
     return f"{stem}.{parts[part]}{group or ''}"
-
-
-def _as_float32(rows: Tensor) -> np.ndarray:
-    """Rows [n, ...] widened to float32 [n, H], on the CPU."""
-    assert rows.dtype in (torch.float32, torch.bfloat16, torch.float16), f"{rows.dtype} does not widen to float32"
-    flat: np.ndarray = rows.detach().float().cpu().reshape(len(rows), -1).numpy()
-    return flat

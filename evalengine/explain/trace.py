@@ -256,10 +256,7 @@ def _steps(a: np.ndarray, b: np.ndarray, unit: str) -> np.ndarray:
     if unit == "bfloat16":  # float32's upper half, so its neighbours are 2^16 float32 steps apart
         return ulps(a, b) >> 16
     if unit == "float16":
-        ranks = [np.where(bits < 0, -(bits & 0x7FFF), bits) for bits in (_half_bits(a), _half_bits(b))]
+        both = [values.astype(np.float16).view(np.int16).astype(np.int64) for values in (a, b)]
+        ranks = [np.where(bits < 0, -(bits & 0x7FFF), bits) for bits in both]
         return np.abs(ranks[0] - ranks[1])
     return ulps(a, b)
-
-
-def _half_bits(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16).view(np.int16).astype(np.int64)

@@ -126,13 +126,17 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
     Raises: ConfigError if this model or this machine cannot compute the answer, in a sentence that names what differs.
     """
     check_level(receipt.computed_by, whose)
-    processes = LogitsProcessors() != _processors(receipt.computed_by["model_spec"])
+    try:
+        processes = LogitsProcessors() != LogitsProcessors(**receipt.computed_by["model_spec"]["processors"])
+    except (KeyError, TypeError, ConfigError):  # they are damaged
+        processes = True
     checkpoint = resolve_checkpoint(replace(model, generation_config="auto" if processes else "none"))
     check_contract(receipt.computed_by["contract_version"], checkpoint.spec, whose)
     if problems := list(_other_model(receipt, checkpoint, whose)):
         raise ConfigError(problems)
     request = _request(receipt, checkpoint)
-    tokens = len(receipt.record.prompt_ids) + max(len(receipt.record.output_ids), _max_output(request))
+    most = request.params.max_tokens if isinstance(request, GenerateRequest) else 0
+    tokens = len(receipt.record.prompt_ids) + max(len(receipt.record.output_ids), most)
     engine = EngineConfig(
         dtype=receipt.computed_by["dtype"],
         device=device,
@@ -183,18 +187,6 @@ def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
     return GenerateRequest(0, list(record.prompt_ids), params)
 
 
-def _max_output(request: Request) -> int:
-    return request.params.max_tokens if isinstance(request, GenerateRequest) else len(request.continuation_ids)
-
-
-def _processors(spec: Mapping[str, Any]) -> LogitsProcessors | None:
-    """The logits processors of a spec in plain values; None if they are damaged."""
-    try:
-        return LogitsProcessors(**spec["processors"])
-    except (KeyError, TypeError, ConfigError):
-        return None
-
-
 def check_contract(computed_by: Any, spec: ModelSpec, whose: str) -> None:
     """Raises ConfigError if this evalengine computes the model by another contract."""
     if computed_by != spec.contract_version:
@@ -214,8 +206,6 @@ def check_level(computed_by: Mapping[str, Any], whose: str) -> None:
         )
     if level == "exact":
         return
-    import torch
-
     required = computed_by.get("gpu_architecture")
     here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
     if here is None or here != required:
