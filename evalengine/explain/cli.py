@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
+from functools import partial
 from math import log10
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from evalengine.explain.trace import (
     Explanation,
     First,
     OpDifference,
+    Side,
     Trace,
     check_prompts,
     explain,
@@ -50,9 +52,6 @@ from evalengine.util.command import Namespace
 from evalengine.util.sheet import Line, Sheet
 from evalengine.util.tables import bullets, print_lines
 
-if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
-    from evalengine.explain.rerun import Side
-
 STREAM = "input_layernorm.residual"  # a layer's input: the sum of all that the layers before it have added
 BAR = 24  # characters of the longest bar
 DECADES = 2.0  # the least that the longest bar stands for, so that the scale does not magnify small differences
@@ -69,22 +68,24 @@ def main(arguments: Namespace) -> int:
         words, read = f"explain: --{option} {name}", inputs(arguments.sources)
         if name not in (None, "-") and (problems := [*file_problems(words, Path(name), (), read, new_folder=True)]):
             raise ConfigError(problems)
-    sources = [_Source.open(path) for path in arguments.sources]
+    sources = [_opened(name) for name in arguments.sources]
+    runs = [source for source in sources if isinstance(source, Run)]
     key = _key(sources, arguments)
-    check_prompts(key, sources[0].prompt_sha256(key), sources[-1].prompt_sha256(key))
+    prompts = [source.prompt_sha256 if isinstance(source, Trace) else source.items[key].prompt_sha256
+               for source in sources]  # fmt: skip
+    check_prompts(key, prompts[0], prompts[-1])
+    side_of = partial(Side, places=tuple(arguments.places or ()), alone=arguments.alone)
+    sides = [source if isinstance(source, Trace) else side_of(source) for source in sources]
     if arguments.write:
-        return _write(sources[0], key, arguments)
-    sides = [(source, ()) for source in sources]
+        return _write(sides[0], key, arguments)
     if arguments.against:
-        sides.append((sources[0], tuple(arguments.against)))
-    traces = [source.trace(key, arguments, instead) for source, instead in sides]
-    explanation = explain(*traces)
+        sides.append(side_of(runs[0], tuple(arguments.against)))
+    explanation = explain(*(_traced(side, key) for side in sides))
     if explanation.lacking:  # some sizes need outputs that had no room: run again, keeping these tokens'
-        again = [source.trace(key, arguments, instead, explanation.lacking) for source, instead in sides]
-        explanation = explain(*again)
-    notes = [f"{source.path}: {UNBOUND}." for source in sources if source.run is not None and source.run.unbound]
-    notes += _nothing_found(explanation, [source.run for source in sources if source.run is not None], key)
-    weights = differing_weights(explanation, [source.side(arguments, instead) for source, instead in sides])
+        explanation = explain(*(_traced(side, key, explanation.lacking) for side in sides))
+    notes = [f"{run.source}: {UNBOUND}." for run in runs if run.unbound]
+    notes += _nothing_found(explanation, runs, key)
+    weights = differing_weights(explanation, [side for side in sides if isinstance(side, Side)])
     if arguments.json:
         write_json("explain", as_json(explanation, notes, weights), arguments.json)
     if arguments.json != "-":
@@ -92,67 +93,43 @@ def main(arguments: Namespace) -> int:
     return 0 if explanation.first is None else 1
 
 
-@dataclass(frozen=True)
-class _Source:
-    """One side's origin: a run to be run again, or a digest file, which may be another machine's."""
-
-    path: Path
-    run: Run | None
-    file: Trace | None
-
-    @classmethod
-    def open(cls, text: str) -> _Source:
-        path = Path(text)
-        with readable(path):
-            is_digests = path.is_file() and FORMAT.claimed_by(path)
-        if is_digests:
-            return cls(path, None, read_trace(path))
-        run = load_run(path)
-        if run.kind != "run":
-            raise ConfigError(f"explain: {path}: a {run.kind} cannot be run again; give a run's folder")
-        if run.records is not None:
-            raise ConfigError(f"explain: {path}: lm-eval ran it, so its command is lm-eval's; run the task itself "
-                              "(python -m evalengine task=...), and give that run's folder")  # fmt: skip
-        if run.unbound:
-            warn(f"{path}: {UNBOUND}")
-        return cls(path, run, None)
-
-    def prompt_sha256(self, key: RecordKey) -> str:
-        if self.run is not None:
-            return self.run.items[key].prompt_sha256
-        assert self.file is not None
-        return self.file.prompt_sha256
-
-    def trace(
-        self, key: RecordKey, arguments: Namespace, instead: tuple[str, ...] = (), keep: Sequence[int] = ()
-    ) -> Trace:
-        """keep: token positions whose outputs are wanted whatever room they take (a file holds what it holds)."""
-        side = self.side(arguments, instead)
-        if side is None:
-            assert self.file is not None
-            return self.file
-        from evalengine.explain.rerun import rerun
-
-        return rerun(side, key, keep)
-
-    def side(self, arguments: Namespace, instead: tuple[str, ...] = ()) -> Side | None:
-        """What to run again; None for a file."""
-        if self.run is None:
-            return None
-        from evalengine.explain.rerun import Side
-
-        return Side(self.run, instead, tuple(arguments.places or ()), arguments.alone)
+def _opened(name: str) -> Run | Trace:
+    """A run to be run again, or a digest file, which may be another machine's."""
+    path = Path(name)
+    with readable(path):
+        is_digests = path.is_file() and FORMAT.claimed_by(path)
+    if is_digests:
+        return read_trace(path)
+    run = load_run(path)
+    if run.kind != "run":
+        raise ConfigError(f"explain: {path}: a {run.kind} cannot be run again; give a run's folder")
+    if run.records is not None:
+        raise ConfigError(f"explain: {path}: lm-eval ran it, so its command is lm-eval's; run the task itself "
+                          "(python -m evalengine task=...), and give that run's folder")  # fmt: skip
+    if run.unbound:
+        warn(f"{path}: {UNBOUND}")
+    return run
 
 
-def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
+def _traced(side: Side | Trace, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
+    """keep: token positions whose outputs are wanted whatever room they take (a file holds what it holds)."""
+    if isinstance(side, Trace):
+        return side
+    from evalengine.explain.rerun import rerun  # which imports the engine; comparing two files does not need it
+
+    return rerun(side, key, keep)
+
+
+def _key(sources: Sequence[Run | Trace], arguments: Namespace) -> RecordKey:
     """The key of the item to explain, which every source has."""
-    files = [source.file for source in sources if source.file is not None]
-    runs = [source.run for source in sources if source.run is not None]
+    files = [source for source in sources if isinstance(source, Trace)]
+    runs = [source for source in sources if isinstance(source, Run)]
     shared = runs[0].items.keys() & runs[1].items.keys() if len(runs) == 2 else ()
     if arguments.write and files:
-        raise ConfigError(f"explain: {sources[0].path}: already such a file; --write takes a run's folder")
+        raise ConfigError(f"explain: {arguments.sources[0]}: already such a file; --write takes a run's folder")
     if arguments.against and files:
-        raise ConfigError(f"explain: {sources[0].path}: a file cannot be run under other settings; give a run's folder")
+        raise ConfigError(f"explain: {arguments.sources[0]}: a file cannot be run under other settings; give a run's "
+                          "folder")  # fmt: skip
     if arguments.item is not None:
         keys = [named_item(run, arguments.item, "explain") for run in runs] or [_key_of_file(files[0], arguments.item)]
     elif files:
@@ -164,9 +141,9 @@ def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
         if len(runs) == 2:
             why = "every request that the runs share is equal; " if shared else "the runs share no request; "
         raise ConfigError(f"explain: {why}name the item, as in --item 3 (its document) or --item gsm8k/3")
-    for source in sources:
-        if (source.run and keys[0] not in source.run.items) or (source.file and keys[0] != source.file.key):
-            raise ConfigError(f"explain: {source.path}: it does not have {item_name(keys[0])}; name another --item")
+    for name, source in zip(arguments.sources, sources, strict=True):
+        if keys[0] not in (source.items if isinstance(source, Run) else [source.key]):
+            raise ConfigError(f"explain: {name}: it does not have {item_name(keys[0])}; name another --item")
     return keys[0]
 
 
@@ -178,8 +155,8 @@ def _key_of_file(file: Trace, text: str) -> RecordKey:
     return file.key
 
 
-def _write(source: _Source, key: RecordKey, arguments: Namespace) -> int:
-    trace = source.trace(key, arguments, keep=arguments.values or ())
+def _write(side: Side | Trace, key: RecordKey, arguments: Namespace) -> int:
+    trace = _traced(side, key, arguments.values or ())
     tokens = arguments.values or [trace.prompt_tokens - 1]
     if beyond := [token for token in tokens if not 0 <= token < len(trace.fed_ids)]:
         raise ConfigError(f"explain: --values {beyond[0]}: the item was fed tokens 0 to {len(trace.fed_ids) - 1}")
@@ -215,21 +192,20 @@ def _nothing_found(explanation: Explanation, runs: Sequence[Run], key: RecordKey
         yield "Their manifests do not differ: `verify engine` says whether that machine repeats its own arithmetic."
 
 
-def differing_weights(explanation: Explanation, sides: Sequence[Side | None]) -> list[str]:
+def differing_weights(explanation: Explanation, sides: Sequence[Side]) -> list[str]:
     """A sentence for each difference, without its full stop; none if the weights are equal, or a file does not tell.
 
-    sides: what was run again; None for a digest file. Raises `ConfigError` for weights that cannot be read.
+    sides: what was run again. Raises `ConfigError` for weights that cannot be read.
     """
     hashes = [trace.settings.get("weights") for trace in (explanation.a, explanation.b)]
     if None in hashes or hashes[0] == hashes[1]:
         return []
-    runs = [side for side in sides if side is not None]
-    if len(runs) < 2:
+    if len(sides) < 2:
         return [f"their hashes are {short(hashes[0])} in A and {short(hashes[1])} in B; the tensors are not in a file"]
     from evalengine.explain.rerun import weight_files_of
 
     files = []
-    for label, side in zip("AB", runs, strict=True):
+    for label, side in zip("AB", sides, strict=True):
         try:
             files.append(weight_files_of(side))
         except ValueError as error:

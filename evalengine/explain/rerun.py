@@ -29,7 +29,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
+from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Side, Trace
 from evalengine.harness.finish import engine_settings
 from evalengine.harness.plan import config_again, plan_again
 from evalengine.harness.requests import HarnessRequest, Plan
@@ -38,7 +38,6 @@ from evalengine.layers.recurrent import HybridCache, States
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.report.compare.weight_tensors import ADAPTED, UNREAD
-from evalengine.report.read.run import Run
 from evalengine.util.progress import RunProgress
 
 VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only the positions in `keep` have values
@@ -49,20 +48,6 @@ NORM_PARTS = ("norm", "residual")  # the outputs of a norm
 # Settings that the run resolved by itself, from the machine's memory for instance, and that must be the same again.
 RESOLVED = ("device", "num_threads", "max_model_len", "dtype", "block_size", "num_kv_blocks")
 ALWAYS = RESOLVED[:3]  # the others follow from settings that may be replaced
-
-
-@dataclass(frozen=True)
-class Side:
-    """What to run again."""
-
-    run: Run
-    instead: tuple[str, ...] = ()  # settings that this side has instead of the run's ("batch_invariant=false")
-    places: tuple[str, ...] = ()  # where rows and weights lie here ("data_dir=/data"), and on which device to run
-    alone: bool = False  # the item by itself, without the other requests of the run
-
-    @property
-    def label(self) -> str:
-        return f"{self.run.name} with {' '.join(self.instead)}" if self.instead else self.run.name
 
 
 def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:

@@ -29,6 +29,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.schema import RecordKey
 from evalengine.report.compare.item_differences import ulps
 from evalengine.report.read.names import item_name
+from evalengine.report.read.run import Run
 
 DIGEST_BYTES = 8  # length of a BLAKE2b digest: two unlike outputs agree by chance once in 2^64 comparisons
 LOGITS, LOGPROB = "lm_head", "logprob"  # the last two ops; the second is the engine's answer itself
@@ -72,6 +73,20 @@ class Trace:
     def fed_ids(self) -> list[int]:
         """The token at each position; the last one of the output is predicted, never fed."""
         return self.token_ids[:-1]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What to run again."""
+
+    run: Run
+    instead: tuple[str, ...] = ()  # settings that this side has instead of the run's ("batch_invariant=false")
+    places: tuple[str, ...] = ()  # where rows and weights lie here ("data_dir=/data"), and on which device to run
+    alone: bool = False  # the item by itself, without the other requests of the run
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.name} with {' '.join(self.instead)}" if self.instead else self.run.name
 
 
 def place(op: str) -> tuple[str, str]:
