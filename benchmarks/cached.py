@@ -61,8 +61,8 @@ def _fill(settings: Sequence[str]) -> int:
             ids = [llm.spec.eos_token_ids[0]] if isinstance(request, GenerateRequest) else request.continuation_ids
             logprobs = np.full(len(ids), -1 - number % 7 / 8, dtype=np.float32)
             answer = Answer(ids, logprobs, "stop" if generates else "length", "", False)
-            entries.append((cached.key(request), Row.of(answer, not generates)))
-        cached.store.put({**cached.computer.facts, "name": "made up"}, entries)
+            entries.append((cached.keys.of(request), Row.of(answer, not generates)))
+        cached.store.put({**cached.keys.facts, "name": "made up"}, entries)
     return len(entries)
 
 

@@ -48,48 +48,39 @@ MAX_LISTED = 5
 ADDED = ("hits", "misses", "audited", "corrupt", "kept")  # the fields of `Counts` that add up
 
 
-@dataclass(frozen=True)
-class Computer:
-    """The model and machine that compute. `scoring` and `generating` stand for them in the keys of either kind."""
-
-    facts: Mapping[str, Any]  # shown by `evalengine cache`
-    scoring: bytes  # SHA-256 of what the keys of scores depend on
-    generating: bytes  # SHA-256 of what the keys of generations depend on
-
-    @classmethod
-    def of(cls, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None]) -> Computer:
-        """name: what the model is called; it changes no key. identity: a run's, or what `engine_identity` gives.
-        versions: those of the libraries where the answers are computed (`util.libraries`)."""
-        assert identity["numerics"] in ("exact", "native"), "fast numerics' answers depend on the batch"
-        facts = {key: identity[key] for key in COMPUTING if key in identity}
-        if identity["numerics"] == "native":
-            assert "gpu_architecture" in facts
-            facts["libraries"] = {library: versions.get(library) for library in NATIVE_LIBRARIES}
-        text = {library: versions.get(library) for library in TEXT_LIBRARIES}
-        generating = {**facts, "tokenizer": identity["tokenizer"], "text_libraries": text}
-        return cls({"name": name, **generating}, _sha256("score", facts), _sha256("generate", generating))
-
-
 class Keys:
-    """The keys of requests to one engine."""
+    """The keys of requests to one engine, and `facts`: what computes the answers, as `evalengine cache` shows it."""
 
-    def __init__(self, computer: Computer, spec: ModelSpec, max_model_len: int) -> None:
-        self._computer, self._spec, self._max_model_len = computer, spec, max_model_len
+    def __init__(
+        self, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None], spec: ModelSpec, room: int
+    ) -> None:
+        """name: what the model is called; it changes no key. identity: a run's, or what `engine_identity` gives.
+        versions: those of the libraries where the answers are computed (`util.libraries`). room: `max_model_len`."""
+        assert identity["numerics"] in ("exact", "native"), "fast numerics' answers depend on the batch"
+        scoring = {key: identity[key] for key in COMPUTING if key in identity}
+        if identity["numerics"] == "native":
+            assert "gpu_architecture" in scoring
+            scoring["libraries"] = {library: versions.get(library) for library in NATIVE_LIBRARIES}
+        text = {library: versions.get(library) for library in TEXT_LIBRARIES}
+        generating = {**scoring, "tokenizer": identity["tokenizer"], "text_libraries": text}
+        self.facts = {"name": name, **generating}
+        self._scoring, self._generating = _sha256("score", scoring), _sha256("generate", generating)
+        self._spec, self._room = spec, room
 
     def of(self, request: Request) -> bytes:
         """The request's key, 32 bytes."""
         if isinstance(request, ScoreRequest):
             return self._joined(
-                self._computer.scoring,
+                self._scoring,
                 request.logprobs.to_bytes(8, "little"),
                 packed_ids(request.context_ids),
                 packed_ids(request.continuation_ids),
             )
-        return self._joined(self._computer.generating, self._generation(request), packed_ids(request.prompt_ids))
+        return self._joined(self._generating, self._generation(request), packed_ids(request.prompt_ids))
 
     def _generation(self, request: GenerateRequest) -> bytes:
         """Everything that determines a generation except its prompt, as canonical JSON."""
-        params, room = request.params, self._max_model_len - len(request.prompt_ids)
+        params, room = request.params, self._room - len(request.prompt_ids)
         content: dict[str, Any] = {
             "max_tokens": min(params.max_tokens, room),
             "stop": params.stop,
@@ -141,17 +132,16 @@ class CachedEngine:
     """
 
     def __init__(
-        self, engine: EngineProtocol, store: Store, computer: Computer, *, audit: float = 0.0, seed: int = 0,
+        self, engine: EngineProtocol, store: Store, keys: Keys, *, audit: float = 0.0, seed: int = 0,
         name: Callable[[Request], str] = lambda request: f"request {request.request_id}",
     ) -> None:  # fmt: skip
         """Wraps `engine`. audit: the share of the hits that is computed again, at least one hit if it is positive.
         seed: draws those hits. name: what a request is called in messages."""
         self.counts = Counts(read_only=store.read_only)
         self.answered: set[int] = set()  # ids of the requests that were read from the cache
-        self._engine, self.store, self.computer = engine, store, computer
+        self._engine, self.store, self.keys = engine, store, keys
         self._audit, self._seed, self._name = audit, seed, name
         model, max_model_len = engine.checkpoint, engine.facts().settings.max_model_len
-        self._keys = Keys(computer, model.spec, max_model_len)
         self._expected = partial(
             ExpectedAnswer.of, spec=model.spec, max_model_len=max_model_len, tokenizer=model.tokenizer
         )
@@ -160,14 +150,10 @@ class CachedEngine:
         if store.read_only:
             warn(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
 
-    def key(self, request: Request) -> bytes:
-        """The key under which the answer to a request is kept."""
-        return self._keys.of(request)
-
     def look_up(self, requests: Sequence[Request]) -> bool:
         """Reads the kept answers to these requests, so that `run` need not; returns whether any must be computed."""
         new = [
-            (request, self.key(request))
+            (request, self.keys.of(request))
             for request in requests
             if self._looked_up.get(request.request_id, (None,))[0] is not request
         ]
@@ -281,7 +267,7 @@ class CachedEngine:
         waiting.clear()
         if batch and self._may_write:
             with self._guarded():
-                self.store.put(self.computer.facts, batch, replace=self._corrupt)
+                self.store.put(self.keys.facts, batch, replace=self._corrupt)
                 self.counts.kept += len(batch)
 
 
@@ -304,7 +290,9 @@ def through_cache(
         opened, failed = Store.empty(config.cache.path), str(error)
         warn(f"{error}; the run goes on without the cache")
     with opened as store:
-        computer = Computer.of(config.model.name, identity, llm.facts().libraries)
-        cached = CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
+        facts = llm.facts()
+        room = facts.settings.max_model_len
+        keys = Keys(config.model.name, identity, facts.libraries, llm.checkpoint.spec, room)
+        cached = CachedEngine(llm, store, keys, audit=config.cache.audit, seed=config.seed, name=name)
         cached.counts.failed = failed
         yield cached

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.cache.engine import Computer, Keys
+from evalengine.cache.engine import Keys
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
@@ -39,7 +39,7 @@ def spec() -> ModelSpec:
 
 def key(spec: ModelSpec, request: Request, identity: dict[str, Any] = IDENTITY, versions: Any = VERSIONS,
         max_model_len: int = 100, name: str = "m") -> bytes:  # fmt: skip
-    return Keys(Computer.of(name, identity, versions), spec, max_model_len).of(request)
+    return Keys(name, identity, versions, spec, max_model_len).of(request)
 
 
 @pytest.mark.parametrize("request_", [SCORE, GREEDY], ids=["score", "generate"])
