@@ -31,7 +31,7 @@ from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import SealedFormat
 from evalengine.records.shapes import Count, Flag, Text, with_fields, wrong
-from evalengine.report.read.run import Item, Key, Run, tree_digests
+from evalengine.report.read.run import Item, Run, tree_digests
 
 MAX_ROWS = 10_000_000  # most values of a column
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -183,9 +183,7 @@ def _content(run: Run) -> dict[str, Any]:
         "task_digests": run.task_digests,
         "identity": run.identity,
         "manifest": {key: value for key, value in run.manifest.content.items() if key != "identity"},
-        "items": {
-            task: _columns(list(group)) for task, group in groupby(run.items.values(), key=lambda item: item.task)
-        },
+        "items": {task: _columns([*group]) for task, group in groupby(run.items.values(), key=lambda item: item.task)},
         "scores": [[*key, *_by_document(values, pack_number)] for key, values in sorted(run.scores.items())],
         "results": [[*key, *map(pack_number, pair)] for key, pair in sorted(run.results.items())],
         "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
@@ -221,9 +219,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
     """The run in a file's content; older files lack choices, weighted, clusters, cut, unanswered and groups."""
     if problem := wrong(content, _SHAPE):
         raise ValueError(problem)
-    items: dict[Key, Item] = {}
-    for task, columns in content["items"].items():
-        items.update((item.key, item) for item in _items(task, columns))
+    items = {item.key: item for task, columns in content["items"].items() for item in _items(task, columns)}
     manifest = content["manifest"]
     choices = _by_key(content.get("choices", ()), lambda value: value)
     if odd := [x for own in choices.values() for x in own.values() if type(x) is not int or x < 0]:
@@ -239,10 +235,10 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         items=dict(sorted(items.items())),
         scores=_by_key(content["scores"], float),
         results={
-            (task, metric, name): (float(value), None if error is None else float(error))
-            for task, metric, name, value, error in content["results"]
+            tuple(key): (float(value), None if error is None else float(error))
+            for *key, value, error in content["results"]
         },
-        higher_is_better={(task, metric, name): value for task, metric, name, value in content["higher_is_better"]},
+        higher_is_better={tuple(key): value for *key, value in content["higher_is_better"]},
         answers=_by_key(content["answers"], str),
         hashes={
             task: _rows(count, docs, unpack_hashes, columns)
@@ -258,8 +254,8 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             for task, (count, docs, names) in content.get("clusters", {}).items()
         },
         cut={task: frozenset(_numbers_of(docs, count)) for task, (count, docs) in content.get("cut", {}).items()},
-        unanswered={task: dict(counts) for task, counts in content.get("unanswered", {}).items()},
-        groups={group: list(tasks) for group, tasks in content.get("groups", {}).items()},
+        unanswered=dict(content.get("unanswered", {})),
+        groups=dict(content.get("groups", {})),
     )
 
 

@@ -107,9 +107,7 @@ def settings_of(manifest: Manifest) -> dict[str, str]:
     identity, engine = manifest.identity, manifest.engine_settings
     given = {name: value for name, value in identity.items() if name in OF_A_RUN}
     given |= {f"engine.{name}": engine[name] for name in OF_THE_ENGINE if name in engine}
-    tasks = identity.get("tasks")
-    for name, own in tasks.items() if isinstance(tasks, Mapping) else ():
-        given |= {f"tasks.{name}.{key}": value for key, value in own.items()} if isinstance(own, Mapping) else {}
+    given["tasks"] = identity.get("tasks") or {}
     return {name: _text(value) for name, value in _leaves(given)}
 
 
@@ -122,7 +120,7 @@ def _text(value: Any) -> str:
 
 def _leaves(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in given.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _leaves({f"{name}.{key}": inner for key, inner in value.items()})
         else:
             yield name, value
