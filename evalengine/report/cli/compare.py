@@ -4,14 +4,16 @@ different models: when its options apply, and where the tables go. A view is imp
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn
 from evalengine.records.evidence import file_problems, repeated
 from evalengine.records.folder import write_text_file
+from evalengine.report.compare.as_json import comparison_json, write_json
 from evalengine.report.compare.comparability import are_models
 from evalengine.report.compare.compare import LEVELS, compared
 from evalengine.report.compare.report import report
@@ -19,6 +21,8 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.names import all_runs, inputs, skipped_note
 from evalengine.report.read.run import Run
 from evalengine.util.command import Namespace
+from evalengine.util.plugins import load
+from evalengine.util.sheet import Line
 from evalengine.util.tables import print_lines
 
 FORMATS = {"markdown": "markdown", "latex": "latex", "csv": "comma_separated"}  # form -> a function of `formats`
@@ -44,41 +48,38 @@ def main(arguments: Namespace) -> int:
 
 def _two(a: Run, b: Run, arguments: Namespace) -> int:
     comparison = compared(a, b, arguments.allow)
-    if arguments.html:
-        from evalengine.report.html.comparison_page import comparison_page
-
-        with _usage("--html"):
-            comparison_page(comparison).write(Path(arguments.html))
-    if arguments.json:
-        from evalengine.report.compare.as_json import comparison_json, write_json
-
-        write_json("compare", comparison_json(comparison), arguments.json)
-    within = comparison.within(arguments.level)
-    lines = [*report(comparison)]
+    within, lines = comparison.within(arguments.level), [*report(comparison)]
     if arguments.level != LEVELS[0]:
         lines.insert(-1, f"--level {arguments.level}: {'passed' if within else 'failed'}")
-    if arguments.json != "-":
-        print_lines(lines)
+    _write_page(arguments, "evalengine.report.html.comparison_page:comparison_page", comparison)
+    _tell(arguments, lambda: comparison_json(comparison), lines)
     return 0 if within else 1
 
 
 def _many(runs: Sequence[Run], arguments: Namespace) -> int:
-    from evalengine.report.compare.as_json import write_json
     from evalengine.report.compare.matrix import matrix, matrix_json, matrix_report
 
     comparisons = matrix(runs, arguments.allow)
-    if arguments.html:
-        from evalengine.report.html.matrix_page import matrix_page
-
-        with _usage("--html"):
-            matrix_page(comparisons).write(Path(arguments.html))
-    if arguments.json:
-        write_json("compare", matrix_json(comparisons), arguments.json)
-    if arguments.json != "-":
-        print_lines(matrix_report(comparisons))
+    _write_page(arguments, "evalengine.report.html.matrix_page:matrix_page", comparisons)
+    _tell(arguments, lambda: matrix_json(comparisons), matrix_report(comparisons))
     if comparisons.refused:
         return ConfigError.exit_code
     return 0 if comparisons.within(arguments.level) else 1
+
+
+def _write_page(arguments: Namespace, page: str, comparison: Any) -> None:
+    """Write the page that --html names. page: the function that makes it, as in `plugins.load`."""
+    if arguments.html:
+        with _usage("--html"):
+            load(page)(comparison).write(Path(arguments.html))
+
+
+def _tell(arguments: Namespace, content: Callable[[], dict[str, Any]], lines: Iterable[Line]) -> None:
+    """Write the JSON that --json names, and print the lines unless standard output is the JSON's."""
+    if arguments.json:
+        write_json("compare", content(), arguments.json)
+    if arguments.json != "-":
+        print_lines(lines)
 
 
 def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
@@ -95,7 +96,6 @@ def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
 def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
     that asks for them: a script that holds two runs to each other must not take other weights for the same."""
-    from evalengine.report.compare.as_json import write_json
     from evalengine.report.leaderboard import formats
     from evalengine.report.leaderboard.compose import board
     from evalengine.report.leaderboard.models import labels, steps
@@ -123,10 +123,7 @@ def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     if arguments.format:
         sys.stdout.write(getattr(formats, FORMATS[arguments.format])(comparison))
     else:
-        if arguments.json:
-            write_json("compare", formats.board_json(comparison), arguments.json)
-        if arguments.json != "-":
-            print_lines(formats.board_lines(comparison))
+        _tell(arguments, lambda: formats.board_json(comparison), formats.board_lines(comparison))
     return 0 if _asked(arguments) else 1
 
 

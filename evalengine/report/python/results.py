@@ -34,7 +34,7 @@ from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.read.groups import group_documents, groups_first
 from evalengine.report.read.load import load_data
 from evalengine.report.read.load import load_run as read_run
-from evalengine.report.read.run import Run, RunData, Samples, ScoreKey
+from evalengine.report.read.run import Run, RunData, Samples, ScoreKey, by_name
 from evalengine.report.run_table import results_table, summary_lines
 from evalengine.report.stats.metric_interval import cut_lines, cut_of
 from evalengine.report.stats.paired import PairedResult
@@ -115,7 +115,7 @@ class Results(Shown):
         run = self.run
         rows = [
             (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
-             else group_documents(run, key), *_cut_values(run, key))
+             else group_documents(run, key), *_cut(run, key).values())
             for task in groups_first((key[0] for key in run.results), run.groups)
             for key in run.results if key[0] == task
         ]  # fmt: skip
@@ -191,11 +191,12 @@ def load_run(path: str | Path) -> Results:
     return Results(load_data(path))
 
 
-def _cut_values(run: Run, key: ScoreKey) -> tuple[float, float | None]:
+def _cut(run: Run, key: ScoreKey, end: str = "") -> dict[str, float | None]:
     """`cut` and `value_finished` of a metric, as the frame of metrics has them; NaN for a metric that the run lacks."""
     cut = cut_of(run, key)
     value, _ = run.results.get(key, (math.nan, None))
-    return (0.0, value) if cut is None else (cut.count / cut.total, cut.finished)
+    share, finished = (0.0, value) if cut is None else (cut.count / cut.total, cut.finished)
+    return {f"cut{end}": share, f"value_finished{end}": finished}
 
 
 def samples_frame(
@@ -375,20 +376,17 @@ def _of_pair(row: dict[str, Any], c: Comparison) -> dict[str, Any]:
     paired = row.pop("paired") or dict.fromkeys(field.name for field in fields(PairedResult))
     del row["cut"]
     paired["cautions"] = "; ".join(paired["cautions"] or ())
-    return {**row, **paired, **_cut(row, c.a, "_a"), **_cut(row, c.b, "_b")}
+    key = (row["task"], row["metric"], row["filter"])
+    return {**row, **paired, **_cut(c.a, key, "_a"), **_cut(c.b, key, "_b")}
 
 
 def _of_model(row: dict[str, Any], score: dict[str, Any], run: Run) -> dict[str, Any]:
     """The columns of a model's value of a metric, of its JSON."""
-    about = {name: row[name] for name in ("task", "metric", "filter", "documents")}
+    key = (row["task"], row["metric"], row["filter"])
     for names, name in ((("ci_low", "ci_high"), "interval"), (("rank_best", "rank_worst"), "ranks")):
         score |= dict(zip(names, score.pop(name) or (None, None), strict=True))
-    return {**about, **score, "cautions": "; ".join(score["cautions"]), **_cut(row, run)}
-
-
-def _cut(row: dict[str, Any], run: Run, end: str = "") -> dict[str, float | None]:
-    share, finished = _cut_values(run, (row["task"], row["metric"], row["filter"]))
-    return {f"cut{end}": share, f"value_finished{end}": finished}
+    return {**by_name(key), "documents": row["documents"], **score, "cautions": "; ".join(score["cautions"]),
+            **_cut(run, key)}  # fmt: skip
 
 
 def _place(named: Named) -> str | Path:
