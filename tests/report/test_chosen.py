@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.report.read.lm_eval_samples import choice_texts, choices_of
+from evalengine.report.read.lm_eval import choice_texts, choices_of
 
 TEXTS = ("a", "four", "naïveté", "a longer one")
 

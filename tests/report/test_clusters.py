@@ -29,7 +29,7 @@ from evalengine.report.leaderboard.compose import board
 from evalengine.report.leaderboard.formats import board_json, board_lines, comma_separated, latex, markdown
 from evalengine.report.leaderboard.page import leaderboard_page
 from evalengine.report.read.baseline import load_baseline, to_text
-from evalengine.report.read.lm_eval_folder import newest, outcome_of
+from evalengine.report.read.lm_eval import newest, outcome_of
 from evalengine.report.stats import significance as permutation
 from evalengine.report.stats.clusters import across_tasks, cautions, cluster_names
 from evalengine.report.stats.metric_interval import interval_cautions, mean_interval

@@ -17,7 +17,7 @@ from evalengine.report.compare.matrix import matrix
 from evalengine.report.compare.report import report, value_text, verdict
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval import ROLLING
 from evalengine.report.read.run import Run
 from evalengine.util.sheet import Sheet
 from tests.report.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run

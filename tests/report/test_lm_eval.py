@@ -15,7 +15,7 @@ from evalengine.cli.commands import baseline as main
 from evalengine.errors import ConfigError
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.item_differences import differing_leaves
-from evalengine.report.read.lm_eval_samples import answer, number
+from evalengine.report.read.lm_eval import answer, number
 from evalengine.report.read.load import load_run
 from tests.run_double import sha
 

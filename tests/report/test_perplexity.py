@@ -21,7 +21,7 @@ from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
 from evalengine.report.leaderboard.compose import board
 from evalengine.report.read.baseline import load_baseline, to_text
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval import ROLLING
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound
 from evalengine.report.stats.metric_interval import interval_cautions, metric_interval

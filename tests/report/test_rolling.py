@@ -16,7 +16,7 @@ from evalengine.report.compare.compare import compare
 from evalengine.report.compare.report import report
 from evalengine.report.gate.gate import gate
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.read.lm_eval_samples import ROLLING, aligned
+from evalengine.report.read.lm_eval import ROLLING, aligned
 from evalengine.report.read.run import Item, Run
 from evalengine.report.stats.paired import paired
 from tests.report.compared_runs import TASK, item, record, run

@@ -21,7 +21,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.lm_eval_file import LENGTH_LIMITED
 from evalengine.records.shapes import Count, Sha256, Text, fits, with_fields, wrong
 from evalengine.report.numbers import exact_sum, mean
-from evalengine.report.read.lm_eval_folder import of_lm_eval
+from evalengine.report.read.lm_eval import of_lm_eval
 from evalengine.report.read.run import RunData
 from evalengine.util.plain_files import parse_json, read_json
 

@@ -36,7 +36,7 @@ from evalengine.report.read.identities import (
     section,
     thing,
 )
-from evalengine.report.read.lm_eval_samples import BY_CHOICE, ROLLING, aligned
+from evalengine.report.read.lm_eval import BY_CHOICE, ROLLING, aligned
 from evalengine.report.read.run import UNBOUND, Item, Key, Run
 from evalengine.util.command import PROGRAM
 

@@ -43,7 +43,7 @@ from evalengine.report.compare.item_differences import (
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.numbers import same_value
 from evalengine.report.read.documents import Asked, asked_of
-from evalengine.report.read.lm_eval_samples import aligned
+from evalengine.report.read.lm_eval import aligned
 from evalengine.report.read.run import Key, Run
 
 Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]

@@ -15,7 +15,7 @@ from typing import Literal
 from evalengine.report.compare.comparability import document_change
 from evalengine.report.numbers import exact_sum, in_range, mean, same_value
 from evalengine.report.read.groups import members, members_of_both
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.paired import PairedResult
@@ -133,7 +133,7 @@ def _unlike_documents(a: Run, b: Run, task: str) -> str:
 
 def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
     """The log-likelihoods of rolling tasks. Windows of one document are related, so documents are the clusters. Where a
-    run is lm-eval's, whose files hold one sum a document (`lm_eval_samples.aligned`), documents are paired instead."""
+    run is lm-eval's, whose files hold one sum a document (`lm_eval.aligned`), documents are paired instead."""
     unit: Literal["document", "window"] = "document" if a.by_lm_eval or b.by_lm_eval else "window"
     for task in sorted({item.task for run in (a, b) for item in run.items.values() if item.kind == ROLLING}):
         left, right = (_sums(run, task) for run in (a, b))

@@ -23,7 +23,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.samples import samples_section
 from evalengine.report.numbers import counted, outcome_words
 from evalengine.report.read.groups import group_documents, in_groups, members, roots_of
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval import ROLLING
 from evalengine.report.read.load import load_run_data
 from evalengine.report.read.run import UNBOUND, Run, RunData, ScoreKey
 from evalengine.report.stats.kappa import judge_lines

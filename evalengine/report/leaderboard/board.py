@@ -11,7 +11,7 @@ from string import ascii_letters
 from evalengine.report.compare.item_differences import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import in_range, mean
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval import ROLLING
 from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.clusters import cautions
 from evalengine.report.stats.metric_interval import interval_cautions, mean_interval, metric_interval

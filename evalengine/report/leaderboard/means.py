@@ -13,7 +13,7 @@ from evalengine.report.leaderboard.board import Contest, Score, contest, pair_te
 from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.groups import leaves
-from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.lm_eval import newest
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import group_cautions, weighted_interval
 from evalengine.report.stats.scores import Scores

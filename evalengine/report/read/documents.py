@@ -12,8 +12,7 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.numbers import in_range
-from evalengine.report.read.lm_eval_folder import newest
-from evalengine.report.read.lm_eval_samples import continuations, requests_of, target_index
+from evalengine.report.read.lm_eval import continuations, newest, requests_of, target_index
 from evalengine.report.read.run import Run, RunData
 
 Document = tuple[str, int]  # task, doc_id

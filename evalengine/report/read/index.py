@@ -25,7 +25,7 @@ from evalengine.records.sealed import sha256_of
 from evalengine.report.numbers import same_number
 from evalengine.report.read.baseline import is_baseline, load_baseline
 from evalengine.report.read.groups import below, groups_of, roots_of
-from evalengine.report.read.lm_eval_samples import number
+from evalengine.report.read.lm_eval import number
 from evalengine.report.read.names import runs_below
 from evalengine.report.read.run import Run, command_line, parsed
 

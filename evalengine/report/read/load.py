@@ -29,8 +29,7 @@ from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, rea
 from evalengine.records.shapes import Sha256, Text, fits, with_fields, wrong
 from evalengine.report.numbers import exact_sum, exp, mean, same_number, same_value
 from evalengine.report.read.identities import MODEL_NAMES
-from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval, outcome_of
-from evalengine.report.read.lm_eval_samples import ROLLING, asks_nothing
+from evalengine.report.read.lm_eval import ROLLING, RUN_KEYS, SEED_KEYS, asks_nothing, newest, of_lm_eval, outcome_of
 from evalengine.report.read.names import RESULTS, experiment_runs, runs_in, stands_for
 from evalengine.report.read.run import Item, Key, Run, RunData, tree_digests
 from evalengine.util.forked import ForkedTask, spread

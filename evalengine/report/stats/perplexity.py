@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalengine.report.numbers import LARGEST, exact_sum, exp, mean
-from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.lm_eval import ROLLING
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.intervals import Floats, cluster_degrees, cluster_sums, residual_variance, t_interval
 from evalengine.report.stats.loss_bound import Stratum
