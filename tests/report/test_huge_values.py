@@ -16,6 +16,7 @@ from evalengine.report.compare.report import report as lines_of
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.index_page import write_index
 from evalengine.report.html.matrix_page import matrix_page
+from evalengine.report.html.parts import intervals
 from evalengine.report.html.run_page import run_page
 from evalengine.report.leaderboard.compose import board
 from evalengine.report.leaderboard.formats import board_json, board_lines
@@ -95,6 +96,11 @@ def test_folders_and_their_pages(tmp_path: Path, scores: Sequence[float]) -> Non
     grouped = load_run(write_grouped(tmp_path / "g" / "run", {"t": scores, "u": [1.0, 0.0]}, {"g": ["t", "u"]}))
     for key in grouped.results:
         metric_interval(grouped, key)
+
+
+def test_intervals_are_drawn_within_bounds() -> None:
+    drawn = intervals([(1e308, -1.7e308, 1.7e308), (0.5, 0.25, 0.75)])
+    assert drawn[0] is None and isinstance(drawn[1], dict) and max(map(abs, drawn[1]["bounds"])) < 1
 
 
 def test_reported_intervals() -> None:

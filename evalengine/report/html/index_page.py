@@ -3,7 +3,6 @@ scores of each task and model over time."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from evalengine.records.evidence import PAGE
 from evalengine.report.html.markup import Node
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, figure, grid, row_of, tiles
+from evalengine.report.numbers import in_range
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, RunMetric, entries
 from evalengine.report.read.names import INDEX
 from evalengine.report.stats.metric_interval import reported_interval
@@ -68,7 +68,7 @@ def _trend(entries: Sequence[Entry]) -> Node:
     first = entries[-1].metrics[0]
     same = [(e, m) for e in entries for m in e.metrics if (m.name, m.filter) == (first.name, first.filter)]
     points = [(m.value, interval_of(m), f"{e.started:%Y-%m-%d %H:%M}: {m.value:.4f}, {e.folder.name}")
-              for e, m in same if math.isfinite(m.value)]  # fmt: skip
+              for e, m in same if in_range(m.value)]  # fmt: skip
     drawing = {"is": "series", "points": points, "x": "runs, oldest first", "y": first.name}
     return figure(f"{entries[0].task} on {entries[0].model}", drawing, f"{first.name}, {len(points)} runs")
 

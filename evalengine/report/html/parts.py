@@ -3,13 +3,13 @@ Each is an element or a component that page.js, plots.js or grid.js builds."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
+from evalengine.report.numbers import in_range
 from evalengine.report.read.run import Run, provenance
 from evalengine.util.sheet import Line, Sheet
 
@@ -119,9 +119,9 @@ def interval(value: float, low: float, high: float, bounds: tuple[float, float],
 
 
 def intervals(values: Sequence[tuple[float, float, float] | None], rule: float | None = None) -> list[Node]:
-    """`interval` of each (value, low, high) on one scale; None where an end is unknown or infinite. rule: a line there,
-    in the middle of the scale."""
-    known = [value if value is not None and all(map(math.isfinite, value)) else None for value in values]
+    """`interval` of each (value, low, high) on one scale; None where an end is unknown or not `in_range`. rule: a line
+    there, in the middle of the scale."""
+    known = [value if value is not None and all(map(in_range, value)) else None for value in values]
     ends = [end for value in known if value is not None for end in value] or [0.0]
     low, high = min(ends), max(ends)
     room = 0.05 * (high - low) or 0.5
