@@ -101,12 +101,16 @@ def choices(data: RunData, task: str) -> list[Choice]:
         return []
     taken = []
     for doc, rows in data.samples.get(task, {}).items():
-        row, items = rows[0], data.documents[task, doc]
-        texts = continuations(row)
-        sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
-        if len(sums) < 2 or any(value is None or not in_range(value) for value in sums):
+        texts = continuations(rows[0])
+        likelihoods = [item.sum_logprob for item in data.documents[task, doc] if item.repeat == 0][: len(texts)]
+        if len(likelihoods) < 2 or any(value is None or not in_range(value) for value in likelihoods):
             continue
-        taken.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
+        sums, target = np.array(likelihoods, dtype=np.float64), target_index(rows[0], texts)
+        chosen = int(np.argmax(sums))  # the first of equals, as in lm-eval
+        weights = np.exp(sums - sums[chosen])
+        margin = None if target is None else float(sums[target] - np.delete(sums, target).max())
+        probability = None if target is None else float(weights[target] / weights.sum())
+        taken.append(Choice(doc, chosen, target, float(1.0 / weights.sum()), margin, probability))
     return taken
 
 
@@ -122,14 +126,6 @@ def expected_calibration_error(bins: Sequence[Bin]) -> float:
     """Mean |share correct - mean confidence| over documents, by bins (Naeini, Cooper & Hauskrecht 2015, AAAI)."""
     total = sum(b.count for b in bins)
     return math.fsum(b.count / total * abs(b.correct / b.count - b.confidence) for b in bins)
-
-
-def _choice(doc: int, sums: np.ndarray, target: int | None) -> Choice:
-    chosen = int(np.argmax(sums))  # the first of equals, as in lm-eval
-    weights = np.exp(sums - sums[chosen])
-    margin = None if target is None else float(sums[target] - np.delete(sums, target).max())
-    probability = None if target is None else float(weights[target] / weights.sum())
-    return Choice(doc, chosen, target, float(1.0 / weights.sum()), margin, probability)
 
 
 def margins(taken: Sequence[Choice]) -> Iterator[float]:
