@@ -32,6 +32,7 @@ from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import board_json, board_lines
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.read.groups import group_documents, groups_first
+from evalengine.report.read.lm_eval import requests_of
 from evalengine.report.read.load import load_data
 from evalengine.report.read.load import load_run as read_run
 from evalengine.report.read.run import Run, RunData, Samples, ScoreKey, by_name
@@ -210,8 +211,7 @@ def samples_frame(
     rows, scores = [], []
     for task, own in samples.items():
         for row in own:
-            calls = row.get("arguments") or {}
-            prompts = [next(iter(words.values()), None) for words in calls.values()] if isinstance(calls, dict) else []
+            prompts = [next(iter(words.values()), None) for words in requests_of(row)]
             texts = (row.get("target"), prompts, row.get("resps"), row.get("filtered_resps"), row.get("doc"))
             ended = row["doc_id"] in (cut or {}).get(task, ())
             hashes = (row.get("doc_hash"), row.get("prompt_hash"))

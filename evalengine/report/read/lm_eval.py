@@ -342,9 +342,7 @@ def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence
 
 def requests_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Each request's arguments, in order."""
-    arguments = row.get("arguments")
-    requests = arguments.values() if isinstance(arguments, Mapping) else ()
-    return [value for value in requests if isinstance(value, Mapping)]
+    return [*(row.get("arguments") or {}).values()]
 
 
 NOTHING = hashlib.sha256(b"").hexdigest()  # the prompt hash of an empty text
