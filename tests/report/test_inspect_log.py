@@ -54,6 +54,13 @@ def test_samples_are_documents_and_epochs_are_repeats(tmp_path: Path, suffix: st
     assert data.run.answers["sums", "none"] == {0: "1", 1: "2", 2: "0"}
 
 
+def test_scores_whose_sum_overflows_have_a_mean(tmp_path: Path) -> None:
+    content = log({1: ("C",), 2: ("C",), 3: ("C",)})
+    for one, value in zip(content["samples"], (1e308, 1e308, -1e308), strict=True):
+        one["scores"]["match"]["value"] = value
+    assert load_run(write(tmp_path / "a.json", content)).results["sums", "match", "none"][0] == pytest.approx(1e308 / 3)
+
+
 def test_two_logs_compare_document_by_document(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", log({1: ("C",), 2: ("I",), 3: ("C",)}))
     b = write(tmp_path / "b.eval", log({1: ("C",), 2: ("C",), 3: ("C",)}))
