@@ -180,7 +180,6 @@ class ComputationRecorder:
         self.ops: dict[str, str] = {}  # op -> dtype, in order
         self._slots: dict[int, Computation] = {}  # slot of the pool, by the first table -> what it holds
         self._collected: set[int] = set()  # id() of each computation in `computations`
-        self._owned: dict[int, bool] = {}  # sequence -> whether it serves the request
         self._alike: dict[int, int] = {}  # sequence -> how many of the item's first tokens it begins with
         self._may_reuse = True
         self._rows: list[_Row] = []  # rows of this step that are heard
@@ -211,7 +210,8 @@ class ComputationRecorder:
         self._copy_pages(schedule.copies, runner.block_size)
         self._rows, self._wanted, self._batch, self._read = [], [], 0, 0
         num_wanted = 0
-        own = [chunk for chunk in schedule.chunks if self._is_own(chunk.seq)]
+        # A sequence may serve several requests: the choices of one context share it.
+        own = [chunk for chunk in schedule.chunks if self.request_id in chunk.seq.request_ids]
         for chunk in schedule.chunks:
             observed = self._observed(chunk, chunk in own, schedule, runner.block_size)
             self._rows.extend(observed)
@@ -263,12 +263,6 @@ class ComputationRecorder:
             if source * block_size + offset in self._slots
         ]
         self._slots.update(held)
-
-    def _is_own(self, seq: EngineSequence) -> bool:
-        """Whether the sequence serves the request, alone or with others (the choices of one context share it)."""
-        if seq.seq_id not in self._owned:
-            self._owned[seq.seq_id] = self.request_id in seq.request_ids
-        return self._owned[seq.seq_id]
 
     def _shared(self, seq: EngineSequence) -> int:
         """How many of the item's first tokens another sequence begins with; the cache may give the item their KV."""
