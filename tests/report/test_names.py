@@ -64,6 +64,15 @@ def test_the_newest_may_be_an_experiments(results: Path) -> None:
     assert root_of(newest) == results.resolve() == root_of(results / "old")
 
 
+def test_an_experiments_file_with_a_lone_surrogate_is_edited(results: Path) -> None:
+    (file,) = results.glob("noise_floor-*/noise_floor.json")
+    content = json.loads(file.read_text())
+    content["runs"][0]["digest"] = "\ud800"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"digest=.*must be text without lone surrogates: it was edited"):
+        named_runs([str(file.parent)])
+
+
 def test_runs_of_an_experiment_are_numbered_as_in_its_report(results: Path) -> None:
     sweep = next(results.glob("noise_floor-*"))
     second, first = (str(sweep / f"{n}-max_num_seqs_{n}" / "run") for n in (1, 2))  # the file lists them the other way

@@ -22,7 +22,7 @@ from evalengine.records.evidence import file_sha256, is_run_folder
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.sealed import sha256_of
-from evalengine.records.shapes import Text, with_fields, wrong
+from evalengine.records.shapes import Text, UnicodeText, with_fields, wrong
 from evalengine.report.read.run import Key, Run
 from evalengine.util.plain_files import read_json
 
@@ -32,7 +32,8 @@ SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its run
 GATE_PLACE = re.compile(r"gate-\d{8}T\d{6}-.*")  # the folder that `gate --keep` makes for its run
 SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 LATEST = "latest"
-_SWEEP = with_fields({"runs": list[with_fields({"source": Text, "digest?": Text})], "picture_sha256?": Text})  # type: ignore[misc]
+_RUN = with_fields({"source": Text, "digest?": UnicodeText})
+_SWEEP = with_fields({"runs": list[_RUN], "picture_sha256?": Text})  # type: ignore[valid-type]
 _NUMBERED = re.compile(r"(.+):(\d+)")
 
 
