@@ -316,6 +316,28 @@ def test_a_different_contract_is_named(policy: str, verdict: str, monkeypatch: p
     report = judge(monkeypatch, a, b, policy)
     assert report.verdict == verdict and "contract_version is 3 in A and 4 in B" in report.notes[0]
     assert "bits are not comparable" in report.notes[0] and "evalengine baseline RUN -o FILE" in report.notes[0]
+    assert "--allow" not in report.compare, "compare accepts runs of different contracts"
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        ("accuracy: {margin: 2.0}", "pass"),
+        ("tokens: {epsilon: 0.1}", "pass"),
+        ("any_of: [{digest: equal}, {tokens: {epsilon: 0.1}}]", "pass"),
+        ("digest: equal", "error"),
+        ("all_of: [{digest: equal}, {tokens: {epsilon: 0.1}}]", "error"),
+    ],
+)
+def test_only_equal_digests_need_an_allowed_contract(
+    rule: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.yaml").write_text(f"allow: [weights]\n{rule}\n")
+    a = make_run({"sums": RIGHT * 2}, contract_version=3)
+    b = make_run({"sums": RIGHT * 2}, total=-1.5005, contract_version=4)
+    report = judge(monkeypatch, a, b, str(tmp_path / "own.yaml"))
+    (named,) = [text for text in (*report.notes, *report.problems) if "contract_version is 3 in A and 4 in B" in text]
+    assert report.verdict == verdict and "evalengine baseline RUN -o FILE" in named
 
 
 @pytest.mark.parametrize("policy", ["bitwise", "tokens", "accuracy"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,3 +63,18 @@ def test_the_flips_of_a_group_are_those_of_its_tasks(monkeypatch: pytest.MonkeyP
     report = judged(monkeypatch, *runs)
     (group,) = (check for check in report.checks if check.task == "g")
     assert "6 scores flip, 6 with another schedule" in group.brief
+
+
+def test_log_likelihoods_do_not_flip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_perplexity(run: Run, shift: float) -> Run:
+        key = ("lambada", "perplexity", "none")
+        scores = {doc: -1 - doc / 100 - shift for doc in range(50)}
+        value = math.exp(-sum(scores.values()) / 50), None
+        return replace(run, scores={**run.scores, key: scores}, results={**run.results, key: value},
+                       higher_is_better={**run.higher_is_better, key: False})  # fmt: skip
+
+    a, b, noise = flipped(total=-1.5), flipped(*range(6)), elsewhere(flipped(*range(3)))
+    runs = [with_perplexity(run, shift) for run, shift in ((b, 1e-4), (noise, 2e-4), (a, 0.0))]
+    lambada, answers = judged(monkeypatch, *runs).checks
+    assert lambada.task == "lambada" and "flip" not in lambada.message
+    assert "6 scores flip, 3 with another schedule" in answers.message

@@ -22,7 +22,7 @@ from pathlib import Path
 from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError, EvalEngineError, first_of, listed, readable
 from evalengine.records.manifest_data import not_run
-from evalengine.report.compare.comparability import findings, incomparable
+from evalengine.report.compare.comparability import CONTRACT, findings, incomparable
 from evalengine.report.gate.planned import accuracy_rules, plan_of
 from evalengine.report.gate.policies import AllOf, Policy, load_policy
 from evalengine.report.gate.report import DECIDED, Check, Report, Verdict, together
@@ -58,7 +58,8 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
     """Add to each metric's check how many scores flip in the run, and how many with another schedule of the baseline.
     A change that flips no more than a schedule in fast mode may have changed nothing.
 
-    Both count the same documents. The one-sided test is therefore McNemar's, exact, on documents that flip in one only.
+    Only scores of 0 or 1 flip: a log-likelihood or a probability changes with every schedule. Both count the same
+    documents. The one-sided test is therefore McNemar's, exact, on documents that flip in one only.
     Raises `ConfigError` unless `noise` has the baseline's configuration, in fast mode.
     """
     if a.source == noise.source:
@@ -76,6 +77,9 @@ def beside_noise(checks: Iterable[Check], a: Run, b: Run, noise: Run) -> Iterato
         old, new, other = (
             {(part, doc): value for part in parts for doc, value in run.scores[part].items()} for run in (a, b, noise)
         )
+        if not {*old.values(), *new.values(), *other.values()} <= {0.0, 1.0}:
+            yield check
+            continue
         shared = old.keys() & new.keys() & other.keys()
         flipped, alone = ({doc for doc in shared if old[doc] != scores[doc]} for scores in (new, other))
         p = mcnemar(len(alone - flipped), len(flipped - alone))[1]
@@ -253,7 +257,8 @@ def _compare_command(baseline: str | Path, base: str | None, a: Run, b: Run) -> 
     """The command that shows what differs between the runs, and why. base: the revision that has the baseline; None if
     the file here is the same."""
     command = shlex.join(["python", "-m", "evalengine", "compare", str(baseline), str(b.source)])
-    return command + " --allow" * bool(incomparable(a, b)) + (f" ({baseline} as it is in {base})" if base else "")
+    refused = any(finding.refused and finding.names != CONTRACT for finding in findings(a, b))
+    return command + " --allow" * refused + (f" ({baseline} as it is in {base})" if base else "")
 
 
 def decider(settings: SequentialConfig) -> tuple[str, Callable[[Scores], bool]]:

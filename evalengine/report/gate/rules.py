@@ -14,7 +14,7 @@ from typing import Literal
 from evalengine.errors import ConfigError, first_of
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
-from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
+from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, DigestRule, Policy, Rule, TokensRule
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
 from evalengine.report.numbers import same_number, same_value
@@ -57,9 +57,14 @@ def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "undecided"]:
 
 
 def level(policy: Policy, a: Run, b: Run) -> Run:
-    """`b` with everything that the policy lets differ set as in `a`: what differs then is not allowed to."""
-    identity = {name: value for name, value in b.identity.items() if name not in policy.allow}
-    identity |= {name: a.identity[name] for name in policy.allow if name in a.identity}
+    """`b` with everything that the policy lets differ set as in `a`: what differs then is not allowed to.
+
+    Tokens, answers and scores of different contract versions are comparable, so that only a policy that requires equal
+    digests must allow `contract_version` itself.
+    """
+    allow = policy.allow if _requires_digest(policy.rule) else (*policy.allow, "contract_version")
+    identity = {name: value for name, value in b.identity.items() if name not in allow}
+    identity |= {name: a.identity[name] for name in allow if name in a.identity}
     if "prompts" not in policy.allow:
         return replace(b, identity=identity)
     prompts = {key: a.items[key].prompt_sha256 for key in b.items if key in a.items}
@@ -69,6 +74,13 @@ def level(policy: Policy, a: Run, b: Run) -> Run:
         for task, documents in b.hashes.items()
     }
     return replace(b, identity=identity, items=items, hashes=hashes)
+
+
+def _requires_digest(rule: Rule) -> bool:
+    """Whether a rule cannot hold without equal digests."""
+    if isinstance(rule, AnyOf):
+        return all(map(_requires_digest, rule.rules))
+    return isinstance(rule, DigestRule) or (isinstance(rule, AllOf) and any(map(_requires_digest, rule.rules)))
 
 
 def _digest(a: Run, b: Run) -> list[Check]:
