@@ -273,7 +273,7 @@ def test_lambadas_perplexity_is_judged_after_the_last_step() -> None:
         steps = steps_of(policy, a, b)
         assert steps is not None
         (check,) = evaluate(policy.rule, steps.part, b, steps)
-        assert check.status == status and ("once all documents are asked" in check.message) == (count < 300)
+        assert check.status == status and ("once all documents are evaluated" in check.message) == (count < 300)
 
 
 def test_lambadas_perplexity_is_planned_by_two_runs() -> None:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.item_differences import answer_of
 from evalengine.report.gate.evidence import Evidence, Mean, design_of_ratio, of_mean, of_ratio
-from evalengine.report.gate.judging import judged, limits_in, tested_p, without_spread
+from evalengine.report.gate.judging import UNTESTED, judged, limits_in, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
 from evalengine.report.gate.steps import Steps
@@ -64,7 +65,6 @@ class Judged:
     decided: list[Check]  # without a test of documents
     tests: Mapping[Metric, Mean]  # metrics with a spread, groups and averages
     limits: Mapping[ScoreKey, Limits]  # of every metric
-    unskipped: list[ScoreKey]
     ratios: frozenset[Metric]  # the tests of perplexities, or bits per byte
 
     def parts(self, metric: Metric) -> list[ScoreKey]:
@@ -79,7 +79,8 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     """
     of = judged_metrics(rule, a, b, steps)
     checks = [*of.decided, *_tested(a, b, of, steps)]
-    untested_tasks = {key[0] for key in of.unskipped} - {check.task for check in checks if check.status in DECIDED}
+    untested_tasks = {check.task for check in checks if check.message == UNTESTED}
+    untested_tasks -= {check.task for check in checks if check.status in DECIDED}
     if untested_tasks or not checks:
         untested = ", ".join(sorted(untested_tasks)) or str(a.source)
         cure = "set margin_percent or max_regression_percent, or skip: true for the task"
@@ -91,48 +92,48 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
     """Resolve what the rule tests, and the checks that need no test. Raises `ConfigError`."""
     groups_of = a.groups or b.groups  # older baselines and some lm-eval outputs do not name theirs
     a, b = (run if run.groups else replace(run, groups=groups_of) for run in (a, b))
-    all_keys = sorted({*a.scores, *a.results})
-    _check_names(rule, all_keys)
-    limits = {key: rule.of(*key) for key in all_keys}
-    unskipped = [key for key in all_keys if not limits[key].skip]
-    if all_keys and not unskipped and not rule.averages:
-        raise ConfigError(_all_skipped(all_keys))
-    checks = [
-        Check("accuracy", *names_of(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip
-    ]
-    problems = {key: broken(key, a, b) for key in a.scores}
+    keys = sorted({*a.scores, *a.results})
+    _check_names(rule, keys)
+    limits = {key: rule.of(*key) for key in keys}
+    unskipped = [key for key in keys if not limits[key].skip]
+    if keys and not unskipped and not rule.averages:
+        raise ConfigError(_all_skipped(keys))
+    problems = {key: why for key in a.scores if (why := broken(key, a, b))}
     by_document = {key for key in a.scores if not has_log_likelihoods(a, key)}
-    checks += [Check("accuracy", *names_of(key), "fail", problems[key]) for key in unskipped if problems.get(key)]
-    waiting = [key for key in unskipped if steps and not steps.whole and key not in by_document]
-    groups = {key: _paired_parts(key, a, b, problems) for key in unskipped if key not in waiting}
-    groups = {key: parts for key, parts in groups.items() if parts}
-    inside = parts_of_groups(rule, groups, a) & {*unskipped}
-    reported = sorted(key for key in inside if not problems.get(key))
-    checks += [Check("accuracy", *names_of(key), "skip", _reported(key, a, b)) for key in reported]
-    unskipped = [key for key in unskipped if key not in reported]
-    for_later = "is judged once all documents are asked"
-    checks += [Check("accuracy", *names_of(key), "undecided", for_later) for key in waiting]
-    unskipped = [key for key in unskipped if key not in waiting]
-    sums = {key for key in unskipped if key not in by_document and ratios((a, b), key) is not None}
-    paired = by_document | groups.keys() | sums
-    whole = [key for key in unskipped if key not in paired and not problems.get(key)]
-    by_tasks = [key for key in whole if _judged_by_tasks(key, a, b, limits, sums)]
-    moved = {key: f"its tasks are judged: {_moved(key, a, b)}" for key in by_tasks}
-    checks += [Check("accuracy", *names_of(key), "skip", why) for key, why in moved.items()]
-    whole, unskipped = ([key for key in keys if key not in by_tasks] for keys in (whole, unskipped))
-    checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
-    single = [key for key in unskipped if key not in (*whole, *groups) and not problems.get(key)]
-    tests: dict[Metric, Mean] = {key: Mean(*names_of(key), ((key, 1.0),), limits[key]) for key in single}
-    for key in [key for key in unskipped if key in groups]:
-        tests[key] = Mean(*names_of(key), tuple(groups[key]), limits[key])
-    tests |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
-    for name, test in [*tests.items()]:
-        if why := [f"{key[0]}: {problems[key]}" for key, _ in test.parts if problems.get(key)]:
-            checks.append(Check("accuracy", test.task, test.name, "fail", "; ".join(first_of(why, SHOWN))))
-            del tests[name]
-        elif name not in sums:
-            tests[name] = replace(test, limits=_in_points(test.limits, a, test.parts))
-    return Judged(checks, tests, limits, unskipped, frozenset(sums.intersection(single)))
+    waiting = {key for key in unskipped if steps and not steps.whole and key not in by_document}
+    groups = {key: parts for key in unskipped if key not in waiting and (parts := _paired_parts(key, a, b, problems))}
+    inside = parts_of_groups(rule, groups, a)
+    sums = {key for key in unskipped if key not in by_document | waiting | inside and ratios((a, b), key) is not None}
+
+    def decided(key: ScoreKey) -> Check | Mean:
+        """The check of a metric that needs no test, or the mean to test."""
+        names = names_of(key)
+        check = partial(Check, "accuracy", *names)
+        if limits[key].skip:
+            return check("skip", "left out by the policy")
+        if key in problems:
+            return check("fail", problems[key])
+        if key in inside:
+            return check("skip", _reported(key, a, b))
+        if key in waiting:
+            return check("undecided", "is judged once all documents are evaluated")
+        if key in by_document | groups.keys() | sums:
+            return Mean(*names, tuple(groups.get(key, [(key, 1.0)])), limits[key])
+        if _judged_by_tasks(key, a, b, limits, sums):
+            return check("skip", f"its tasks are judged: {_moved(key, a, b)}")
+        return without_spread(key, a, b, limits[key], _higher(key, a, limits[key]))
+
+    found = {key: decided(key) for key in sorted(keys, key=groups.__contains__)}  # tasks before groups
+    checks = [own for own in found.values() if isinstance(own, Check)]
+    means: dict[Metric, Mean] = {key: own for key, own in found.items() if isinstance(own, Mean)}
+    means |= {name: mean_of(name, average, a) for name, average in rule.averages.items()}
+    tests = {}
+    for name, test in means.items():
+        if unpaired := [f"{key[0]}: {problems[key]}" for key, _ in test.parts if key in problems]:
+            checks.append(Check("accuracy", test.task, test.name, "fail", "; ".join(first_of(unpaired, SHOWN))))
+        else:
+            tests[name] = test if name in sums else replace(test, limits=_in_points(test.limits, a, test.parts))
+    return Judged(checks, tests, limits, frozenset(sums))
 
 
 def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str]) -> Members:
@@ -141,7 +142,7 @@ def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str
     if found := members_of_both(a, b, key):
         return found
     own = members(a, key)
-    return own if any(problems[part] for part, _ in own) else []
+    return own if any(part in problems for part, _ in own) else []
 
 
 def _judged_by_tasks(

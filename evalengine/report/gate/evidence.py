@@ -17,7 +17,6 @@ from evalengine.report.numbers import counted, exact_sum
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.detectable import Detectable, binary_loss, blind, mean_effect
-from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.loss_bound import LossBound, bound_cautions
 from evalengine.report.stats.paired import PairedResult, Test, are_shares, cluster_codes, tested
 from evalengine.report.stats.pass_probability import Design
@@ -116,10 +115,11 @@ def of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], me
     change = 100 * (new.value - old.value) / abs(old.value)
     what = _counted(design.documents, len(worse.parts))
     moved = f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}"
-    least = of_parts(worse.parts, bound, alpha / max(metrics, 1), mean.limits.power)
+    least = mean_effect(worse.parts, bound, 0.0, 1.0, alpha / max(metrics, 1), mean.limits.power, sides=1)
+    why = "" if math.isfinite(least) else blind(len(worse.parts))
     return Evidence(
         mean.task, mean.name, percent_of(old), moved, found.p_one_sided, TESTS[found.test_one_sided], bound, design,
-        least, design.documents, what, b.asks_all, "at the spread of differences seen here",
+        Detectable(least, why), design.documents, what, b.asks_all, "at the spread of differences seen here",
     )  # fmt: skip
 
 
@@ -169,7 +169,8 @@ def of_mean(
         design = replace(design, alpha=design.alpha / 2)  # which the bound of the whole set has
         what = f"{what} (of {steps.total[key[0]]}, evaluated in steps)"
         p, test, all_asked = bound.p_above(0.0), "betting, at every look", all_asked and steps.whole
-    change = f"{_moved(old, new, unit)}, {result.wins} better, {result.losses} worse of {what}{churn}"
+    moved = f"{old:.4f} -> {new:.4f} ({unit.shown(new - old) + 0.0:+.2f} {unit.name})"
+    change = f"{moved}, {result.wins} better, {result.losses} worse of {what}{churn}"
     least = Detectable(result.minimum_detectable_loss, result.undetectable)
     assuming = _assuming(alike, result, alpha / max(metrics, 1), limits.power)
     return Evidence(
@@ -184,12 +185,6 @@ def _rising(part: Scores) -> Scores:
     x, y = (np.asarray(part.columns[run]) for run in (0, 1))
     ends = 1.0 if are_shares(x, y) else float(max(x.max(), y.max()) + min(x.min(), y.min()))
     return replace(part, columns={0: (ends - x).tolist(), 1: (ends - y).tolist()}, higher_is_better=True)
-
-
-def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Detectable:
-    """The least loss that the test of clusters' log-likelihoods, as parts of their mean, could have shown."""
-    loss = mean_effect(parts, bound, 0.0, 1.0, level, power, sides=1)
-    return Detectable(loss, "" if math.isfinite(loss) else blind(len(parts)))
 
 
 def _assuming(scores: Sequence[Scores], result: PairedResult, level: float, power: float) -> str:
@@ -214,7 +209,3 @@ def _alpha(limits: Limits) -> float:
 def _counted(documents: int, clusters: int) -> str:
     related = f" in {clusters} cluster{'s' * (clusters != 1)}" if clusters < documents else ""
     return f"{documents} document{'s' * (documents != 1)}{related}"
-
-
-def _moved(old: float, new: float, unit: Unit) -> str:
-    return f"{old:.4f} -> {new:.4f} ({unit.shown(new - old) + 0.0:+.2f} {unit.name})"

@@ -27,6 +27,7 @@ from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.loss_bound import SteppedBound
 
 ROUNDING = 1e-9  # tolerance of points and percents
+UNTESTED = "has no value per document, and the policy sets no max_regression_percent: not tested"
 SIGNIFICANT = "a loss is statistically significant"
 
 
@@ -94,8 +95,7 @@ def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) 
     names = ("accuracy", key[0], f"{key[1]},{key[2]}")
     margin, allowed = limits.margin_percent, limits.max_regression_percent
     if margin is None and allowed is None:
-        text = "has no value per document, and the policy sets no max_regression_percent: not tested"
-        return Check(*names, "skip", text)
+        return Check(*names, "skip", UNTESTED)
     if key not in b.results:
         return Check(*names, "fail", "missing from the run")
     old, new = a.results[key][0], b.results[key][0]
