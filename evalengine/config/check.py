@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Set
 from dataclasses import fields, is_dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from os.path import isdir
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -79,7 +79,7 @@ def run_problems(config: Config) -> Iterator[str]:
     problems = (  # (whether it is so, the sentence)
         ((config.sequential.step is None) != (config.sequential.baseline is None),
          "sequential: step and baseline are set together, as `gate BASELINE --step 100 -- SETTINGS` does"),
-        (drafts is not None and not (Path(drafts or "") / "records.parquet").is_file(),
+        (drafts is not None and not isfile(Path(drafts, "records.parquet")),
          f"drafts={drafts}: holds no records.parquet; name the folder of a finished run"),
         (drafts is not None and not local,
          f"drafts={drafts}: replicas make their own guesses; leave it null, or set cluster=local"),
@@ -120,17 +120,12 @@ def run_problems(config: Config) -> Iterator[str]:
     )  # fmt: skip
     yield from tracker_problems("log_to", config.log_to)
     yield from (problem for is_wrong, problem in problems if is_wrong)
-    for name, folder in (("output_dir", config.output_dir), ("cache", cache.path)):
-        yield from _file_problems(name, folder) if folder is not None else ()
-
-
-def _file_problems(name: str, folder: str) -> Iterator[str]:
-    """The problem of a folder that need not exist."""
-    try:
-        if Path(folder).exists() and not Path(folder).is_dir():
-            yield f"{name}={folder}: exists and is not a folder"
-    except OSError as error:  # the name is too long, or a folder above may not be read
-        yield f"{name}={folder}: {error.strerror}; name another folder"
+    for name, folder in (("output_dir", config.output_dir), ("cache", cache.path)):  # neither need exist
+        try:
+            if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+                yield f"{name}={folder}: exists and is not a folder"
+        except OSError as error:  # the name is too long, or a folder above may not be read
+            yield f"{name}={folder}: {error.strerror}; name another folder"
 
 
 def tracker_problems(name: str, tracker: str | None) -> Iterator[str]:

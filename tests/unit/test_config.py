@@ -193,6 +193,7 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("long_prompts=drop", "long_prompts=drop: must be 'truncate' or 'error'"),
         ("resume=no/such/folder", "resume=no/such/folder: must be auto, never, or an existing run folder"),
         ("data_dir=no/such/folder", "data_dir=no/such/folder: no such folder"),
+        (f"drafts={'x' * 300}", f"drafts={'x' * 300}: holds no records.parquet; name the folder of a finished run"),
         ("task.num_fewshot=-1", "task.num_fewshot=-1: must be greater than or equal to 0"),
         ('task.generation.until=["a",""]', "task.generation.until[1]='': must have at least 1 character"),
         ("task.generation.top_p=0", "task.generation.top_p=0: must lie in (0, 1]"),
