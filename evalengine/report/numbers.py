@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-MINUS = "\u2212"
 LARGEST = 1e70  # statistics take no score beyond it: they multiply four of them, and add such products
 
 
@@ -51,7 +50,10 @@ def same_value(x: float, y: float, relative: float = 1e-12, absolute: float = 0.
 
 
 def shown(value: float, spec: str) -> str:
-    """A number for people: never "nan", "inf" or "-0.0000". spec: of `format`, such as ".4f" or "+.4f"."""
+    """A number for people: never "nan", "inf" or "-0.0000". spec: of `format`, such as ".4f" or "+.4f".
+
+    A minus is ASCII's in every form, so that a number can be copied into a program; only LaTeX sets it in mathematics.
+    """
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

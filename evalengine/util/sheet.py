@@ -20,6 +20,7 @@ _TEX = {
     "↑": "$\\uparrow$",
     "↓": "$\\downarrow$",
     "±": "$\\pm$",
+    "∞": "$\\infty$",
     "<": "$<$",
     ">": "$>$",
     "|": "$|$",
@@ -89,4 +90,5 @@ def _rows(sheet: Sheet, shown: Callable[[str], str], bold: str) -> Iterator[list
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(char, char) for char in printable(" ".join(text.split())))
+    signed = re.sub(r"(?<![\w-])-(?=[\d∞])", "\u2212", printable(" ".join(text.split())))
+    return "".join(_TEX.get(char, char) for char in signed)

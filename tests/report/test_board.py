@@ -297,8 +297,8 @@ def test_pass_at_k_has_values_and_an_interval_of_its_own() -> None:
 
 
 def test_numbers_are_said_for_readers() -> None:
-    cases = [(0.0, False, "0.0000"), (-0.00001, False, "0.0000"), (-1.5, False, "−1.5000"), (4.0e11, False, "4e+11"),
+    cases = [(0.0, False, "0.0000"), (-0.00001, False, "0.0000"), (-1.5, False, "-1.5000"), (4.0e11, False, "4e+11"),
             (math.nan, False, "unknown"), (-math.inf, False, "unbounded"), (0.7704, True, "77.0"),
             (-0.0001, True, "0.0")]  # fmt: skip
     assert [signed(value, share, sign=False) for value, share, _ in cases] == [text for *_, text in cases]
-    assert signed(0.065, True) == "+6.5" and signed(-0.065, True) == "−6.5" and signed(0.0, True) == "0.0"
+    assert signed(0.065, True) == "+6.5" and signed(-0.065, True) == "-6.5" and signed(0.0, True) == "0.0"

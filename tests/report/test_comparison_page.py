@@ -197,7 +197,7 @@ def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> No
     found = cells(page)
     assert ("", "83.3 %") in found and ("", "80.0 %") in found
     changes = [text.split()[-2:] for _, text in found if text.endswith("points")]
-    assert changes == [["+3.3", "points"], ["−3.3", "points"]], "a row against a column"
+    assert changes == [["+3.3", "points"], ["-3.3", "points"]], "a row against a column"
     assert [words(node) for node in nodes(page, class_="setting")] == ["exact", "fast"]
     assert "numerics exact → fast" in words(page), "the pair names what differs"
     named = [_commanded(run_, "limit=60") for run_ in (scored(50), scored(48))]

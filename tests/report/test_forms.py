@@ -65,7 +65,7 @@ def test_errors_and_gaps_have_their_cells() -> None:
     first, second = model("a", {"x": [0.5, 1.0]}), model("b", {"y": [-2.0, 0.0]})
     first.results["x", "acc", "none"] = (0.75, 0.25)
     rows = results_sheet([first, second]).rows
-    assert rows == [["x", "acc ↑", "", "0.7500 ± 0.2500", ""], ["y", "acc ↑", "", "", "\u22121.0000"]]
+    assert rows == [["x", "acc ↑", "", "0.7500 ± 0.2500", ""], ["y", "acc ↑", "", "", "-1.0000"]]
     assert "0.7500 $\\pm$ 0.2500 &  \\\\" in TABLES["latex"](results_sheet([first, second]))
 
 

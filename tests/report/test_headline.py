@@ -46,6 +46,15 @@ def ones(count: int, wrong: int, first: int = 0) -> list[float]:
     return [0.0 if first <= n < first + wrong else 1.0 for n in range(count)]
 
 
+def test_equal_bits_of_two_contracts_are_not_called_the_same() -> None:
+    same, other = compare(run(BASE), run(BASE)), compare(run(BASE), run(BASE, contract_version=2))
+    assert same.verdict == other.verdict == "IDENTICAL"
+    assert headline(same) == "A and B are the same, bit for bit"
+    assert headline(other) == (
+        "A and B have equal outputs and logprobs, by numerics contracts 1 and 2, under which bits may differ"
+    )
+
+
 def test_an_open_difference_says_how_many_documents_would_tell() -> None:
     c = compared({"t": ones(200, 46)}, {"t": ones(200, 38, first=12)})
     sentence = "B 4.0 points better (95 % CI -0.2 to +8.2): not significant; "

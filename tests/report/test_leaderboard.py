@@ -43,7 +43,7 @@ def test_other_weights_are_compared_as_models_without_allow(made: Made, capsys: 
     assert main(["compare", made("good"), made("poor")]) == 1, "a script must not take them for the same"
     out = capsys.readouterr().out
     assert re.search(r"good +87\.5 +\[64\.0, 96\.5\] +1 ", out) and re.search(r"poor +31\.2 ", out)
-    assert re.search(r"poor against good +−56\.2 +\[−94\.7, −17\.8\] +0 / 9 / 7 +0\.0039 +0\.0078 ", out)
+    assert re.search(r"poor against good +-56\.2 +\[-94\.7, -17\.8\] +0 / 9 / 7 +0\.0039 +0\.0078 ", out)
     last = out.splitlines()[-1]
     assert last.startswith("verdict: 2 of 2 differences significant at 5 % (Holm); 0 of 16 answers changed; best on")
     assert "exact_match strict-match: good (87.5 %)" in last
@@ -159,7 +159,7 @@ def test_the_page_has_documents_links_churn_and_a_matrix(made: Made, tmp_path: P
     matrix = tab.evaluate(f"[...{cells}].map(c => [c.className, c.innerText.split(/\\s*\\n\\s*/)])")
     assert len(matrix) == 9 and [matrix[place][1] for place in (0, 4, 8)] == [["87.5"], ["31.2"], ["18.8"]]
     assert matrix[1] == ["cell same", ["+56.2", matrix[1][1][1], "0 answers differ"]]  # good against poor
-    assert matrix[3][0] == "cell other" and matrix[3][1][0] == "−56.2"
+    assert matrix[3][0] == "cell other" and matrix[3][1][0] == "-56.2"
     assert tab.evaluate("document.querySelector('#tests details').open") is False
     links = tab.evaluate("[...document.querySelectorAll('#models a')].map(a => a.href)")
     assert links == [(Path(folders[0]) / "report.html").resolve().as_uri()]  # the others have no page yet

@@ -11,7 +11,7 @@ from evalengine.report.compare.compare import Comparison, compared
 from evalengine.report.compare.headline import asked_for, changed_words, headline
 from evalengine.report.compare.report import cautions, facts, regressions, value_text
 from evalengine.report.leaderboard.models import labels
-from evalengine.report.numbers import MINUS, arrow, counted
+from evalengine.report.numbers import arrow, counted
 from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey, direction
 from evalengine.report.stats.metric_interval import cut_words
@@ -64,8 +64,7 @@ def _cell(run: Run, key: ScoreKey) -> str:
     if key not in run.results:
         return ""
     value, stderr = run.results[key]
-    text = value_text(value) + ("" if stderr is None else f" ± {value_text(stderr)}")
-    return text.replace("-", MINUS)
+    return value_text(value) + ("" if stderr is None else f" ± {value_text(stderr)}")
 
 
 def _made(run: Run) -> str:

@@ -14,7 +14,7 @@ from evalengine.report.compare.as_json import FORMAT, VERSION, comparison_json, 
 from evalengine.report.compare.comparability import resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare_alike
 from evalengine.report.compare.headline import p_of
-from evalengine.report.numbers import MINUS, shown
+from evalengine.report.numbers import shown
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.stats.significance import ALPHA
 from evalengine.util.sheet import Line, Sheet
@@ -201,8 +201,7 @@ def change_text(a: Run, b: Run, key: ScoreKey) -> str:
     change = b.results[key][0] - a.results[key][0]
     if not math.isfinite(change) or change == 0:
         return ""
-    text = f"{100 * change:+.1f} points" if is_share(a, key) and is_share(b, key) else f"{change:+.4f}"
-    return text.replace("-", MINUS)
+    return f"{100 * change:+.1f} points" if is_share(a, key) and is_share(b, key) else f"{change:+.4f}"
 
 
 def is_share(run: Run, key: ScoreKey) -> bool:

@@ -11,11 +11,11 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, interval, listed, table, verdict
 from evalengine.report.numbers import counted, shown
 
-HEAD = ("Verdict", "Check", "Loss", "Bound", "Margin", "−2 to 2 margins")
+HEAD = ("Verdict", "Check", "Loss", "Bound", "Margin", "-2 to 2 margins")
 ABOUT = {
     "Loss": "Of the run against the baseline, negative where the run is better",
     "Bound": "The largest loss that the documents do not exclude",
-    "−2 to 2 margins": "From the loss to its bound; dashed: the margin. Values outside are drawn at the edge",
+    "-2 to 2 margins": "From the loss to its bound; dashed: the margin. Values outside are drawn at the edge",
 }
 GOOD = {"pass": True, "fail": False}
 MOODS = {"pass": "mark good", "fail": "mark bad"}

@@ -29,7 +29,7 @@ from evalengine.report.read.run import Item, Key, Run, ScoreKey
 
 TILES = 3  # metrics shown large
 FOLDED = "of the groups' own tasks, outside the family of tests"
-HEAD = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
+HEAD = ("Metric", "A", "B", "B - A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
 LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation",

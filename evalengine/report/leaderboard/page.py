@@ -142,7 +142,7 @@ def _group(board: Board, group: Group) -> Node:
 
 
 def _tests(board: Board) -> Iterator[Node]:
-    head = ("B against A", "B − A", "95 % interval", "", "Won / lost / equal", *PS, "Documents", "Answers changed")
+    head = ("B against A", "B - A", "95 % interval", "", "Won / lost / equal", *PS, "Documents", "Answers changed")
     for contest in board.tested:
         if not contest.tests:
             continue

@@ -11,7 +11,7 @@ from evalengine.report.compare.headline import test_words
 from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
-from evalengine.report.numbers import MINUS, arrow, counted, p_value
+from evalengine.report.numbers import arrow, counted, p_value, shown
 from evalengine.report.read.run import provenance
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.stats.significance import ALPHA
@@ -88,7 +88,7 @@ def group_sheet(board: Board, group: Group) -> Sheet:
 
 def tests_sheet(board: Board) -> Sheet:
     """A row for each test, in the order of metrics and pairs."""
-    head = ["Metric", "B against A", "B − A", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "Documents"]
+    head = ["Metric", "B against A", "B - A", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "Documents"]
     head.append("Answers changed")
     rows = [test_row(board, contest, test) for contest in board.tested for test in contest.tests]
     return Sheet("Paired tests", head, rows, (0, 1), note=tests_note(board))
@@ -173,10 +173,7 @@ def signed(value: float, share: bool, sign: bool = True) -> str:
     if not math.isfinite(value):
         return "unknown" if math.isnan(value) else "unbounded"
     digits = ".4f" if abs(value) < LARGE else ".6g"
-    text = f"{value * 100:{'+' * sign}.1f}" if share else f"{value:{'+' * sign}{digits}}"
-    if float(text) == 0:
-        text = text.lstrip("+-")
-    return text.replace("-", MINUS)
+    return shown(100 * value, f"{'+' * sign}.1f") if share else shown(value, f"{'+' * sign}{digits}")
 
 
 def between(contest: Contest, bounds: tuple[float, float] | None, sign: bool = False, share: bool | None = None) -> str:

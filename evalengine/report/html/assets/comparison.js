@@ -57,6 +57,6 @@
     const written = (value) => value === null ? "" : typeof value === "string" ? value : number(value, 6);
     const known = (value) => typeof value === "number";
     const cells = rows.map(([index, a, b]) => [index, written(a), written(b), known(a) && known(b) ? (b - a).toExponential(2) : ""]);
-    return [make("h3", "", "Log-likelihoods of the document's requests, nat"), parts.sheet({ head: ["Request", "A", "B", "B − A"], rows: cells, numbers: [1, 2, 3] })];
+    return [make("h3", "", "Log-likelihoods of the document's requests, nat"), parts.sheet({ head: ["Request", "A", "B", "B - A"], rows: cells, numbers: [1, 2, 3] })];
   }
 })();
