@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import ids_sha256
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.matrix import matrix
@@ -249,6 +250,27 @@ def test_the_headings_of_flips_are_whole_on_a_phone(browser: Browser, tmp_path: 
     shown = "[...document.querySelectorAll('[data-grid=flips] .grid-head > div:not([hidden]) button')]"
     heads = tab.evaluate(f"{shown}.map(e => [e.textContent, e.scrollWidth <= e.clientWidth])")
     assert heads == [["Doc", True], ["Answer A", True], ["Answer B", True], ["Change", True]]
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    quiet(tab)
+    tab.close()
+
+
+def test_the_settings_in_a_matrix_break_between_words_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    runs = [
+        replace(run(BASE), manifest=Manifest({"engine": {"max_num_batched_tokens": size, "max_num_seqs": size // 8}}))
+        for size in (512, 1024, 2048)
+    ]
+    matrix_page(matrix(runs)).write(tmp_path / "m.html")
+    tab = browser.open(tmp_path / "m.html", width=390, height=844)
+    lines = """(() => {
+      const label = document.querySelector("table.matrix .setting").firstChild, range = new Range();
+      return label.textContent.split(" ").map((word) => {
+        const from = label.textContent.indexOf(word);
+        range.setStart(label, from); range.setEnd(label, from + word.length);
+        return range.getClientRects().length;
+      });
+    })()"""
+    assert tab.evaluate(lines) == [1, 1, 1, 1], "each word is on one line"
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
     quiet(tab)
     tab.close()

@@ -15,6 +15,7 @@ from evalengine.integrations.exports.tables import TABLES, results_sheet
 from evalengine.report.python.results import load_run as load_results
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import SWEEP_FORMAT
+from evalengine.util.sheet import Sheet, latex_table
 from tests.report.model_runs import model
 from tests.report.written_run import Doc, write_generations
 from tests.run_double import ISO, bind_again, generated, write_run
@@ -43,6 +44,11 @@ def test_a_markdown_table_has_a_column_for_each_run(
     assert head == "| Task | Metric | Filter | my_model | b |" and rule == "| :-- | :-- | :-- | --: | --: |"
     assert strict == "| sums | exact_match ↑ | strict | 0.3333 | 1.0000 |" and "flexible" in flexible and not empty
     assert f"exact numerics, digest {load_run(folder).digest[:12]}, 6 requests" in note  # type: ignore[index]
+
+
+def test_latex_sets_a_minus_and_keeps_a_hyphen() -> None:
+    text = latex_table(Sheet("gpt-4", ("a", "b"), [["gpt-4", "-1.5"], ["x", "[-2, -∞]"]], (0,)))
+    assert "gpt-4 & $-$1.5" in text and "{[}$-$2, $-$$\\infty$]" in text
 
 
 def test_a_latex_table_goes_to_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
