@@ -50,7 +50,7 @@ def test_thousands_of_samples(browser: Browser, tmp_path: Path, monkeypatch: pyt
 
     A page of 20,000 has the real limits; one of fewer has as many bytes for each sample.
     """
-    for limit in ("BUDGET", "CELL_BYTES"):
+    for limit in ("BUDGET", "CELL_BYTES", "FEW"):
         monkeypatch.setattr(page_samples, limit, getattr(page_samples, limit) * samples // 20_000)
     draw = random.Random(0)
     shots = [" ".join(f"{draw.getrandbits(40):x}" for _ in range(52)) for _ in range(500)]

@@ -366,7 +366,8 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
 def run_page(data: RunData, other: Run | None = None) -> Page:
     """The page of one run. other: the run in the other kind of numerics that its noise floor is measured against."""
     page = Page(_title(data), scripts=("samples.js",))
-    scored = replace(data, run=with_pass_at_k(data.run))
+    with_passes = with_pass_at_k(data.run)
+    scored = data if with_passes is data.run else replace(data, run=with_passes)  # which reads the samples again
     summary_lead(page, scored)
     metrics_section(page, scored)
     if other is not None:

@@ -20,6 +20,7 @@ BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shr
 # Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.
 LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (600, 2_000), (300, 600), (150, 200),
           (60, 80))  # fmt: skip
+FEW = 2_000  # documents whose texts are made and measured; of more, the size is estimated first
 PREVIEW = 100  # characters in a cell, at most
 CELL_BYTES = 6_000_000  # most of all cells' texts, three a row
 SCORES = 4  # columns of metrics
@@ -30,15 +31,24 @@ def samples_section(page: Page, data: RunData) -> None:
     """Adds the section, its grid and its texts."""
     places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
     columns = list(_columns(data, min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))))
-    limits = next((limits for limits in LIMITS if _estimate(data, places, *limits) <= BUDGET), LIMITS[-1])
 
-    def block(some: Sequence[Place]) -> tuple[list[list[Any]], str, int]:
-        """Neighbours among the samples: their rows of the grid, their packed texts, and how many of these were cut."""
-        cut = Truncator(*limits)
-        texts = pack([_texts(data, *place, cut) for place in some])
-        return [[cell(*place) for _, cell in columns] for place in some], texts, cut.count
+    def made(limits: tuple[int, int]) -> list[tuple[list[list[Any]], str, int]]:
+        """Of each block of neighbours: their rows of the grid, their packed texts, and how many of these were cut."""
 
-    blocks = spread(lambda many: [block(some) for some in many], in_blocks(places), LEAST)
+        def block(some: Sequence[Place]) -> tuple[list[list[Any]], str, int]:
+            cut = Truncator(*limits)
+            texts = pack([_texts(data, *place, cut) for place in some])
+            return [[cell(*place) for _, cell in columns] for place in some], texts, cut.count
+
+        return spread(lambda many: [block(some) for some in many], in_blocks(places), LEAST)
+
+    many = len(places) > FEW
+    for limits in LIMITS:
+        if many and limits != LIMITS[-1] and _estimate(data, places, *limits) > BUDGET:
+            continue
+        blocks = made(limits)
+        if many or sum(len(texts) for _, texts, _ in blocks) <= BUDGET:
+            break
     rows = [row for own, _, _ in blocks for row in own]
     page.packed_blocks("samples", [texts for _, texts, _ in blocks], len(rows))
     body = grid(page, "samples", [column for column, _ in columns], rows, "sample", blocks="samples", noun="samples")
@@ -214,9 +224,9 @@ def _facts(data: RunData, item: Item) -> list[list[str]]:
 
 
 def _estimate(data: RunData, places: Sequence[Place], prompt: int, other: int) -> int:
-    """About how many bytes all texts take at these limits, from one document in 16 if there are many."""
-    every, cut = 16 if len(places) > 2000 else 1, Truncator(prompt, other)
-    return every * sum(len(block) for block in packed([_texts(data, *place, cut) for place in places[::every]]))
+    """About how many bytes all texts take at these limits, from one document in 16."""
+    cut = Truncator(prompt, other)
+    return 16 * sum(len(block) for block in packed([_texts(data, *place, cut) for place in places[::16]]))
 
 
 def _preview(text: str, room: int) -> str:

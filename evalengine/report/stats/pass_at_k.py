@@ -34,6 +34,8 @@ def with_pass_at_k(run: Run) -> Run:
             name = (key[0], f"{_prefix(run, key)}pass@{k}", key[2])
             scores[name], better[name] = values, True
             results[name] = (mean(values.values()), None)
+    if results.keys() == run.results.keys():
+        return run
     return replace(run, scores=scores, results=results, higher_is_better=better)
 
 
