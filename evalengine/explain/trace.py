@@ -77,12 +77,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class Side:
-    """What to run again."""
+    """A run to repeat, and how."""
 
     run: Run
     instead: tuple[str, ...] = ()  # settings that this side has instead of the run's ("batch_invariant=false")
     places: tuple[str, ...] = ()  # where rows and weights lie here ("data_dir=/data"), and on which device to run
-    alone: bool = False  # the item by itself, without the other requests of the run
+    alone: bool = False  # only the item, without the other requests of the run
 
     @property
     def label(self) -> str:

@@ -171,8 +171,8 @@ def outcome_of(results: Mapping[str, Any], samples: Samples, kinds: Mapping[str,
 
 
 def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
-    """What lm-eval puts before each choice; None where the results do not say. Under a chat template it is nothing,
-    unless a prefix of the answer stands before it that does not end in white space (`construct_requests`)."""
+    """The text that lm-eval puts before each choice; None where the results do not say. Under a chat template it is
+    empty, unless it follows a prefix of the answer that does not end in white space (`construct_requests`)."""
     config = results["configs"].get(task) or {}
     delimiter, prefix = config.get("target_delimiter"), config.get("gen_prefix")
     if results.get("chat_template_sha") and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()):
@@ -181,7 +181,7 @@ def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
 
 
 def _identity(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What lm-eval's results say about model, seeds, tasks and prompts."""
+    """The model, seeds, tasks and prompts that lm-eval's results record."""
     config = results["config"]
     tasks = {
         task: {
