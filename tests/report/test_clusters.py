@@ -22,7 +22,7 @@ from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.metric_deltas import metric_deltas
 from evalengine.report.compare.report import report as report_of
-from evalengine.report.gate.evidence import Mean, of_mean
+from evalengine.report.gate.evidence import Mean
 from evalengine.report.gate.policies import Limits
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.leaderboard.compose import board
@@ -135,8 +135,8 @@ def test_few_clusters_and_few_successes_are_said() -> None:
     assert rare.startswith("as few as 1.8 documents make the score") and cautions([0.5] * 40 + [0.2] * 60, None) == []
     a, b = make_run({"sums": scores}), make_run({"sums": [1.0, *scores[1:]]}, total=-1.6)
     names = {"sums": dict(enumerate(uneven))}
-    mean = Mean("sums", "f1,none", ((KEY, 1.0),), Limits(margin=2.0))
-    evidence = of_mean(mean, replace(a, clusters=names), b, {KEY: True}, 1)
+    mean = Mean("sums", "f1,none", ((KEY, 1.0),), Limits(margin=2.0), {KEY: True})
+    evidence = mean.evidence(replace(a, clusters=names), b, 1)
     assert evidence.what == "100 documents in 41 clusters" and evidence.cautions == (said,)
 
 
@@ -222,8 +222,8 @@ def test_gate_and_compare_count_clusters() -> None:
     a, b = make_run({"sums": old}), make_run({"sums": new})
     groups = {"sums": {doc: str(doc // 4) for doc in range(40)}}
     related = replace(a, clusters=groups)
-    mean = Mean("sums", "f1,none", ((KEY, 1.0),), Limits())
-    evidence = [of_mean(mean, run, b, {KEY: True}, 1) for run in (a, related)]
+    mean = Mean("sums", "f1,none", ((KEY, 1.0),), Limits(), {KEY: True})
+    evidence = [mean.evidence(run, b, 1) for run in (a, related)]
     assert (evidence[0].p, evidence[0].test) == (2**-8, "exact McNemar") and evidence[1].p >= 0.25
     assert "40 documents in 10 clusters" in evidence[1].change
     assert evidence[1].bound.bound > evidence[0].bound.bound and evidence[1].least.loss > evidence[0].least.loss

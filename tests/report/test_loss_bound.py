@@ -11,7 +11,7 @@ from scipy import stats
 
 from benchmarks.statistics_cases import bonett_price_bound, passing
 from evalengine.report.compare.metric_deltas import metric_deltas
-from evalengine.report.gate.evidence import TESTS, Mean, of_mean
+from evalengine.report.gate.evidence import TESTS, Mean
 from evalengine.report.gate.policies import Limits
 from evalengine.report.read.groups import members_of_both
 from evalengine.report.read.run import Run
@@ -182,14 +182,15 @@ def agree(a: dict[str, list[float]], b: dict[str, list[float]], clusters: int = 
         result = metric_deltas(old, new)[0].paired
         assert result is not None
         key = ("x", *METRIC)
-        return -result.ci_low, of_mean(Mean("x", "m", ((key, 1.0),), Limits()), old, new, {key: True}, 1).bound
+        return -result.ci_low, Mean("x", "m", ((key, 1.0),), Limits(), {key: True}).evidence(old, new, 1).bound
     keys = {task: (task, *METRIC) for task in a}
     weights = [1 / len(a)] * len(a)
     columns = (scaled([list(run[task]) for task in a], weights) for run in (a, b))
     labels = [f"{task} {name}" for task in a for name in names[task].values()]
     tasks = [(len(a[task]), 1 / len(a)) for task in a]
-    mean = Mean("both", "mean", tuple((key, 1 / len(a)) for key in keys.values()), Limits())
-    evidence = of_mean(mean, old, new, dict.fromkeys(keys.values(), True), 1)
+    parts = tuple((key, 1 / len(a)) for key in keys.values())
+    mean = Mean("both", "mean", parts, Limits(), dict.fromkeys(keys.values(), True))
+    evidence = mean.evidence(old, new, 1)
     return -paired(*columns, clusters=labels, tasks=tasks).ci_low, evidence.bound
 
 
@@ -249,7 +250,7 @@ def test_gate_and_compare_agree_on_a_group_with_tasks_of_one_document(
         a, b = random_group(rng, kind, macro)
         metric = next(metric for metric in metric_deltas(a, b) if metric.key[0] == "g")
         parts = members_of_both(a, b, metric.key)
-        evidence = of_mean(Mean("g", "mean", tuple(parts), Limits()), a, b, dict.fromkeys(a.scores, True), 1)
+        evidence = Mean("g", "mean", tuple(parts), Limits(), dict.fromkeys(a.scores, True)).evidence(a, b, 1)
         if (result := metric.paired) is None:
             assert evidence.count == 1
             continue

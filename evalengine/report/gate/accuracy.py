@@ -11,7 +11,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.item_differences import answer_of
-from evalengine.report.gate.evidence import Evidence, Mean, design_of_ratio, of_mean, of_ratio
+from evalengine.report.gate.evidence import Evidence, Mean
 from evalengine.report.gate.judging import UNTESTED, judged, limits_in, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Average, Limits
 from evalengine.report.gate.report import DECIDED, SHOWN, Check
@@ -20,7 +20,6 @@ from evalengine.report.numbers import LARGEST, exact_sum, in_range, mean
 from evalengine.report.read.groups import Members, below, leaves, members, members_of_both
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.metric_interval import cut_words
-from evalengine.report.stats.pass_probability import Design
 from evalengine.report.stats.perplexity import has_log_likelihoods, ratios
 from evalengine.report.stats.significance import family_p, one_test
 
@@ -65,11 +64,6 @@ class Judged:
     decided: list[Check]  # without a test of documents
     tests: Mapping[Metric, Mean]  # metrics with a spread, groups and averages
     limits: Mapping[ScoreKey, Limits]  # of every metric
-    ratios: frozenset[Metric]  # the tests of perplexities, or bits per byte
-
-    def parts(self, metric: Metric) -> list[ScoreKey]:
-        """The metrics whose documents make a tested metric or a mean."""
-        return [key for key, _ in self.tests[metric].parts]
 
 
 def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
@@ -132,8 +126,14 @@ def judged_metrics(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = Non
         if unpaired := [f"{key[0]}: {problems[key]}" for key, _ in test.parts if key in problems]:
             checks.append(Check("accuracy", test.task, test.name, "fail", "; ".join(first_of(unpaired, SHOWN))))
         else:
-            tests[name] = test if name in sums else replace(test, limits=_in_points(test.limits, a, test.parts))
-    return Judged(checks, tests, limits, frozenset(sums))
+            named = {key: test.limits if limits[key].higher_is_better is None else limits[key] for key in test.keys}
+            tests[name] = replace(
+                test,
+                limits=test.limits if name in sums else _in_points(test.limits, a, test.parts),
+                higher_is_better={key: _higher(key, a, own) for key, own in named.items()},
+                is_ratio=name in sums,
+            )
+    return Judged(checks, tests, limits)
 
 
 def _paired_parts(key: ScoreKey, a: Run, b: Run, problems: Mapping[ScoreKey, str]) -> Members:
@@ -185,53 +185,30 @@ def _moved(key: ScoreKey, a: Run, b: Run) -> str:
     return f"{a.results[key][0]:.4f} -> {b.results[key][0]:.4f}"
 
 
-def evidence_of(metric: Metric, a: Run, b: Run, of: Judged, count: int, steps: Steps | None = None) -> Evidence:
-    """The evidence on a tested metric or mean. count: the metrics that share Holm's correction."""
-    mean = of.tests[metric]
-    if metric in of.ratios:
-        return of_ratio(mean, a, b, _directions(mean, a, of), count)
-    return of_mean(mean, a, b, _directions(mean, a, of), count, steps)
-
-
-def design_of(metric: Metric, a: Run, b: Run, of: Judged) -> Design:
-    """The documents and losses behind `evidence_of`, without a test of them."""
-    mean = of.tests[metric]
-    directions = _directions(mean, a, of)
-    return design_of_ratio(mean, a, b, directions)[0] if metric in of.ratios else mean.design(a, b, directions)
-
-
-def _directions(mean: Mean, a: Run, of: Judged) -> dict[ScoreKey, bool]:
-    """Which way is better in each part of a mean."""
-    own = {key: of.limits[key] for key, _ in mean.parts}
-    return {key: _higher(key, a, mean.limits if limits.higher_is_better is None else limits)
-            for key, limits in own.items()}  # fmt: skip
-
-
 def _tested(a: Run, b: Run, of: Judged, steps: Steps | None) -> Iterator[Check]:
     """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
-    single = {key: of.tests[key].limits for key in of.limits if key in of.tests and of.parts(key) == [key]}
+    single = {key: of.tests[key].limits for key in of.limits if key in of.tests and of.tests[key].keys == [key]}
     same: dict[Metric, ScoreKey] = {
         key: first if single[first] == single[key] else key for key, first in one_test(single, (a, b)).items()
     }
     tested = [metric for metric, mean in of.tests.items() if mean.limits.alpha is not None]
     count = len({same.get(metric, metric) for metric in tested})
-    gathered = {metric: evidence_of(metric, a, b, of, count, steps) for metric in of.tests}
+    gathered = {metric: mean.evidence(a, b, count, steps) for metric, mean in of.tests.items()}
     p_values = family_p({metric: tested_p(gathered[metric], of.tests[metric].limits) for metric in tested}, same)
     for metric, evidence in gathered.items():
         words = "" if isinstance(metric, str) else cut_words(metric, {"baseline": a, "run": b})
         cut = (words,) if words else ()
-        keys = of.parts(metric)
-        if all(_same_bits(key, a, b) for key in keys):  # it counts in Holm's family like the others
+        mean = of.tests[metric]
+        if all(_same_bits(key, a, b) for key in mean.keys):  # it counts in Holm's family like the others
             why = f"equal bits, so nothing changed on these documents: {evidence.change}"
             names = (evidence.task, evidence.name)
             yield Check("accuracy", *names, "pass", why, cut, "Can detect: any changed token or logprob bit")
             continue
-        limits = of.tests[metric].limits
-        check = judged(evidence, limits, p_values.get(metric), count)
+        check = judged(evidence, mean.limits, p_values.get(metric), count)
         undone = check.status in ("fail", "undecided") and metric in single
-        details = (*cut, *(_lost(keys[0], a, b, of) if undone else ()))
+        details = (*cut, *(_lost(mean, a, b) if undone else ()))
         brief = "; ".join((check.brief, *cut))
-        yield replace(check, details=details, brief=brief, **_estimate(evidence, limits))
+        yield replace(check, details=details, brief=brief, **_estimate(evidence, mean.limits))
 
 
 def _estimate(evidence: Evidence, limits: Limits) -> dict[str, Any]:
@@ -273,9 +250,10 @@ def _have(count: int) -> str:
     return "1 document has" if count == 1 else f"{count} documents have"
 
 
-def _lost(key: ScoreKey, a: Run, b: Run, of: Judged) -> list[str]:
-    """The first documents that got worse, with both answers where they are known."""
-    scores, sign = a.scores.get(key, {}), 1 if _higher(key, a, of.limits[key]) != (key in of.ratios) else -1
+def _lost(mean: Mean, a: Run, b: Run) -> list[str]:
+    """The first documents of a metric that got worse, with both answers where they are known."""
+    (key,) = mean.keys
+    scores, sign = a.scores.get(key, {}), 1 if mean.higher_is_better[key] != mean.is_ratio else -1
     worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
     return first_of([f"document {doc} got worse{_answers(key, a, b, doc)}" for doc in worse], SHOWN)
 

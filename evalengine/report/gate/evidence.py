@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -81,34 +81,45 @@ class Mean:
     name: str
     parts: tuple[tuple[ScoreKey, float], ...]  # the tasks' metrics and their weights in the mean
     limits: Limits
+    higher_is_better: Mapping[ScoreKey, bool] = field(default_factory=dict)  # of each part
+    is_ratio: bool = False  # whether it is a perplexity, or bits per byte, of which runs hold the sums
 
-    def scores(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> list[Scores]:
-        """The scores behind it. directions: whether more is better in each part."""
-        return [scores_of_pair(a, b, key, a.scores[key], directions[key], weight) for key, weight in self.parts]
+    @property
+    def keys(self) -> list[ScoreKey]:
+        """The metrics whose documents make it."""
+        return [key for key, _ in self.parts]
 
-    def design(self, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> Design:
-        """The documents and their losses."""
-        return loss_design(self.scores(a, b, directions), _alpha(self.limits))
+    def scores(self, a: Run, b: Run) -> list[Scores]:
+        """The scores behind it, of a mean of scores."""
+        return [scores_of_pair(a, b, key, a.scores[key], self.higher_is_better[key], weight)
+                for key, weight in self.parts]  # fmt: skip
+
+    def design(self, a: Run, b: Run) -> Design:
+        """The documents and their losses; of a ratio, its rises in nats per word, byte or document."""
+        alpha = _alpha(self.limits)
+        if not self.is_ratio:
+            return loss_design(self.scores(a, b), alpha)
+        documents, (old, new) = self.ratios(a, b)
+        codes = cluster_codes(cluster_names(a, b, self.keys[0][0], documents), len(documents))
+        both = (new, old) if self.higher_is_better[self.keys[0]] else (old, new)
+        # A scale of 0: equal log-likelihoods show no change, and an unseen change has no typical size here.
+        return Design((loss_stratum(*both, codes),), 0.0, alpha)
+
+    def ratios(self, a: Run, b: Run) -> tuple[Sequence[int], Sequence[Ratio]]:
+        """(the documents, the ratio in either run)."""
+        sums = ratios((a, b), self.keys[0])
+        assert sums is not None
+        return sums
+
+    def evidence(self, a: Run, b: Run, metrics: int, steps: Steps | None = None) -> Evidence:
+        """The evidence of two runs. metrics: how many share Holm's correction. steps: the documents of a run in steps;
+        `steps_of` rejects means over tasks."""
+        return _of_ratio(self, a, b, metrics) if self.is_ratio else _of_scores(self, a, b, metrics, steps)
 
 
-def design_of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool]) -> tuple[Design, Ratio, Ratio]:
-    """(the rises of a perplexity, or bits per byte, in nats per word, byte or document; the ratio in either run)."""
-    ((key, _),) = mean.parts
-    sums = ratios((a, b), key)
-    assert sums is not None
-    documents, (old, new) = sums
-    codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
-    rise = loss_stratum(new, old, codes) if directions[key] else loss_stratum(old, new, codes)
-    # A scale of 0: log-likelihoods that are all equal show no change, and an unseen change has no typical size here.
-    return Design((rise,), 0.0, _alpha(mean.limits)), old, new
-
-
-def of_ratio(mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int) -> Evidence:
-    """The evidence on a perplexity, or bits per byte, of runs that hold the sums behind it.
-
-    The test is that of the clusters' log-likelihood differences (`paired.tested`).
-    """
-    design, old, new = design_of_ratio(mean, a, b, directions)
+def _of_ratio(mean: Mean, a: Run, b: Run, metrics: int) -> Evidence:
+    """The test is that of the clusters' log-likelihood differences (`paired.tested`)."""
+    design, (old, new) = mean.design(a, b), mean.ratios(a, b)[1]
     alpha = 0.05 if mean.limits.alpha is None else mean.limits.alpha
     (worse,), bound = design.strata, design.bound
     found = tested(design.strata, design.scale, design.most, answers=False)
@@ -142,12 +153,9 @@ def _expm1(value: float) -> float:
         return math.inf
 
 
-def of_mean(
-    mean: Mean, a: Run, b: Run, directions: Mapping[ScoreKey, bool], metrics: int, steps: Steps | None = None
-) -> Evidence:
-    """The evidence from scores by document, by the same pairs and test as `compare`'s (`paired_scores`). metrics: how
-    many share Holm's correction. steps: the documents of a run in steps; `steps_of` rejects means over tasks."""
-    scores = mean.scores(a, b, directions)
+def _of_scores(mean: Mean, a: Run, b: Run, metrics: int, steps: Steps | None) -> Evidence:
+    """The pairs and the test are those of `compare` (`paired_scores`)."""
+    scores = mean.scores(a, b)
     (key, _), single = mean.parts[0], len(scores) == 1
     assert single or steps is None
     old, new = (exact_sum(column) for column in zip(*(part.mean_of_two for part in scores), strict=True))

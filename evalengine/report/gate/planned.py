@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 
 from evalengine.errors import ConfigError
-from evalengine.report.gate.accuracy import Judged, Metric, broken, design_of, judged_metrics
-from evalengine.report.gate.evidence import amount, percent_of, unit_of
+from evalengine.report.gate.accuracy import Judged, Metric, broken, judged_metrics
+from evalengine.report.gate.evidence import Mean, amount, percent_of, unit_of
 from evalengine.report.gate.judging import ROUNDING, limits_in
 from evalengine.report.gate.policies import AccuracyRule, AllOf, AnyOf, Limits, Policy, Rule
 from evalengine.report.gate.report import Check
@@ -152,27 +152,26 @@ def _planned(
     unknown: Mapping[str, str], unscored: Collection[str],
 ) -> PlannedCheck:  # fmt: skip
     """Plan one of `count` checks that must pass together."""
-    design, mean = design_of(metric, a, a, of), of.tests[metric]
-    sums = ratios((a, a), metric) if isinstance(metric, tuple) and metric in of.ratios else None
-    unit = unit_of(design.most) if sums is None else percent_of(sums[1][0])
-    limits = mean.limits
+    mean = of.tests[metric]
+    design, limits = mean.design(a, a), mean.limits
+    unit = percent_of(mean.ratios(a, a)[1][0]) if mean.is_ratio else unit_of(design.most)
     margin, allowed = limits_in(unit, limits, mean.task, design.most)
     each = limits.power ** (1 / count)
     check = PlannedCheck(f"{mean.task} {mean.name}", limits, "", design.documents, design.clusters, each=each)
     if margin is None:
         return replace(check, why=WITHOUT)
     check = replace(check, limit=amount(margin, unit))
-    if lacking := dict.fromkeys(unknown[key[0]] for key in of.parts(metric) if key[0] in unknown):
+    if lacking := dict.fromkeys(unknown[key[0]] for key in mean.keys if key[0] in unknown):
         return replace(check, documents=None, clusters=None, why="; ".join(lacking))
-    by_value = sums is None and limits.max_regression_percent is not None
-    if by_value and any(key[0] in unscored for key in of.parts(metric)):
+    by_value = not mean.is_ratio and limits.max_regression_percent is not None
+    if by_value and any(key[0] in unscored for key in mean.keys):
         return replace(check, why=UNSCORED)
-    seen = _seen(metric, of, a, pairs)
-    designs = [seen if sums is not None or rate is AS_SEEN else replace(design, flips=rate) for rate in rates]
+    seen = _seen(mean, a, pairs)
+    designs = [seen if mean.is_ratio or rate is AS_SEEN else replace(design, flips=rate) for rate in rates]
     if None in designs:
         likelihoods = "the differences of log-likelihoods are known only from two runs; name both: runs=RUN,RUN"
         unseen = "no two of the runs have it; name two (runs=RUN,RUN), or the share of changed answers (flips=2%)"
-        return replace(check, why=unseen if sums is None else likelihoods)
+        return replace(check, why=likelihoods if mean.is_ratio else unseen)
     at_most = unit.metric(margin + ROUNDING)
     lost = math.inf if allowed is None else unit.metric(allowed + ROUNDING)
     known = [own for own in designs if own is not None]
@@ -183,25 +182,24 @@ def _planned(
     )
 
 
-def _paired(a: Run, b: Run, key: ScoreKey, of: Judged) -> bool:
-    """Whether two runs have values of a metric for the same documents."""
-    if key in of.ratios:
-        return ratios((a, b), key) is not None
-    return key in a.scores and not broken(key, a, b)
+def _paired(a: Run, b: Run, mean: Mean) -> bool:
+    """Whether two runs have values for the same documents."""
+    if mean.is_ratio:
+        return ratios((a, b), mean.keys[0]) is not None
+    return all(key in a.scores and not broken(key, a, b) for key in mean.keys)
 
 
-def _seen(metric: Metric, of: Judged, a: Run, pairs: Sequence[tuple[Run, Run]]) -> Design | None:
+def _seen(mean: Mean, a: Run, pairs: Sequence[tuple[Run, Run]]) -> Design | None:
     """Return the differences of all pairs of runs that hold a metric, as one design; None if there are none.
 
     Its clusters are the baseline's, as in the gate: some runs may not name theirs. A pair of other documents may still
     have other strata; it is left out.
     """
-    keys = of.parts(metric)
     designs = []
     for pair in pairs:
-        if all(_paired(*pair, key, of) for key in keys):
-            x, y = (replace(run, clusters=_clusters(run, a, keys)) for run in pair)
-            designs.append(design_of(metric, x, y, of))
+        if _paired(*pair, mean):
+            x, y = (replace(run, clusters=_clusters(run, a, mean.keys)) for run in pair)
+            designs.append(mean.design(x, y))
     designs = [own for own in designs if _weights(own) == _weights(designs[0])]
     if not designs:
         return None
