@@ -20,6 +20,7 @@ from evalengine.report.compare.headline import (
     documents_to_tell,
     headline,
 )
+from evalengine.report.compare.matrix import what_differs
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.leaderboard.compose import board
@@ -50,8 +51,13 @@ def test_equal_bits_of_two_contracts_are_not_called_the_same() -> None:
     same, other = compare(run(BASE), run(BASE)), compare(run(BASE), run(BASE, contract_version=2))
     assert same.verdict == other.verdict == "IDENTICAL"
     assert headline(same) == "A and B are the same, bit for bit"
+    assert [*report(same)][-1] == "verdict: IDENTICAL (every bit of 3 outputs and their logprobs)"
+    assert [*report(other)][
+        -1
+    ] == "verdict: IDENTICAL (every bit of 3 outputs and their logprobs, by contracts 1 and 2)"
+    assert what_differs(same) == ("identical", "") and what_differs(other) == ("identical", "by contracts 1 and 2")
     assert headline(other) == (
-        "A and B have equal outputs and logprobs, by numerics contracts 1 and 2, under which bits may differ"
+        "A and B have equal outputs and logprobs, by contracts 1 and 2, under which bits may differ"
     )
 
 

@@ -96,6 +96,13 @@ class Comparison:
         """What may change bits between comparable runs."""
         return [finding.text for finding in self.findings if not finding.refused]
 
+    @property
+    def contracts(self) -> str:
+        """`contracts 3 and 4` where the runs follow different numerics contracts, under which bits may differ."""
+        differ = any(finding.names == CONTRACT for finding in self.findings)
+        versions = (run.identity.get("contract_version") for run in (self.a, self.b))
+        return "contracts {} and {}".format(*versions) if differ else ""
+
     @cached_property
     def other_prompts(self) -> set[Key]:
         """Requests whose prompts differ, so that their tokens cannot be compared one by one."""

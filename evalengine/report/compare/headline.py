@@ -6,7 +6,6 @@ import math
 
 import scipy
 
-from evalengine.report.compare.comparability import CONTRACT
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.item_differences import OF_ANSWER
 from evalengine.report.compare.metric_deltas import MetricDelta
@@ -121,10 +120,10 @@ def headline(c: Comparison, names: tuple[str, str] | None = None) -> str:
     """The sentence, without a full stop. names: of the two runs, if they are not A and B."""
     a, b = names or ("A", "B")
     if c.verdict == "IDENTICAL":
-        if any(finding.names == CONTRACT for finding in c.findings):
-            old, new = (run.identity.get("contract_version") for run in (c.a, c.b))
-            contracts = f"numerics contracts {old} and {new}, under which bits may differ"
-            return f"{a} and {b} have equal outputs and logprobs{scope(c)}, by {contracts}"
+        if c.contracts:
+            return (
+                f"{a} and {b} have equal outputs and logprobs{scope(c)}, by {c.contracts}, under which bits may differ"
+            )
         return f"{a} and {b} are the same, bit for bit{scope(c)}"
     if c.verdict == "SAME TOKENS":
         bits = f"{counted(c.kinds['text'], 'text')} of equal tokens differ" if c.kinds["text"] else NO_BITS

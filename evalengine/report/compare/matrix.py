@@ -239,7 +239,7 @@ def what_differs(c: Comparison) -> tuple[str, str]:
     """A cell's words: (`same tokens`, `logprobs differ in 16 of 16`)."""
     counts = f"{len(c.differences):,} of {c.common:,}"
     if c.verdict == "IDENTICAL":
-        return "identical", ""
+        return "identical", f"by {c.contracts}" if c.contracts else ""
     if c.verdict == "SAME TOKENS":
         kind = "logprobs" if c.kinds["logprobs"] or not c.kinds["text"] else "texts"
         return "same tokens", f"{kind} differ in {counts}" if c.differences else ""

@@ -45,7 +45,7 @@ def verdict(c: Comparison) -> str:
 def evidence(c: Comparison) -> str:
     """The numbers behind the verdict."""
     if c.verdict == "IDENTICAL":
-        return f"every bit of {c.common} outputs and their logprobs"
+        return f"every bit of {c.common} outputs and their logprobs{f', by {c.contracts}' if c.contracts else ''}"
     if c.verdict == "SAME TOKENS":
         if not c.differences:
             return f"texts, log-likelihoods and scores; {NO_BITS}"

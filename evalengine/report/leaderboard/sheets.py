@@ -1,4 +1,4 @@
-"""The comparison of models as plain tables of words, whose minus is U+2212: every form of output is made from these.
+"""The comparison of models as plain tables of words: every form of output is made from these.
 And in one sentence, by which a person decides; and two of the models as two runs, for what went from right to wrong."""
 
 from __future__ import annotations
