@@ -9,6 +9,7 @@ hold copies of states at the ends of prefixes that sequences share (`schedule.sn
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -58,3 +59,19 @@ def decode_bytes(spec: ModelSpec, dtype: torch.dtype) -> float:
     states = [state_bytes(spec, dtype, chunked=chunked) for chunked in (False, True)]
     unread = sum((ring_rows(kind.taps) - kind.taps + 1) * kind.channels for kind in spec.recurrences.values())
     return sum(states) / 2 - unread * dtype.itemsize
+
+
+def independent(copies: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Divides copies (source, destination) that are made in order into groups: those of a group can be made at once,
+    since no destination is in another copy of its group."""
+    groups: list[list[tuple[int, int]]] = []
+    sources: set[int] = set()
+    destinations: set[int] = set()
+    for source, destination in copies:
+        if not groups or source in destinations or destination in sources or destination in destinations:
+            groups.append([])
+            sources, destinations = set(), set()
+        groups[-1].append((source, destination))
+        sources.add(source)
+        destinations.add(destination)
+    return groups

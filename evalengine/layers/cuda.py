@@ -20,6 +20,7 @@ from evalengine.kernels import (
     activation,
     attention,
     causal_conv,
+    copy_slots,
     expert_groups,
     expert_matmul,
     expert_rows,
@@ -131,6 +132,8 @@ class CudaOps(Ops):
         peers = self.tp.peers
         result = None if peers is None else peers.silu_and_mul(gate_up)
         return super().gather_silu_and_mul(gate_up) if result is None else result
+
+    copy_slots = staticmethod(copy_slots.copy_slots)
 
     def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
         kv_cache.store_kv(k, v, *kv, slot_mapping)

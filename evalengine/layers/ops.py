@@ -191,6 +191,12 @@ class Ops(ABC):
         out = torch.where(wide > 0, numbers.alpha_p * wide * wide, numbers.alpha_n * curve) + numbers.beta * wide
         return out.to(x.dtype)
 
+    def copy_slots(self, pool: Tensor, copies: Tensor) -> None:
+        """Copies slots of pool [L, R, ...]: copies, int64 [n, 2], has (source, destination) of each; no destination is
+        in another copy."""
+        for layer in pool:
+            layer[copies[:, 1]] = layer[copies[:, 0]]
+
     @abstractmethod
     def store_kv(self, k: Tensor, v: Tensor, kv: KVCache, slot_mapping: Tensor) -> None:
         """Writes k and v [T, Hkv, D] into the pools, at the slots (-1: skipped)."""

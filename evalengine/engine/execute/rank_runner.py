@@ -33,7 +33,7 @@ from evalengine.engine.execute.batch import Batch, LogitsIndices
 from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.execute.read_out import Choose, DeviceResults, LastTokens, ReadOut
 from evalengine.engine.kv_layout import KVLayout
-from evalengine.engine.states import state_pools
+from evalengine.engine.states import independent, state_pools
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
@@ -144,11 +144,11 @@ class RankRunner:
             pool.fill_(value)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
-        """Copies slots of states, (source, destination), in order; all layers in one launch for each pool, since
-        separate launches for 24 layers take 1.7 ms."""
-        for source, destination in copies:
+        """Copies slots of states in all layers, (source, destination), in order."""
+        for group in independent(copies):
+            (pairs,) = upload([np.array(group, dtype=np.int64)], self.ops.device)
             for pool in self.states:
-                pool[:, destination] = pool[:, source]
+                self.ops.copy_slots(pool, pairs)
 
     def capture(self, size: int, kv_len: int) -> bool:
         """Captures a decode step; returns whether there was memory for its graph."""
