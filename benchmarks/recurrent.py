@@ -34,7 +34,6 @@ from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
 from evalengine.kernels import causal_conv, gated_delta, mamba2
 from evalengine.kernels.recurrent_variant import (
-    ChunkTable,
     DeltaInputs,
     DeltaState,
     GatedDelta,
@@ -93,14 +92,14 @@ def _line(
     return [Timing(what, _case(shape), seconds["ours"], compared_with, theirs, "speed", least, moved, unit)]
 
 
-def _step(lengths: list[int], before: list[int], device: torch.device) -> tuple[Any, ...]:
+def _step(lengths: list[int], before: list[int], device: torch.device, *, closed: bool = True) -> tuple[Any, ...]:
     """Starts, lengths and slots of sequences with so many tokens from before; the decodes, and the others' chunks."""
     totals = [new + old for new, old in zip(lengths, before, strict=True)]
     decodes = len(lengths) if max(lengths) == 1 else 0
     sequences = [0, *accumulate(lengths)], totals, [*reversed(range(len(lengths)))]
-    chunks = chunk_table(lengths[decodes:], totals[decodes:])
-    on_device = [torch.tensor(x, dtype=torch.int32, device=device) for x in (*sequences, *chunks)]
-    return *on_device[:3], decodes, None if decodes else ChunkTable(*on_device[3:])
+    tensor = partial(torch.tensor, dtype=torch.int32, device=device)
+    chunks = None if decodes else chunk_table(lengths, totals, lambda columns: map(tensor, columns), closed=closed)
+    return *map(tensor, sequences), decodes, chunks
 
 
 def _recurrence(
@@ -131,8 +130,8 @@ def _recurrence(
     spread = max(1, 64 // sequences)  # the rows of decodes
     before = [7 if tokens > 1 else 64 + (33 + s * spread) % 64 for s in range(sequences)]
     history, new = operands(sum(before)), operands(sequences * tokens)
-    run(history, state, _step(before, [0] * sequences, device))
-    step = _step([tokens] * sequences, before, device)
+    run(history, state, _step(before, [0] * sequences, device, closed=is_delta))
+    step = _step([tokens] * sequences, before, device, closed=is_delta)
     fresh = [pool.clone() for pool in state]
     output = run_poisoned(lambda: [run(new, [pool.clone() for pool in fresh], step)])[0]
     some = min(tokens, 64)

@@ -2,8 +2,8 @@
 
     L layers, R slots, N numbers in a slot.
 
-Torch needs a launch for each copy, or holds all copied slots a second time. With Qwen3.5-4B's states, 91 MB each in seven
-pools, a launch for each copy and pool took 118 us for a copy, of which the bytes are 43.
+Torch needs a launch for each copy, or holds all copied slots a second time. With Qwen3.5-4B's states, 91 MB each in
+seven pools, a launch for each copy and pool took 118 us for a copy, of which the bytes are 43.
 """
 
 from __future__ import annotations

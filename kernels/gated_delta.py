@@ -29,6 +29,7 @@ from torch import Tensor
 
 from evalengine.kernels import device_math
 from evalengine.kernels import gated_delta_decode as decode
+from evalengine.kernels import gated_delta_rows as rows
 from evalengine.kernels.chunks import (
     CHUNK,
     chain_dot,
@@ -209,12 +210,12 @@ def _keys_kernel(
     cu_seqlens, seqlens, state_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, value head): K' in three terms, of a chunk that another one follows in this step."""
+    """Program (chunk, value head): K' in three terms."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
     chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
-    token, begin, end, slot, last, _ = chunk
-    if (end < CHUNK) | (token + CHUNK >= last):
+    token, begin, end, slot, _, _ = chunk
+    if end <= begin:
         return
     row, key = tl.arange(0, CHUNK), tl.arange(0, KP)
     own = (p * HV + head).to(tl.int64)
@@ -231,54 +232,48 @@ def _keys_kernel(
 
 @triton.jit
 def _prefill_kernel(
-    mixed_ptr, norms_ptr, beta_ptr, sums_ptr, inverse_ptr, m_ptr, keys_ptr, out_ptr, state_pool, x_pool, inverse_pool,
-    keys_pool, key_norms_pool, sums_pool, first_chunk, cu_seqlens, seqlens, state_slots, stride_mixed,
+    mixed_ptr, norms_ptr, beta_ptr, sums_ptr, m_ptr, keys_ptr, out_ptr, state_pool, x_pool, first_chunk, sequences,
+    cu_seqlens, seqlens, state_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows of the state, value head, sequence): from chunk to chunk, x, the outputs and the state; the last
-    chunk's rows stay in the pools."""
+    """Program (rows of the state, value head, sequence): from closed chunk to closed chunk, x, the outputs and the
+    state."""
     PARTS: tl.constexpr = KP // 64 if KP > 64 else 1
     PART: tl.constexpr = KP // PARTS
     device_math.after_previous_kernel()
-    head, s = tl.program_id(1), tl.program_id(2)
+    head, s = tl.program_id(1), tl.load(sequences + tl.program_id(2))
     key_head = head // (HV // HK)
     slot = tl.load(state_slots + s).to(tl.int64)
-    first = tl.load(cu_seqlens + s)
-    n = tl.load(cu_seqlens + s + 1) - first
+    if slot < 0:
+        return
     value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
     real_value = (value < V)[:, None]
-    if (slot < 0) | (n == 0):
-        for c in range(0, n, CHUNK):
-            at = out_ptr + ((first + c + row)[None, :].to(tl.int64) * HV + head) * V + value[:, None]
-            zeros = tl.zeros((ROWS, CHUNK), out_ptr.dtype.element_ty)
-            tl.store(at, zeros, mask=(c + row < n)[None, :] & real_value)
-        return
-    start = tl.load(seqlens + s) - n
+    first, length = tl.load(cu_seqlens + s), tl.load(seqlens + s)
+    last = tl.load(cu_seqlens + s + 1)
+    start = length - (last - first)
     before = start % CHUNK
     own = slot * HV + head
     state = load_state(state_pool + own * V * K, value, start >= CHUNK, V, K, PART, PARTS)
-    chunks = (before + n + CHUNK - 1) // CHUNK
+    chunks = (length - 1) // CHUNK - start // CHUNK
     program = tl.load(first_chunk + s)
     x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
-    x = tl.zeros((ROWS, CHUNK), tl.float32)
     for c in tl.range(0, chunks, num_stages=STAGES):
         # Prefetch the next chunk's operands: the programs wait for memory more than they compute.
         if (tl.program_id(0) == 0) & (c < chunks - 1):
             following = ((program + c + 1) * HV + head).to(tl.int64)
             device_math.prefetch(m_ptr + following * (3 * CHUNK * CHUNK), 3 * CHUNK * CHUNK * 2)
-            if c < chunks - 2:
-                device_math.prefetch(keys_ptr + following * (3 * CHUNK * K), 3 * CHUNK * K * 2)
+            device_math.prefetch(keys_ptr + following * (3 * CHUNK * K), 3 * CHUNK * K * 2)
         if STAGES == 1:  # lines of 128 bytes: in 16 bits all of q, k and v
-            ahead = tl.minimum(first - before + CHUNK * (c + 1) + row, first + n - 1).to(tl.int64)
+            ahead = tl.minimum(first - before + CHUNK * (c + 1) + row, last - 1).to(tl.int64)
             line = mixed_ptr + ahead * stride_mixed
             device_math.prefetch_lines(line + 2 * HK * K + head * V + tl.program_id(0) * ROWS)
             if tl.program_id(0) == 0:
                 for part in tl.static_range(PARTS):
                     device_math.prefetch_lines(line + key_head * K + part * PART)
                     device_math.prefetch_lines(line + (HK + key_head) * K + part * PART)
-        begin, end = tl.where(c == 0, before, 0), tl.minimum(CHUNK, before + n - CHUNK * c)
-        new = (row >= begin) & (row < end)
+        begin = tl.where(c == 0, before, 0)
+        new = row >= begin
         token = (first - before + CHUNK * c + row).to(tl.int64)
         at = ((program + c) * HV + head).to(tl.int64)
         sk, sq = tl.zeros((ROWS, CHUNK), tl.float32), tl.zeros((ROWS, CHUNK), tl.float32)
@@ -299,47 +294,25 @@ def _prefill_kernel(
         x = beta[None, :] * (v - (decay * k_norm)[None, :] * sk)
         # By sectors of 8, so that loads stay 16 bytes wide; rows from `begin` on are replaced.
         stored_x = tl.load(x_at, mask=(row // 8 * 8 < begin)[None, :] & real_value, other=0.0)
-        x = tl.where((row < begin)[None, :], stored_x, x)
-        x = tl.where((row < end)[None, :], x, 0.0)
-        x_terms = terms(x)
+        x_terms = terms(tl.where(new[None, :], x, stored_x))
         m_at = m_ptr + at * (3 * CHUNK * CHUNK) + row[:, None] * CHUNK + row[None, :]
-        m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None])  # columns from `end` on are not stored
+        m = load_terms(m_at, CHUNK * CHUNK, (row >= 0)[:, None])
         out = (decay * q_norm)[None, :] * sq + dot(x_terms, tl.zeros((ROWS, CHUNK), tl.float32), m)
         out_at = out_ptr + (token[None, :] * HV + head) * V + value[:, None]
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=new[None, :] & real_value)
         last_decay = tl.sum(tl.where(row == CHUNK - 1, decay, 0.0), 0)
-        closed = c < chunks - 1
         ended = ()
         for part in tl.static_range(PARTS):
             key = part * PART + tl.arange(0, PART)
             keys_at = keys_ptr + at * (3 * CHUNK * K) + row[:, None] * K + key[None, :]
-            keys = load_terms(keys_at, CHUNK * K, (row >= 0)[:, None] & (key < K)[None, :] & closed)
+            keys = load_terms(keys_at, CHUNK * K, (row >= 0)[:, None] & (key < K)[None, :])
             added = dot(x_terms, tl.zeros((ROWS, PART), tl.float32), keys)
-            ended += (tl.where(closed, state[part] * last_decay + added, state[part]),)  # type: ignore[assignment]
+            ended += (state[part] * last_decay + added,)  # type: ignore[assignment]
         state = ended
     for part in tl.static_range(PARTS):
         key = part * PART + tl.arange(0, PART)
         state_at = state_pool + (own * V + value)[:, None] * K + key[None, :]
         tl.store(state_at, state[part], mask=real_value & (key < K)[None, :])
-    stored = row < before + n - CHUNK * (chunks - 1)
-    tl.store(x_at, x, mask=stored[None, :] & real_value)
-    if tl.program_id(0) == 0:
-        at = ((program + chunks - 1) * HV + head).to(tl.int64)
-        square = row[:, None] * CHUNK + row[None, :]
-        inverse = tl.load(inverse_ptr + at * (CHUNK * CHUNK) + square, mask=stored[:, None] & (row >= 0)[None, :])
-        tl.store(inverse_pool + own * (CHUNK * CHUNK) + square, inverse, mask=stored[:, None] & (row >= 0)[None, :])
-        tl.store(sums_pool + own * CHUNK + row, tl.load(sums_ptr + at * CHUNK + row), mask=stored)
-        if head % (HV // HK) == 0:
-            begin = tl.where(chunks == 1, before, 0)
-            token = (first - before + CHUNK * (chunks - 1) + row).to(tl.int64)
-            new, all_keys = stored & (row >= begin), tl.arange(0, KP)
-            real = new[:, None] & (all_keys < K)[None, :]
-            k_at = mixed_ptr + token[:, None] * stride_mixed + (HK + key_head) * K + all_keys[None, :]
-            k = tl.load(k_at, mask=real, other=0.0)
-            k_row = (slot * HK + key_head) * CHUNK + row
-            tl.store(keys_pool + k_row[:, None] * K + all_keys[None, :], k, mask=real)
-            k_norm = tl.load(norms_ptr + token * 2 * HK + HK + key_head, mask=new, other=0.0)
-            tl.store(key_norms_pool + k_row, k_norm, mask=new)
 
 
 def _holds_two_stages(device: torch.device) -> bool:
@@ -361,11 +334,11 @@ def gated_delta(
     """The outputs [T, Hv, V] of a step's tokens; the pools of states are brought up to date.
 
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
-    chunks: those of the others, if there are any. closes: the number of layers whose chunks are closed first, from this
-    one on, whose pools follow each other in memory; 0: an earlier layer has closed them.
+    chunks: the closed ones of the others, if there are others. closes: the number of layers whose chunks are closed
+    first, from this one on, whose pools follow each other in memory; 0: an earlier layer has closed them.
     """
     mixed, a, b, a_log, dt_bias = inputs
-    tokens, sequences, device = len(mixed), len(state_slots), mixed.device
+    tokens, device = len(mixed), mixed.device
     sizes = key_heads, heads, keys, wide_keys = decode.sizes(variant)
     assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1 and all(pool.is_contiguous() for pool in state)
     assert state.state.shape[1:] == variant.state_shape and state.state.dtype == torch.float32
@@ -384,32 +357,37 @@ def gated_delta(
     if num_decodes:  # directly after the norms and gates: all else that decodes read must be written before these
         step = cu_seqlens_q, seqlens_k, state_slots
         decode.decode(mixed, norms, gates, beta, out, state, *step, num_decodes, variant)
-    if chunks is not None:
-        step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:]
-        rows, n = (*chunks[:2], *step), len(chunks.sequence)
+    if chunks is None:
+        return out
+    step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:]
+    if n := len(chunks.sequence):
+        table = chunks.sequence, chunks.number, *step
         sums = torch.empty((n, heads, 64), device=device)
         products = torch.empty((n, heads, 2, 64, 64), device=device)
         inverse = torch.empty((n, heads, 64, 64), device=device)
         m = torch.empty((n, heads, 3, 64, 64), dtype=torch.bfloat16, device=device)
         ended = torch.empty((n, heads, 3, 64, keys), dtype=torch.bfloat16, device=device)
-        grid = -(-values // PREFILL_ROWS), heads, sequences - num_decodes
+        grid = -(-values // PREFILL_ROWS), heads, len(chunks.sequences)
         alone = math.prod(grid) <= SMS and wide_keys * mixed.itemsize <= 512 and _holds_two_stages(device)
         warps, stages = PREFILL_ALONE if alone else PREFILL_PAIRED
         stored, stride = (state.keys, state.key_norms), mixed.stride(0)
-        launch(gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *rows), (heads, wide_heads), 1, 1)
+        launch(gate_sums_kernel, (n, 1, 1), (gates, sums, state.gate_sums, *table), (heads, wide_heads), 1, 1)
         launch(
             _products_kernel, (n, key_heads, 2),
-            (mixed, norms, beta, sums, products, *stored, *rows, stride), sizes, PRODUCT_WARPS, 1,
+            (mixed, norms, beta, sums, products, *stored, *table, stride), sizes, PRODUCT_WARPS, 1,
         )  # fmt: skip
-        launch(_solve_kernel, (n, heads, 1), (products, inverse, state.inverse, *rows), (heads,), 1, 1)
-        launch(_m_kernel, (n, heads, 1), (products, inverse, m, *rows), (heads,), M_WARPS, 1)
+        launch(_solve_kernel, (n, heads, 1), (products, inverse, state.inverse, *table), (heads,), 1, 1)
+        launch(_m_kernel, (n, heads, 1), (products, inverse, m, *table), (heads,), M_WARPS, 1)
         launch(
             _keys_kernel, (n, heads, 1),
-            (mixed, norms, sums, inverse, ended, *stored, *rows, stride), sizes, KEY_WARPS, 1,
+            (mixed, norms, sums, inverse, ended, *stored, *table, stride), sizes, KEY_WARPS, 1,
         )  # fmt: skip
         launch(
             _prefill_kernel, grid,
-            (mixed, norms, beta, sums, inverse, m, ended, out, *state, chunks.first, *step, stride),
+            (mixed, norms, beta, sums, m, ended, out, state.state, state.x, chunks.first, chunks.sequences, *step,
+             stride),
             (*sizes, values, PREFILL_ROWS, stages), warps, stages,
         )  # fmt: skip
+    # After the others, which read the rows that these replace.
+    rows.open_rows(mixed, norms, gates, beta, out, state, *step, variant)
     return out

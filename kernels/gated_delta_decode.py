@@ -168,6 +168,14 @@ def sizes(variant: GatedDelta) -> tuple[int, int, int, int]:
     return variant.num_key_heads, variant.num_value_heads, keys, max(16, triton.next_power_of_2(keys))
 
 
+def shared_tiles(values: int, rows: int, heads: int, resident: int) -> tuple[int, int]:
+    """How many programs share the tiles of a head's state, and how many tiles each has. heads: of all sequences. Few
+    leave SMs idle: then a head's tiles are shared by as many programs as are resident at once."""
+    tiles = -(-values // rows)
+    each = -(-tiles // max(1, resident // heads))
+    return -(-tiles // each), each
+
+
 def close_chunks(
     state: DeltaState, cu_seqlens_q: Tensor, seqlens_k: Tensor, state_slots: Tensor, layers: int, variant: GatedDelta
 ) -> None:
@@ -199,11 +207,10 @@ def decode(
     """Writes the outputs [T, Hv, V] of the first sequences (zeros for padding), and their open chunks' new rows.
 
     norms [T, 2, Hk], gates and beta [T, Hv]: of `gated_delta`'s tokens; all float32."""
-    heads, tiles = variant.num_value_heads, -(-variant.value_dim // ROWS)
-    # Few sequences leave SMs idle: then a head's tiles are shared by as many programs as run at once.
-    each = -(-tiles // max(1, RESIDENT // (num_decodes * heads)))
+    heads = variant.num_value_heads
+    programs, each = shared_tiles(variant.value_dim, ROWS, num_decodes * heads, RESIDENT)
     launch(
-        _decode_kernel, (heads, num_decodes, -(-tiles // each)),
+        _decode_kernel, (heads, num_decodes, programs),
         (mixed, norms, gates, beta, out, *state, cu_seqlens_q, seqlens_k, state_slots, mixed.stride(0)),
         (*sizes(variant), variant.value_dim, ROWS, COLUMNS, each, STAGES), WARPS, STAGES, maxnreg=REGISTERS,
     )  # fmt: skip

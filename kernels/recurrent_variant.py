@@ -5,7 +5,7 @@ The recurrences are those of `reference`; a sequence's state is float32 after ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -268,16 +268,26 @@ def _wide(shapes: Sequence[tuple[int, ...]]) -> list[PoolShape]:
 
 
 class ChunkTable(NamedTuple):
-    """The chunks of a step's sequences, one sequence after another: programs that have a chunk each are numbered so."""
+    """Chunks of a step's sequences, one sequence after another: programs that have a chunk each are numbered so."""
 
     sequence: Tensor  # int32 [N]: the sequence of each chunk
     number: Tensor  # int32 [N]: which of its sequence's chunks in the step it is
     first: Tensor  # int32 [S]: each sequence's first chunk
+    sequences: Tensor  # int32 [s]: those that have any
 
 
-def chunk_table(query_lens: list[int], kv_lens: list[int]) -> list[list[int]]:
-    """The columns of the `ChunkTable` of sequences with these numbers of new tokens and of all tokens."""
-    counts = [-(-total // 64) - (total - new) // 64 for new, total in zip(query_lens, kv_lens, strict=True)]
+def chunk_table(
+    query_lens: list[int],
+    kv_lens: list[int],
+    on_device: Callable[[list[list[int]]], Iterable[Tensor]],
+    *,
+    closed: bool,
+) -> ChunkTable:
+    """The chunks of sequences with these numbers of new tokens and of all tokens; closed: without each one's last.
+    on_device: columns as tensors."""
+    lengths = zip(query_lens, kv_lens, strict=True)
+    counts = [-(-total // 64) - (total - new) // 64 - closed if new else 0 for new, total in lengths]
     sequences = [s for s, count in enumerate(counts) for _ in range(count)]
     numbers = [c for count in counts for c in range(count)]
-    return [sequences, numbers, [end - count for end, count in zip(accumulate(counts), counts, strict=True)]]
+    first = [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
+    return ChunkTable(*on_device([sequences, numbers, first, [s for s, count in enumerate(counts) if count]]))

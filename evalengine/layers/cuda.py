@@ -45,7 +45,6 @@ from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.packed_rows import PackedRows
 from evalengine.kernels.recurrent_variant import (
-    ChunkTable,
     DeltaInputs,
     DeltaState,
     GatedDelta,
@@ -73,11 +72,6 @@ def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
     """How the kernels of recurrences are told of a step's sequences."""
     assert metadata.state_slots is not None, "the model has recurrent layers"
     return metadata.cu_seqlens_q, metadata.seqlens_k, metadata.state_slots
-
-
-def _step(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor, int, ChunkTable | None]:
-    """The arguments that describe a step to the kernels of recurrences in chunks."""
-    return *_sequences(metadata), metadata.num_decodes, metadata.chunks
 
 
 class CudaOps(Ops):
@@ -156,12 +150,14 @@ class CudaOps(Ops):
     def gated_delta(
         self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta
     ) -> Tensor:
-        return gated_delta.gated_delta(x, DeltaState(*state), *_step(metadata), variant, closes)
+        step = *_sequences(metadata), metadata.num_decodes, metadata.closed_chunks
+        return gated_delta.gated_delta(x, DeltaState(*state), *step, variant, closes)
 
     def mamba2(
         self, x: Mamba2Inputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: Mamba2
     ) -> Tensor:
-        return mamba2.mamba2(x, ScanState(*state), *_step(metadata), variant, closes)
+        step = *_sequences(metadata), metadata.num_decodes, metadata.chunks
+        return mamba2.mamba2(x, ScanState(*state), *step, variant, closes)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

@@ -173,11 +173,22 @@ class AttentionMetadata:
     @cached_property
     def chunks(self) -> ChunkTable | None:
         """Of recurrences, in the sequences that are no decodes; None if all are."""
+        return self._chunks(closed=False)
+
+    @cached_property
+    def closed_chunks(self) -> ChunkTable | None:
+        """Those that another one follows in this step."""
+        return self._chunks(closed=True)
+
+    def _chunks(self, *, closed: bool) -> ChunkTable | None:
         n = self.num_decodes
         if n == len(self.query_lens):
             return None
-        columns = chunk_table(self.query_lens[n:], self.kv_lens[n:])
-        return ChunkTable(*upload([np.array(column, dtype=np.int32) for column in columns], self.seqlens_k.device))
+
+        def on_device(columns: list[list[int]]) -> list[Tensor]:
+            return upload([np.array(column, dtype=np.int32) for column in columns], self.seqlens_k.device)
+
+        return chunk_table(self.query_lens[n:], self.kv_lens[n:], on_device, closed=closed)
 
     @cached_property
     def prefill_cu_seqlens_q(self) -> Tensor:

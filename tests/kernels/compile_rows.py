@@ -186,10 +186,10 @@ def recurrences() -> Iterator[dict[str, Any]]:
     from evalengine.kernels import rms_norm
     from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
     from tests.kernels.test_causal_conv import conv
-    from tests.kernels.test_recurrent import case, pools, recurrence
+    from tests.kernels.test_recurrent import QWEN, case, pools, recurrence
 
     kinds: dict[str, GatedDelta | Mamba2] = {
-        "delta": GatedDelta(16, 32, 128, 128, 4),
+        "delta": QWEN,
         "scan": Mamba2(48, 64, 1, 128, 4, True, False, (0.0, None)),
     }
     step = [1, 200], [9, 207], [0, 1]

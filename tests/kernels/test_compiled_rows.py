@@ -54,15 +54,17 @@ def test_mixtures_compile_without_a_contraction(compiled: Compiled) -> None:
 def test_recurrences_compile(compiled: Compiled) -> None:
     """With the multiply-adds that they state and no others, and each product by one instruction in both phases."""
     cases = {(case["what"], case["kernel"]): case for case in compiled["recurrences"]}
-    assert len(compiled["recurrences"]) == 27 and len(cases) == 22
+    assert len(compiled["recurrences"]) == 29 and len(cases) == 24
     assert {kernel for kernel, case in cases.items() if case["fma"]} == {
         *(("conv", kernel) for kernel in ("_conv_kernel", "_conv_decode_kernel")),
-        *(("delta", kernel) for kernel in ("_solve_kernel", "_m_kernel", "_decode_kernel")),
+        *(("delta", kernel) for kernel in ("_solve_kernel", "_m_kernel", "_coefficients_kernel", "_decode_kernel")),
         *(("scan", kernel) for kernel in ("_output_kernel", "_decode_kernel")),
     }
     for what, prefill, decode in (
         ("delta", "_products_kernel", "_decode_kernel"),
         ("delta", "_prefill_kernel", "_decode_kernel"),
+        ("delta", "_coefficients_kernel", "_decode_kernel"),
+        ("delta", "_rows_kernel", "_decode_kernel"),
         ("scan", "_products_kernel", "_decode_row_kernel"),
         ("scan", "_output_kernel", "_decode_kernel"),
         ("scan", "_added_kernel", "_close_kernel"),

@@ -18,7 +18,6 @@ from torch import Tensor
 from benchmarks.measure import run_poisoned
 from evalengine.kernels import exact_recurrent, gated_delta, mamba2, rms_norm
 from evalengine.kernels.recurrent_variant import (
-    ChunkTable,
     DeltaInputs,
     DeltaState,
     GatedDelta,
@@ -43,6 +42,7 @@ DELTAS = [
     GatedDelta(1, 3, 80, 65, 4),
     GatedDelta(2, 2, 16, 16, 4, beta_scale=2.0),
 ]
+QWEN = GatedDelta(16, 32, 128, 128, 4)  # Qwen3.5-4B's
 MAMBAS = [
     Mamba2(4, 8, 2, 16, 4, True, False, (0.0, None)),
     Mamba2(1, 65, 1, 67, 4, True, False, (0.05, 0.1)),
@@ -66,8 +66,9 @@ def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]
         if level == "exact":
             return exact(*operands, *heads, *state, new, total, slots, variant)
         decodes = next((s for s, n in enumerate(new) if n != 1), len(new))
-        columns = chunk_table(new[decodes:], total[decodes:])
-        chunks = ChunkTable(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns))
+        tensor = partial(torch.tensor, dtype=torch.int32, device=DEVICE)
+        closed = isinstance(variant, GatedDelta)
+        chunks = chunk_table(new[decodes:], total[decodes:], lambda columns: map(tensor, columns), closed=closed)
         step = *on_device(new, total, slots), decodes, chunks if decodes < len(new) else None
         if isinstance(variant, Mamba2):
             return mamba2.mamba2(Mamba2Inputs(*operands, *heads), ScanState(*state), *step, variant, closes)
@@ -100,7 +101,7 @@ def assert_borders_do_not_matter(run: Layer, operands: list[Tensor], state: Stat
     whole_state, more = tuple(pool.clone() for pool in state), [x[:3] for x in operands]
     whole = run(operands, whole_state, list(LENGTHS), list(LENGTHS), slots)
     starts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
-    for s, borders in ((0, (0, 1, 34, 63, 64, 65, LENGTHS[0])), (2, (0, 63, 64)), (3, (0, 1, 2, 5))):
+    for s, borders in ((0, (0, 1, 34, 55, 63, 64, 65, LENGTHS[0])), (2, (0, 50, 64)), (3, (0, 1, 2, 5))):
         other = tuple(pool.clone() for pool in state)
         for first, end in pairwise(borders):
             rows = torch.arange(starts[s] + first, starts[s] + end)
@@ -129,6 +130,41 @@ STEPS = [
 def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba2, level: str) -> None:
     operands, heads = case(variant, dtype)
     assert_borders_do_not_matter(recurrence(level, variant, heads), operands, pools(level, variant, dtype, 6))
+
+
+@pytest.mark.parametrize(
+    ("variant", "sequences", "dtype"),
+    [
+        (DELTAS[1], 3, torch.float32),
+        *(pytest.param(QWEN, n, torch.bfloat16, marks=pytest.mark.gpu) for n in (1, 5, 70)),
+    ],
+)
+def test_rows_of_a_chunk_are_decodes(variant: GatedDelta, sequences: int, dtype: torch.dtype) -> None:
+    """Several new rows at once, for one window and more, and for heads whose tiles several programs share: the bytes
+    that as many decodes have. Behind a chunk, or behind none."""
+    before = [(0, 70, 30)[s % 3] + s % 7 for s in range(sequences)]
+    new = [(2, 15, 33)[s % 3] for s in range(sequences)]
+    (mixed, a, b), heads = case(variant, dtype, sum(before) + sum(new))
+    run, slots = recurrence("native", variant, heads), [*reversed(range(sequences))]
+    state = pools("native", variant, dtype, sequences)
+    had = sum(before)
+    started = [s for s in range(sequences) if before[s]]
+    run([x[:had] for x in (mixed, a, b)], state, *([x[s] for s in started] for x in (before, before, slots)))
+    more, alone = [x[had:] for x in (mixed, a, b)], tuple(pool.clone() for pool in state)
+    totals = [x + y for x, y in zip(before, new, strict=True)]
+    together = run(more, state, new, totals, slots)
+    starts = torch.tensor([0, *new]).cumsum(0).tolist()
+    for r in range(max(new)):
+        these = [s for s in range(sequences) if new[s] > r]
+        rows = torch.tensor([starts[s] + r for s in these], device=DEVICE)
+        out = run(
+            [x[rows] for x in more],
+            alone,
+            [1] * len(these),
+            [before[s] + r + 1 for s in these],
+            [slots[s] for s in these],
+        )
+        assert_bitwise_equal(out, together[rows])
 
 
 @pytest.mark.parametrize(
