@@ -19,7 +19,7 @@ from evalengine.kernels.recurrent_variant import DeltaState, GatedDelta
 
 WINDOW = tl.constexpr(16)  # rows at a time
 OLD_ROWS = tl.constexpr(16)  # earlier rows at a time
-ROWS, STAGES = 32, 2  # of the state; as in `gated_delta`, products have fewer rows or warps than wgmma asks for
+ROWS, STAGES = 32, 2  # of the state; as in `gated_delta`, products have too few rows or warps for wgmma
 WARPS, REGISTERS, RESIDENT = 2, 255, 528  # an SM runs four programs; all 132 of an H200
 
 

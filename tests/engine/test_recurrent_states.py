@@ -19,6 +19,7 @@ from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.settings import RECURRENT, resolve_speculation
+from evalengine.engine.states import independent
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import ConfigError
 from evalengine.explain.trace import explain
@@ -245,6 +246,20 @@ def test_a_failed_step_loses_all_states(
 
     monkeypatch.setattr(RankRunner, "forward", failing)
     assert not differing(choose(checkpoint, max_num_seqs=3)[0], chosen)
+
+
+@pytest.mark.parametrize(
+    ("copies", "groups"),
+    [
+        ([], []),
+        ([(0, 1), (0, 2), (3, 4)], [[(0, 1), (0, 2), (3, 4)]]),
+        ([(0, 1), (1, 2)], [[(0, 1)], [(1, 2)]]),  # reads a copy
+        ([(0, 1), (2, 0)], [[(0, 1)], [(2, 0)]]),  # writes over what was read
+        ([(0, 1), (2, 1), (3, 2)], [[(0, 1)], [(2, 1)], [(3, 2)]]),  # writes over a copy
+    ],
+)
+def test_copies_in_order_in_groups(copies: list[tuple[int, int]], groups: list[list[tuple[int, int]]]) -> None:
+    assert independent(copies) == groups
 
 
 def test_another_state_is_seen(checkpoint: Checkpoint, expected: dict[int, RequestOutput]) -> None:

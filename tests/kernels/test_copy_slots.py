@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalengine.engine.states import independent
 from evalengine.kernels.copy_slots import copy_slots
 from tests.bitwise import assert_bitwise_equal
 
@@ -26,17 +25,3 @@ def test_bytes_of_named_slots(shape: tuple[int, ...], copies: list[tuple[int, in
         expected[:, destination] = pool[:, source]
     copy_slots(pool, torch.tensor(copies, dtype=torch.int64, device=DEVICE).view(-1, 2))
     assert_bitwise_equal(pool, expected)
-
-
-@pytest.mark.parametrize(
-    ("copies", "groups"),
-    [
-        ([], []),
-        ([(0, 1), (0, 2), (3, 4)], [[(0, 1), (0, 2), (3, 4)]]),
-        ([(0, 1), (1, 2)], [[(0, 1)], [(1, 2)]]),  # reads a copy
-        ([(0, 1), (2, 0)], [[(0, 1)], [(2, 0)]]),  # writes over what was read
-        ([(0, 1), (2, 1), (3, 2)], [[(0, 1)], [(2, 1)], [(3, 2)]]),  # writes over a copy
-    ],
-)
-def test_copies_in_order_in_groups(copies: list[tuple[int, int]], groups: list[list[tuple[int, int]]]) -> None:
-    assert independent(copies) == groups

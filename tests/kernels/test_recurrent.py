@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import run_poisoned
-from evalengine.kernels import exact_recurrent, gated_delta, mamba2, rms_norm
+from evalengine.kernels import exact_recurrent, gated_delta, gated_delta_rows, mamba2, rms_norm
 from evalengine.kernels.recurrent_variant import (
     DeltaInputs,
     DeltaState,
@@ -132,6 +132,7 @@ def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba
     assert_borders_do_not_matter(recurrence(level, variant, heads), operands, pools(level, variant, dtype, 6))
 
 
+@pytest.mark.parametrize("resident", [1, gated_delta_rows.RESIDENT])
 @pytest.mark.parametrize(
     ("variant", "sequences", "dtype"),
     [
@@ -139,10 +140,13 @@ def test_a_step_may_end_anywhere(dtype: torch.dtype, variant: GatedDelta | Mamba
         *(pytest.param(QWEN, n, torch.bfloat16, marks=pytest.mark.gpu) for n in (1, 5, 70)),
     ],
 )
-def test_rows_of_a_chunk_are_decodes(variant: GatedDelta, sequences: int, dtype: torch.dtype) -> None:
-    """Several new rows at once, for one window and more, and for heads whose tiles several programs share: the bytes
-    that as many decodes have. Behind a chunk, or behind none."""
-    before = [(0, 70, 30)[s % 3] + s % 7 for s in range(sequences)]
+def test_rows_of_a_chunk_are_decodes(
+    variant: GatedDelta, sequences: int, dtype: torch.dtype, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several new rows at once, for one window and more, have the bytes of as many decodes: behind a chunk and behind
+    none, whether one program has all tiles of a head or several share them."""
+    monkeypatch.setattr(gated_delta_rows, "RESIDENT", resident)
+    before = [(30, 70, 0)[s % 3] + s % 7 for s in range(sequences)]
     new = [(2, 15, 33)[s % 3] for s in range(sequences)]
     (mixed, a, b), heads = case(variant, dtype, sum(before) + sum(new))
     run, slots = recurrence("native", variant, heads), [*reversed(range(sequences))]
