@@ -15,7 +15,8 @@ This is the rule token by token, solved for the rows of a chunk (Yang et al., "P
 the delta rule", 2024, where T is applied to x; here it is part of M and K', which do not depend on the state). Row i
 depends on S and on rows <= i alone, and prefill and decode compute it by the same chains, so a step may begin and end
 at any row. A decode reads the state and the rows of the open chunk (x, T, k, their norms and G), and adds a row to
-these; the state itself is written once in 64 tokens.
+these; the state itself is written once in 64 tokens. This module's kernels compute the chunks that another one follows
+in the step; `gated_delta_rows` has those for a sequence's last chunk.
 """
 
 from __future__ import annotations

