@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from evalengine.plain_text import printable
 
@@ -28,9 +28,25 @@ _TEX = {
 }
 
 
+Ends = tuple[float, float, float]  # value, low, high
+
+
+class Interval(str):
+    """A cell's text that a page also draws: a value with its interval, on one scale with the column's others."""
+
+    ends: Ends
+    rule: float | None  # a line at this x, in the middle of the scale
+    unit: str  # intervals of another unit have a scale of their own
+
+    def __new__(cls, text: str, ends: Ends, rule: float | None = None, unit: str = "") -> Interval:
+        cell = super().__new__(cls, text)
+        cell.ends, cell.rule, cell.unit = ends, rule, unit
+        return cell
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """A table. Cells are plain text; a heading may be a metric's or a setting's name."""
+    """A table. Cells are plain text, or an `Interval`; a heading may be a metric's or a setting's name."""
 
     title: str
     head: Sequence[str]
@@ -38,6 +54,23 @@ class Sheet:
     words: Collection[int] = ()  # columns of words, set to the left; the others hold numbers
     best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of what is best, set bold
     note: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)  # what a column holds, by its heading
+
+    @property
+    def notes(self) -> str:
+        """What stands below the table where columns have no tooltips."""
+        return " ".join(dict.fromkeys(text for text in (*self.about.values(), self.note) if text))
+
+    def without(self, *headings: str) -> Sheet:
+        """The table without these columns."""
+        places = {n: place for place, n in enumerate(n for n, title in enumerate(self.head) if title not in headings)}
+        return replace(
+            self,
+            head=[self.head[n] for n in places],
+            rows=[[row[n] for n in places] for row in self.rows],
+            words=[places[n] for n in self.words if n in places],
+            best=frozenset((row, places[n]) for row, n in self.best if n in places),
+        )
 
 
 Line = Sheet | str  # a part of what a command says: a table, or one line
@@ -45,7 +78,7 @@ Line = Sheet | str  # a part of what a command says: a table, or one line
 
 def markdown_table(sheet: Sheet) -> str:
     """One table as GitHub shows it, its note below."""
-    note = f"\n\n{escaped(sheet.note)}" if sheet.note else ""
+    note = f"\n\n{escaped(sheet.notes)}" if sheet.notes else ""
     rule = [":--" if n in sheet.words else "--:" for n in range(len(sheet.head))]
     rows = [map(escaped, sheet.head), rule, *_rows(sheet, escaped, "**%s**")]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + note
@@ -54,7 +87,7 @@ def markdown_table(sheet: Sheet) -> str:
 def latex_table(sheet: Sheet) -> str:
     """One table environment, its note in the caption; needs \\usepackage{booktabs}."""
     columns = "".join("l" if n in sheet.words else "r" for n in range(len(sheet.head)))
-    note = f" {_tex(sheet.note)}" if sheet.note else ""
+    note = f" {_tex(sheet.notes)}" if sheet.notes else ""
     rows = [" & ".join(cells) + " \\\\" for cells in _rows(sheet, _tex, "\\textbf{%s}")]
     return "\n".join([
         *("\\begin{table}", "\\centering", f"\\caption{{{_tex(sheet.title)}.{note}}}"),

@@ -188,7 +188,7 @@ def test_both_p_values_are_given_and_named() -> None:
     assert [m.p_holm for m in c.metrics] == [2 * 2 * 0.5**6, 2 * 0.5**4]  # Holm doubles the smaller, keeps the larger
     table = [t for t in report(c) if isinstance(t, Sheet)][-1]
     columns = dict(zip(table.head, zip(*table.rows, strict=True), strict=True))
-    assert columns["p"] == ("0.0312", "0.125") and columns["p (Holm)"] == ("0.0625", "0.125")
+    assert columns["p"] == ("0.031", "0.12") and columns["p (Holm)"] == ("0.062", "0.12")
     assert any("p (Holm): adjusted for the 2 tests of this comparison" in str(line) for line in report(c))
     assert [m["p_holm"] for m in comparison_json(c)["metrics"]] == [0.0625, 0.125]
     assert "p (Holm)" in comparison_page(c).render()

@@ -16,7 +16,7 @@ from evalengine.report.compare.report import report as lines_of
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.index_page import write_index
 from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.html.parts import intervals
+from evalengine.report.html.parts import sheet_table
 from evalengine.report.html.run_page import run_page
 from evalengine.report.leaderboard.compose import board
 from evalengine.report.leaderboard.formats import board_json, board_lines
@@ -26,6 +26,7 @@ from evalengine.report.numbers import exact_sum, mean
 from evalengine.report.read.baseline import load_baseline, write_baseline
 from evalengine.report.read.load import load_run, load_run_data
 from evalengine.report.stats.metric_interval import metric_interval, reported_interval
+from evalengine.util.sheet import Interval, Sheet
 from tests.report.gate_runs import judge, make_run
 from tests.report.grouped_run import write_grouped
 from tests.report.model_runs import model, rolling
@@ -99,8 +100,9 @@ def test_folders_and_their_pages(tmp_path: Path, scores: Sequence[float]) -> Non
 
 
 def test_intervals_are_drawn_within_bounds() -> None:
-    drawn = intervals([(1e308, -1.7e308, 1.7e308), (0.5, 0.25, 0.75)])
-    assert drawn[0] is None and isinstance(drawn[1], dict) and max(map(abs, drawn[1]["bounds"])) < 1
+    cells = [Interval("a", (1e308, -1.7e308, 1.7e308)), Interval("b", (0.5, 0.25, 0.75)), "none"]
+    drawn = [row[0] for row in sheet_table(Sheet("", ("95 % interval",), [[cell] for cell in cells]))["rows"]]
+    assert drawn[0] is drawn[2] is None and isinstance(drawn[1], dict) and max(map(abs, drawn[1]["bounds"])) < 1
 
 
 def test_reported_intervals() -> None:

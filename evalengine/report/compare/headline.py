@@ -11,6 +11,7 @@ from evalengine.report.compare.item_differences import OF_ANSWER
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import above
+from evalengine.report.read.run import key_name
 from evalengine.report.stats.detectable import critical_flips, critical_mean, mcnemar_power
 from evalengine.report.stats.loss_bound import LossBound
 from evalengine.report.stats.paired import PairedResult
@@ -143,9 +144,8 @@ def headline(c: Comparison, names: tuple[str, str] | None = None) -> str:
     if not others:
         return said
     sure = sum(p_of(m) < ALPHA for m in others)
-    name = " ".join(part for part in metric.key if part not in ("none", ""))
     rest = f"{sure} more" if sure else "no other"
-    return f"On {name}, {said}; {rest} of the {len(others) + 1} metrics changed significantly"
+    return f"On {key_name(metric.key)}, {said}; {rest} of the {len(others) + 1} metrics changed significantly"
 
 
 def asked_for(c: Comparison) -> list[MetricDelta]:

@@ -4,7 +4,7 @@ wrong with all that a person needs to judge them, and the verdict as the last li
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalengine.plain_text import printable
@@ -21,13 +21,13 @@ from evalengine.report.compare.item_differences import (
     tally,
 )
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.numbers import arrow, shown
+from evalengine.report.numbers import arrow, p_value, shown
 from evalengine.report.read.documents import Asked
 from evalengine.report.read.names import item_name
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import Run, key_name
 from evalengine.report.stats.metric_interval import cut_words
 from evalengine.report.stats.paired import PairedResult
-from evalengine.util.sheet import Line, Sheet
+from evalengine.util.sheet import Interval, Line, Sheet
 from evalengine.util.tables import bullets
 
 ROWS = 10  # most rows of a table; --json holds the rest
@@ -168,11 +168,12 @@ def report(comparison: Comparison) -> Iterator[Line]:
     if c.verdict != "IDENTICAL" and c.metrics:
         inside = parts_of_groups(c)
         moved = [m for m in inside if m.paired is not None and m.paired.wins + m.paired.losses]
-        yield metrics_table([m for m in c.metrics if m not in inside or m in moved])
+        sheet = metrics_table(c, [m for m in c.metrics if m not in inside or m in moved])
+        yield sheet
         if len(moved) < len(inside):
             same = len(inside) - len(moved)
             yield f"{same} metrics of tasks in groups, whose documents score the same, are left out."
-        yield f"W/L/T: {units(c.metrics)} on which B is better, worse and equal. {p_words(c.metrics)} {MDE}"
+        yield sheet.notes
         yield from pairing_notes(c.metrics)
         yield from cut_notes(c.metrics, c.a, c.b)
     yield f"verdict: {verdict(c)}"
@@ -250,20 +251,41 @@ def _end(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"... {text[-longest:]}"
 
 
-def metrics_table(metrics: Sequence[MetricDelta]) -> Sheet:
-    """Each metric of both runs with the statistics of its pairs."""
-    headings = ("Task", "Filter", "Metric", "", "A", "B", "B - A", "95% interval", "W/L/T", "p", "p (Holm)", "Test")
+PAIRED = ("B - A", "95 % interval", "Won / lost / equal", "p", "p (Holm)")  # the columns of `paired_cells`
+TESTS = {"mcnemar-exact": "on the pairs that differ", "permutation": "of the differences' signs",
+         "bound": "the p at which the interval excludes 0"}  # fmt: skip
+
+
+def metrics_table(c: Comparison, metrics: Sequence[MetricDelta]) -> Sheet:
+    """Each of these metrics in both runs, with the statistics of its pairs."""
     rows = []
     for metric in metrics:
-        task, name, filter_name = metric.key
+        name = f"{key_name(metric.key)} {arrow(metric.higher_is_better)}".rstrip()
         values = ["" if v is None else value_text(v) for v in metric.shown]
         cells = [delta(metric), *[""] * 6]
         if (p := metric.paired) is not None:
-            between = interval(p, ", ")
-            cells[1:] = [f"[{between}]" if between else "none", f"{p.wins}/{p.losses}/{p.ties}", *p_values(metric)]
-            cells += [p.test, effect(p)]
-        rows.append([task, filter_name, name, arrow(metric.higher_is_better), *values, *cells])
-    return Sheet("Metrics", (*headings, "MDE"), rows, (0, 1, 2, 3, 11))
+            unit = "nats" if metric.nats else ""
+            cells = [*paired_cells(p, metric.p_holm, lambda value: value_text(value, "+"), unit), p.test, effect(p)]
+        rows.append([name, *values, *cells])
+    tests = sorted({metric.paired.test for metric in metrics if metric.paired is not None})
+    about = {
+        PAIRED[2]: f"{PAIRED[2]}: {units(c.metrics)} on which B is better, worse and equal.",
+        **dict.fromkeys(PAIRED[3:], p_words(c.metrics)),
+        "Test": f"Test: {', '.join(f'{name} ({TESTS[name]})' for name in tests) or 'none'}.",
+        "MDE": MDE,
+    }
+    return Sheet("Metrics", ("Metric", "A", "B", *PAIRED, "Test", "MDE"), rows, (0, 8), about=about)
+
+
+def paired_cells(p: PairedResult, p_holm: float | None, text: Callable[[float], str], unit: str = "") -> list[str]:
+    """The cells of `PAIRED`. p_holm: None for what is no test of its own. text: shows a difference, its sign with it;
+    unit: what it is of, where a table holds several."""
+    ends = (p.difference, p.ci_low, p.ci_high)
+    between = "none"  # one document leaves it without an end
+    if all(map(math.isfinite, ends[1:])):
+        between = Interval(f"[{text(p.ci_low)}, {text(p.ci_high)}]", ends, 0.0, unit)
+    counts = f"{p.wins:,} / {p.losses:,} / {p.ties:,}"
+    return [text(p.difference), between, counts, p_value(p.p_value), "" if p_holm is None else p_value(p_holm)]
 
 
 def value_text(number: float, sign: str = "") -> str:
@@ -274,19 +296,6 @@ def value_text(number: float, sign: str = "") -> str:
 def delta(metric: MetricDelta) -> str:
     """B - A over the same documents; "" where there is no difference."""
     return "" if metric.difference is None else value_text(metric.difference, "+")
-
-
-def p_values(metric: MetricDelta) -> tuple[str, str]:
-    """(p-value of the metric alone, p-value adjusted by Holm for all tests); "" where there is no test."""
-    raw = None if metric.paired is None else metric.paired.p_value
-    first, second = ("" if value is None else f"{value:.3g}" for value in (raw, metric.p_holm))
-    return first, second
-
-
-def interval(p: PairedResult, between: str) -> str:
-    """The confidence interval's ends; "" where one document leaves it without an end."""
-    ends = (p.ci_low, p.ci_high)
-    return between.join(shown(end, "+.4f") for end in ends) if all(map(math.isfinite, ends)) else ""
 
 
 def effect(p: PairedResult) -> str:

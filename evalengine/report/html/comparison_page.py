@@ -17,23 +17,19 @@ from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.headline import asked_for, changed_words, headline, parts_of_groups, scope
 from evalengine.report.compare.item_differences import changed_bits
 from evalengine.report.compare.matrix import distinguishing_settings, setting_words
-from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.html import parts
 from evalengine.report.html.differences import diverging, flips_grid, outputs_grid, regressions_section
 from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
-from evalengine.report.numbers import counted, shown
+from evalengine.report.numbers import counted, p_value, shown
 from evalengine.report.read.groups import roots_of
 from evalengine.report.read.names import item_name
-from evalengine.report.read.run import Item, Key, Run, ScoreKey
+from evalengine.report.read.run import Item, Key, Run
 
 TILES = 3  # metrics shown large
 FOLDED = "of the groups' own tasks, outside the family of tests"
-HEAD = ("Metric", "A", "B", "B - A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
 LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
-TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation",
-         "bound": "the p at which the interval excludes 0"}  # fmt: skip
 
 
 def comparison_page(c: Comparison) -> Page:
@@ -86,10 +82,11 @@ def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
     for metric in asked_for(c)[:TILES] if c.verdict == "DIFFERENT" else ():
         share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
         values = ["" if v is None else shown(100 * v, ".1f") if share else shown(v, ".4g") for v in metric.shown]
-        p, holm = tables.p_values(metric)
+        assert metric.paired is not None and metric.p_holm is not None, "as `asked_for` says"
         tests = sum(m.p_holm is not None for m in c.metrics)
-        several = f", after Holm over {tests}: {holm}" if tests > 1 else ""
-        yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), f"p {p}{several}"
+        several = f", after Holm over {tests}: {p_value(metric.p_holm)}" if tests > 1 else ""
+        below = f"p {p_value(metric.paired.p_value)}{several}"
+        yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), below
 
 
 def _good(c: Comparison) -> bool | None:
@@ -140,34 +137,14 @@ def _attribution(c: Comparison) -> Iterator[Node]:
 
 
 def _statistics(c: Comparison) -> Iterator[Node]:
-    drawn: dict[ScoreKey, Node] = {}
-    for nats in (False, True):  # log-likelihoods have a separate scale
-        own = [(m.key, m.paired) for m in c.metrics if m.nats is nats and m.paired is not None]
-        bars = parts.intervals([(p.difference, p.ci_low, p.ci_high) for _, p in own], rule=0.0)
-        drawn |= zip((key for key, _ in own), bars, strict=True)
     inside = parts_of_groups(c)
-    about = dict.fromkeys(("p", "p (Holm)"), tables.p_words(c.metrics)) | {"MDE": tables.MDE}
-    about["Won / lost / equal"] = f"{tables.units(c.metrics)} on which B is better, worse and equal".capitalize()
-    for name, listed_metrics in {"": [m for m in c.metrics if m not in inside], FOLDED: inside}.items():
-        rows = [_metric(m, drawn.get(m.key)) for m in listed_metrics]
-        shown_rows = parts.table(HEAD, rows, (1, 2, 3, 5, 6, 7, 8, 9), about=about)
-        if rows:
-            yield parts.details(f"{counted(len(rows), 'metric')} {name}", shown_rows) if name else shown_rows
-    tests = sorted({TESTS[m.paired.test] for m in c.metrics if m.paired is not None})
-    notes = (f"Tests: {' and '.join(tests) or 'none'}.", *tables.pairing_notes(c.metrics))
-    yield from (tag("p", note, class_="note") for note in (*notes, *tables.cut_notes(c.metrics, c.a, c.b)))
-
-
-def _metric(metric: MetricDelta, drawn: Node) -> list[Node]:
-    task, name, filter_name = metric.key
-    direction = {True: "up", False: "down", None: None}[metric.higher_is_better]
-    p = metric.paired
-    named = [tag("span", name, class_=direction), tag("span", f"{task}, {filter_name}", class_="under")]
-    first = [named, *("" if v is None else tables.value_text(v) for v in metric.shown), tables.delta(metric)]
-    if p is None:
-        return [*first, None, *[""] * 5]
-    counts, between = f"{p.wins:,} / {p.losses:,} / {p.ties:,}", tables.interval(p, " … ") or "none"
-    return [*first, drawn, between, counts, *tables.p_values(metric), tables.effect(p)]
+    if outside := [m for m in c.metrics if m not in inside]:
+        yield parts.sheet_table(tables.metrics_table(c, outside))
+    if inside:
+        table = parts.sheet_table(tables.metrics_table(c, inside))
+        yield parts.details(f"{counted(len(inside), 'metric')} {FOLDED}", table)
+    notes = (*tables.pairing_notes(c.metrics), *tables.cut_notes(c.metrics, c.a, c.b))
+    yield from (tag("p", note, class_="note") for note in notes)
 
 
 LIMITS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # nat: |delta| below the first is level 1, from the last on level 7

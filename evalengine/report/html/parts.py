@@ -11,7 +11,7 @@ from evalengine.report.html.markup import Node, tag
 from evalengine.report.html.page import Page
 from evalengine.report.numbers import in_range
 from evalengine.report.read.run import Run, provenance
-from evalengine.util.sheet import Line, Sheet
+from evalengine.util.sheet import Interval, Line, Sheet
 
 Kind = Literal["text", "mono", "number", "mark"]
 
@@ -53,9 +53,40 @@ def cell(look: str, *lines: str | None) -> Node:
 
 
 def sheet_table(sheet: Sheet) -> Node:
-    """A sheet as a table, its best cells bold."""
-    numbers = [n for n in range(len(sheet.head)) if n not in sheet.words]
-    return table(sheet.head, sheet.rows, numbers, best=sorted(sheet.best))
+    """A sheet as a table, its best cells bold; before a column of intervals stands one that draws them."""
+    head, columns, places = list[str](), list[Sequence[Node]](), list[int]()
+    for n, title in enumerate(sheet.head):
+        cells = [row[n] for row in sheet.rows]
+        if any(isinstance(cell, Interval) for cell in cells):
+            head.append("")
+            columns.append(_drawn(cells))
+        places.append(len(head))
+        head.append(title)
+        columns.append(cells)
+    numbers = [place for n, place in enumerate(places) if n not in sheet.words]
+    best = sorted((row, places[n]) for row, n in sheet.best)
+    return table(head, zip(*columns, strict=True), numbers, best=best, about=sheet.about)
+
+
+def _drawn(cells: Sequence[str]) -> list[Node]:
+    """Each `Interval` of a column as a drawing, on one scale for each unit; None for other cells, and where an end is
+    unknown or not `in_range`."""
+    scales: dict[str, list[float]] = {}
+    known = [cell if isinstance(cell, Interval) and all(map(in_range, cell.ends)) else None for cell in cells]
+    for cell in filter(None, known):
+        scales.setdefault(cell.unit, []).extend(cell.ends)
+    return [None if cell is None else interval(*cell.ends, _bounds(scales[cell.unit], cell.rule), cell.rule)
+            for cell in known]  # fmt: skip
+
+
+def _bounds(ends: Sequence[float], rule: float | None) -> tuple[float, float]:
+    """The ends of a scale that holds all of these. rule: what lies in its middle."""
+    low, high = min(ends), max(ends)
+    if rule is not None:
+        reach = max(abs(low - rule), abs(high - rule)) or 1.0
+        return rule - reach, rule + reach
+    room = 0.05 * (high - low) or 0.5
+    return low - room, high + room
 
 
 def lines_of(lines: Iterable[Line]) -> Iterator[Node]:
@@ -116,18 +147,6 @@ def interval(value: float, low: float, high: float, bounds: tuple[float, float],
     What lies outside `bounds` is drawn at the edge. rule: a line at this x.
     """
     return {"is": "interval", "value": value, "low": low, "high": high, "bounds": bounds, "rule": rule}
-
-
-def intervals(values: Sequence[tuple[float, float, float] | None], rule: float | None = None) -> list[Node]:
-    """`interval` of each (value, low, high) on one scale; None where an end is unknown or not `in_range`. rule: a line
-    there, in the middle of the scale."""
-    known = [value if value is not None and all(map(in_range, value)) else None for value in values]
-    ends = [end for value in known if value is not None for end in value] or [0.0]
-    low, high = min(ends), max(ends)
-    room = 0.05 * (high - low) or 0.5
-    reach = max(abs(low), abs(high)) or 1.0
-    bounds = (low - room, high + room) if rule is None else (rule - reach, rule + reach)
-    return [None if value is None else interval(*value, bounds, rule) for value in known]
 
 
 def percent(share: float) -> str:

@@ -12,7 +12,7 @@ from evalengine.report.compare.item_differences import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import in_range, mean
 from evalengine.report.read.lm_eval import ROLLING
-from evalengine.report.read.run import Run, ScoreKey, direction
+from evalengine.report.read.run import Run, ScoreKey, direction, key_name
 from evalengine.report.stats.clusters import cautions
 from evalengine.report.stats.metric_interval import interval_cautions, mean_interval, metric_interval
 from evalengine.report.stats.paired import PairedResult
@@ -62,9 +62,7 @@ class Contest:
 
     @property
     def name(self) -> str:
-        task, metric, filter_name = self.key
-        shown = "" if filter_name in ("none", "") else f" {filter_name}"
-        return f"{task} {metric}{shown}" + (f" ({self.mean} mean)" if self.mean else "")
+        return key_name(self.key) + (f" ({self.mean} mean)" if self.mean else "")
 
     @property
     def first(self) -> list[int]:

@@ -30,16 +30,13 @@ def board_lines(comparison: Board) -> Iterator[Line]:
     yield sheets.models_sheet(comparison)
     yield from bullets("Notes", comparison.notes)
     groups = [sheets.group_sheet(comparison, members) for members in comparison.groups]
-    for sheet in (sheets.scores_sheet(comparison), *groups):
-        if sheet.title != "Metrics":
+    tests = [sheets.tests_sheet(comparison, comparison.tested)] if comparison.family else []
+    for sheet in (sheets.scores_sheet(comparison, comparison.tested), *groups, *tests):
+        if sheet in groups:
             yield sheet.title
         yield sheet
-        if sheet.note:
-            yield sheet.note
-    if comparison.family:
-        sheet = sheets.tests_sheet(comparison)
-        yield sheet
-        yield sheet.note
+        if sheet.notes:
+            yield sheet.notes
     yield f"verdict: {sheets.verdict(comparison)}"
 
 
@@ -72,7 +69,7 @@ def _sheets(board: Board) -> Iterator[Sheet]:
         yield _cut(board)
     if board.family:
         yield _ranks(board)
-        yield sheets.tests_sheet(board)
+        yield sheets.tests_sheet(board, board.tested)
     yield from (sheets.group_sheet(board, members) for members in board.groups)
 
 

@@ -116,7 +116,7 @@ def _curve(board: Board, contest: Contest, width: int) -> Iterator[Node]:
     if len(points) > 1:
         yield tag("path", d="M" + "L".join(f"{x(px)} {y(score.value)}" for px, _, score in points), class_="line")
     for px, place, score in points:
-        title = f"{board.names[place]}: {value_with_unit(contest, score)} {between(contest, score.interval)}".rstrip()
+        title = f"{board.names[place]}: {value_with_unit(contest, score)} {between(contest, score)}".rstrip()
         if score.interval is not None:
             yield tag("path", d=f"M{x(px)} {y(score.interval[0])}V{y(score.interval[1])}", class_="whisker")
         yield tag("circle", tag("title", title), cx=x(px), cy=y(score.value), r=4, class_="mark")

@@ -30,7 +30,6 @@ from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import ScoreKey, direction
 from evalengine.report.sweep.write import VERSION, write_picture_and_list
 
-PS = ("p", "p (Holm)")
 LEAST = 3  # models from which on pairs are many
 OPEN = 6  # metrics shown in full; further ones are folded
 PARTS = 12  # a group of at most so many parts is shown unfolded
@@ -123,16 +122,9 @@ def _metrics(board: Board) -> Iterator[Node]:
 
 def _contest(board: Board, contest: Contest) -> list[Node]:
     """A metric's ranking: who leads, who is tied, and each value with its interval."""
-    scores = [contest.scores[place] for place in sheets.row_order(board, contest)]
-    drawn = parts.intervals([None if s is None or s.interval is None else (s.value, *s.interval) for s in scores])
-    cells = zip(sheets.score_rows(board, contest), drawn, strict=True)
-    rows = [[*own[2:4], *own[5:7], own[4], bar, *own[8:]] for own, bar in cells]
-    head = ["Model", "Value", *sheets.RANKED, "95 % interval", "", *sheets.cut_head(board)]
-    best = [(row, 1) for row, score in enumerate(scores) if sheets.leads(contest, score)]
-    about = dict.fromkeys((*sheets.RANKED, *sheets.cut_head(board)), sheets.metrics_note(board))
+    ranking = sheets.scores_sheet(board, [contest]).without("Metric", "Documents")
     title = tag("h3", f"{sheets.titled(contest)} · {counted(contest.documents, 'document')}")
-    numbers = [n for n in range(len(head)) if head[n] not in ("Model", "Tie group", "")]
-    return [title, parts.table(head, rows, numbers, best=best, about=about)]
+    return [title, parts.sheet_table(ranking)]
 
 
 def _group(board: Board, group: Group) -> Node:
@@ -142,24 +134,17 @@ def _group(board: Board, group: Group) -> Node:
 
 
 def _tests(board: Board) -> Iterator[Node]:
-    head = ("B against A", "B - A", "95 % interval", "", "Won / lost / equal", *PS, "Documents", "Answers changed")
     for contest in board.tested:
         if not contest.tests:
             continue
-        results = [test.result for test in contest.tests]
-        drawn = parts.intervals([(p.difference, p.ci_low, p.ci_high) for p in results], rule=0.0)
-        cells = (sheets.test_row(board, contest, test)[1:] for test in contest.tests)
-        rows = [[*own[:3], bar, *own[3:]] for own, bar in zip(cells, drawn, strict=True)]
-        best = [(row, 6) for row, test in enumerate(contest.tests) if test.significant]
-        about = dict.fromkeys(PS, sheets.tests_note(board))
-        pairs = parts.table(head, rows, (1, 2, 4, 5, 6, 7, 8), best=best, about=about)
+        pairs = parts.sheet_table(sheets.tests_sheet(board, [contest]).without("Metric"))
         nats = " (in nats a document where tested so)" if any(test.nats for test in contest.tests) else ""
         yield tag("h3", f"{sheets.titled(contest)}{'; differences in points' if contest.share else ''}{nats}")
         if len(board.runs) < LEAST:
             yield pairs
         else:
             yield tests_matrix(board, contest)
-            yield parts.details(f"All {len(rows)} pairs, with intervals", pairs)
+            yield parts.details(f"All {counted(len(contest.tests), 'pair')}, with intervals", pairs)
 
 
 def _models(board: Board, page_folder: Path | None) -> Iterator[tuple[str, Node]]:

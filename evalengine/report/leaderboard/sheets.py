@@ -4,23 +4,25 @@ And in one sentence, by which a person decides; and two of the models as two run
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from evalengine.report.compare.compare import Comparison, compare, with_questions
 from evalengine.report.compare.headline import test_words
+from evalengine.report.compare.report import PAIRED, paired_cells
 from evalengine.report.leaderboard.board import Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
-from evalengine.report.numbers import arrow, counted, p_value, shown
+from evalengine.report.numbers import arrow, counted, shown
 from evalengine.report.read.run import provenance
 from evalengine.report.stats.metric_interval import cut_of
 from evalengine.report.stats.significance import ALPHA
-from evalengine.util.sheet import Sheet
+from evalengine.util.sheet import Interval, Sheet
 
 RANKED = ("Rank", "Tie group")  # the columns of `rank_cells`
 WIDE = 6  # metrics side by side; with more, models are the columns
 LEADERS = 3  # metrics whose first place the verdict says
 LARGE = 10_000  # from here on six significant digits say enough
+CUT = "Cut: a model's documents with an answer that its length limit ended; Finished: its value on the others."
 PERCENT = f"{ALPHA * 100:g} %"
 
 
@@ -37,11 +39,22 @@ def models_sheet(board: Board) -> Sheet:
     return Sheet("Models", head, rows, tuple(n for n in range(len(head)) if head[n] not in ("", "Step")))
 
 
-def scores_sheet(board: Board) -> Sheet:
-    """A row for each metric and model, the form for a terminal."""
-    rows = [row for contest in board.tested for row in score_rows(board, contest)]
-    head = ["Metric", "", "Model", "Value", "95 % interval", *RANKED, "Documents", *cut_head(board)]
-    return Sheet("Metrics", head, rows, (0, 1, 2, 6), note=metrics_note(board))
+def scores_sheet(board: Board, contests: Sequence[Contest]) -> Sheet:
+    """A row for each of these metrics and each model, in the order of `row_order`."""
+    rows, best = list[list[str]](), set[tuple[int, int]]()
+    for contest in contests:
+        first = titled(contest)
+        for place in row_order(board, contest):
+            score = contest.scores[place]
+            if leads(contest, score):
+                best.add((len(rows), 2))
+            cells = [number(contest, score) or "not run", between(contest, score), *rank_cells(score)]
+            documents = "" if score is None else f"{contest.documents:,}"
+            rows.append([first, board.names[place], *cells, documents, *cut_cells(board, contest, place)])
+            first = ""
+    head = ["Metric", "Model", "Value", "95 % interval", *RANKED, "Documents", *cut_head(board)]
+    about = dict.fromkeys(RANKED, ranks_note(board)) | dict.fromkeys(cut_head(board), CUT)
+    return Sheet("Metrics", head, rows, (0, 1, 5), frozenset(best), about=about)
 
 
 def cut_head(board: Board) -> list[str]:
@@ -86,18 +99,13 @@ def group_sheet(board: Board, group: Group) -> Sheet:
     return Sheet(f"{group.name}: {metric}{unit}", ["", "Documents", *board.names], rows, (0,), frozenset(best), means)
 
 
-def tests_sheet(board: Board) -> Sheet:
-    """A row for each test, in the order of metrics and pairs."""
-    head = ["Metric", "B against A", "B - A", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "Documents"]
-    head.append("Answers changed")
-    rows = [test_row(board, contest, test) for contest in board.tested for test in contest.tests]
-    return Sheet("Paired tests", head, rows, (0, 1), note=tests_note(board))
-
-
-def metrics_note(board: Board) -> str:
-    """What the columns are."""
-    cut = "Cut: a model's documents with an answer that its length limit ended; Finished: its value on the others."
-    return f"{ranks_note(board)} {cut if cut_head(board) else ''}".strip()
+def tests_sheet(board: Board, contests: Sequence[Contest]) -> Sheet:
+    """A row for each test of these metrics, in the order of metrics and pairs."""
+    tests = [(contest, test) for contest in contests for test in contest.tests]
+    rows = [_test_row(board, contest, test) for contest, test in tests]
+    head = ["Metric", "B against A", *PAIRED, "Documents", "Answers changed"]
+    sure = frozenset((row, head.index(PAIRED[-1])) for row, (_, test) in enumerate(tests) if test.significant)
+    return Sheet("Paired tests", head, rows, (0, 1), sure, about=dict.fromkeys(PAIRED[3:], tests_note(board)))
 
 
 def ranks_note(board: Board) -> str:
@@ -176,12 +184,12 @@ def signed(value: float, share: bool, sign: bool = True) -> str:
     return shown(100 * value, f"{'+' * sign}.1f") if share else shown(value, f"{'+' * sign}{digits}")
 
 
-def between(contest: Contest, bounds: tuple[float, float] | None, sign: bool = False, share: bool | None = None) -> str:
-    """An interval, `[70.7, 82.3]`; "" where there is none."""
-    if bounds is None or not all(map(math.isfinite, bounds)):
+def between(contest: Contest, score: Score | None) -> str:
+    """A value's interval, `[70.7, 82.3]`; "" where there is none."""
+    if score is None or score.interval is None or not all(map(math.isfinite, score.interval)):
         return ""
-    unit = contest.share if share is None else share
-    return f"[{signed(bounds[0], unit, sign)}, {signed(bounds[1], unit, sign)}]"
+    low, high = (signed(bound, contest.share, sign=False) for bound in score.interval)
+    return Interval(f"[{low}, {high}]", (score.value, *score.interval))
 
 
 def rank_cells(score: Score | None) -> list[str]:
@@ -201,7 +209,7 @@ def row_order(board: Board, contest: Contest) -> list[int]:
 
 def matrix_cell(contest: Contest, score: Score | None) -> str:
     """A value with its interval: `77.0 [70.7, 82.3]`."""
-    parts = (number(contest, score), between(contest, score.interval if score else None))
+    parts = (number(contest, score), between(contest, score))
     return " ".join(part for part in parts if part)
 
 
@@ -210,29 +218,12 @@ def leads(contest: Contest, score: Score | None) -> bool:
     return score is not None and score.ranks == (1, 1) and len(contest.scores) > 1
 
 
-def score_rows(board: Board, contest: Contest) -> Iterator[list[str]]:
-    """Each model's cells in `scores_sheet`, in the order of `row_order`."""
-    first = [f"{contest.name}{', %' if contest.share else ''}", arrow(contest.higher_is_better)]
-    for place in row_order(board, contest):
-        score = contest.scores[place]
-        cells = [number(contest, score), between(contest, score.interval)] if score is not None else ["not run", ""]
-        documents = f"{contest.documents:,}" if score is not None else ""
-        cut = cut_cells(board, contest, place) if score is not None else ["" for _ in cut_head(board)]
-        yield [*first, board.names[place], *cells, *rank_cells(score), documents, *cut]
-        first = ["", ""]
-
-
-def test_row(board: Board, contest: Contest, test: PairTest) -> list[str]:
-    """A test's cells in `tests_sheet`."""
+def _test_row(board: Board, contest: Contest, test: PairTest) -> list[str]:
     p, share = test.result, contest.share and not test.nats
     return [
         contest.name + (" (nats a document)" if test.nats else ", points" if share else ""),
         f"{board.names[test.b - 1]} against {board.names[test.a - 1]}",
-        signed(p.difference, share),
-        between(contest, (p.ci_low, p.ci_high), sign=True, share=share),
-        f"{p.wins:,} / {p.losses:,} / {p.ties:,}",
-        p_value(p.p_value),
-        p_value(test.p_adjusted),
+        *paired_cells(p, test.p_adjusted, lambda value: signed(value, share), "nats" if test.nats else ""),
         f"{p.n:,}",
         "" if test.changed is None else f"{test.changed:,}",
     ]

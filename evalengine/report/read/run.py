@@ -223,6 +223,11 @@ def by_name(key: ScoreKey) -> dict[str, str]:
     return dict(zip(("task", "metric", "filter"), key, strict=True))
 
 
+def key_name(key: ScoreKey) -> str:
+    """A metric's name for people: `gsm8k exact_match strict-match`."""
+    return " ".join(part for part in key if part not in ("none", ""))
+
+
 def direction(runs: Iterable[Run], key: ScoreKey) -> bool | None:
     """Whether more of a metric is better, as the first run that knows says; None where none does."""
     return next((run.higher_is_better[key] for run in runs if key in run.higher_is_better), None)

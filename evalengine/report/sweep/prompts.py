@@ -12,10 +12,10 @@ import numpy as np
 from evalengine.errors import ConfigError
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import facts, intervals, sheet_table, table, tiles, verdict
+from evalengine.report.html.parts import facts, sheet_table, tiles, verdict
 from evalengine.report.numbers import LARGEST
 from evalengine.report.read.names import SWEEP_FORMAT
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import Run, ScoreKey, key_name
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.measured import TwoWay, two_way
@@ -23,7 +23,7 @@ from evalengine.report.stats.metric_interval import mean_interval
 from evalengine.report.stats.paired import cluster_codes
 from evalengine.report.stats.significance import ALPHA, holm
 from evalengine.report.sweep.write import VERSION, write_list
-from evalengine.util.sheet import Line, Sheet
+from evalengine.util.sheet import Interval, Line, Sheet
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def sensitivities(runs: Sequence[Run]) -> list[Sensitivity]:
 
 def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterator[Line]:
     """A table of the prompts' scores, one of the components, and a sentence for each metric as the verdict."""
-    scores = [[label, *(f"{one.means[place]:.4f}" for one in found)] for place, label in enumerate(labels)]
-    yield Sheet("Scores", ("Prompt", *map(_name, found)), scores, (0,))
+    yield scores_sheet(found, labels)
     yield parts_sheet(found)
     for one in found:
         yield f"verdict: {sentence(one)}"
@@ -85,7 +84,7 @@ def sentence(one: Sensitivity) -> str:
     low, high = min(one.means), max(one.means)
     verdict = "significant" if one.p_holm < ALPHA else f"not significant over {one.documents} documents"
     return (
-        f"{_name(one)}: {len(one.means)} prompts give {low:.4f} to {high:.4f} ({verdict}: p = "
+        f"{key_name(one.key)}: {len(one.means)} prompts give {low:.4f} to {high:.4f} ({verdict}: p = "
         f"{one.p_holm:.2g} after Holm); the prompt alone moves a score by {one.by_prompt:.4f} (standard deviation), "
         f"which is {100 * one.of_a_score:.0f} % of the variance of one prompt's score over {one.documents} documents"
     )
@@ -117,18 +116,15 @@ def prompts_page(runs: Sequence[Run], labels: Sequence[str], found: Sequence[Sen
             " ".join(f"{sentence(one)}." for one in found[:3]),
             None,
         ),
-        tiles((_name(one), f"{100 * one.of_a_score:.0f} %", "of a score's variance: the prompt") for one in found[:3]),
+        tiles((key_name(one.key), f"{100 * one.of_a_score:.0f} %", SHARE) for one in found[:3]),
     )
-    for number, one in enumerate(found):
-        drawn = intervals([(m, *(own or (m, m))) for own, m in zip(one.intervals, one.means, strict=True)])
-        rows = [[label, f"{mean:.4f}", bar] for label, mean, bar in zip(labels, one.means, drawn, strict=True)]
-        page.section(f"scores-{number}", _name(one), table(("Prompt", "Score", "95 % over documents"), rows, (1,)))
-    parts = parts_sheet(found)
-    page.section("parts", parts.title, sheet_table(parts), note=parts.note)
+    for sheet in (scores_sheet(found, labels), parts_sheet(found)):
+        page.section(sheet.title.split()[0].lower(), sheet.title, sheet_table(sheet), note=sheet.note)
     page.section("runs", "Runs", facts((label, run.source.name) for label, run in zip(labels, runs, strict=True)))
     return page
 
 
+SHARE = "of a score's variance: the prompt"
 HEAD = ("Metric", "Documents", "Variance by document", "By prompt", "Both", "Prompt's sd", "Of a score", "p")
 NOTE = (
     "Two-way random effects by the method of moments: some documents are harder under every prompt, some prompts are "
@@ -138,6 +134,20 @@ NOTE = (
 )
 
 
+def scores_sheet(found: Sequence[Sensitivity], labels: Sequence[str]) -> Sheet:
+    """A row for each prompt: its score by each metric."""
+    columns = [
+        [
+            Interval(f"{mean:.4f}", (mean, *(own or (mean, mean))))
+            for mean, own in zip(one.means, one.intervals, strict=True)
+        ]
+        for one in found
+    ]
+    rows = [*zip(labels, *columns, strict=True)]
+    note = "On a page, lines are 95 % intervals over documents."
+    return Sheet("Scores", ("Prompt", *(key_name(one.key) for one in found)), rows, (0,), note=note)
+
+
 def parts_sheet(found: Sequence[Sensitivity]) -> Sheet:
     """A row for each metric: the parts of its variance."""
     rows = []
@@ -145,12 +155,8 @@ def parts_sheet(found: Sequence[Sensitivity]) -> Sheet:
         parts, whole = one.parts, one.parts.total or 1.0
         shares = [f"{part:.4f} ({100 * part / whole:.0f} %)" for part in (parts.documents, parts.prompts, parts.both)]
         last = (f"{one.by_prompt:.4f}", f"{100 * one.of_a_score:.0f} %", f"{parts.p_value:.2g}")
-        rows.append([_name(one), f"{one.documents}", *shares, *last])
+        rows.append([key_name(one.key), f"{one.documents}", *shares, *last])
     return Sheet("Variance components", HEAD, rows, (0,), note=NOTE)
-
-
-def _name(one: Sensitivity) -> str:
-    return " ".join(part for part in one.key if part != "none")
 
 
 def _cluster_means(scores: Floats, names: Sequence[str] | None) -> Floats:
