@@ -48,13 +48,13 @@ def scores_sheet(board: Board, contests: Sequence[Contest]) -> Sheet:
             score = contest.scores[place]
             if leads(contest, score):
                 best.add((len(rows), 2))
-            cells = [number(contest, score) or "not run", between(contest, score), *rank_cells(score)]
+            cells = [number(contest, score) or "not run", *rank_cells(score), between(contest, score)]
             documents = "" if score is None else f"{contest.documents:,}"
             rows.append([first, board.names[place], *cells, documents, *cut_cells(board, contest, place)])
             first = ""
-    head = ["Metric", "Model", "Value", "95 % interval", *RANKED, "Documents", *cut_head(board)]
+    head = ["Metric", "Model", "Value", *RANKED, "95 % interval", "Documents", *cut_head(board)]
     about = dict.fromkeys(RANKED, ranks_note(board)) | dict.fromkeys(cut_head(board), CUT)
-    return Sheet("Metrics", head, rows, (0, 1, 5), frozenset(best), about=about)
+    return Sheet("Metrics", head, rows, (0, 1, 4), frozenset(best), about=about)
 
 
 def cut_head(board: Board) -> list[str]:
