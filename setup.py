@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: where the package's folders are, and the repository's address.
+"""Settings that pyproject.toml cannot express: where the package's folders are, and the repository's address.
 
 `evalengine/{conf,kernels,tasks}` are symlinks, which mypy needs. The build takes the top-level folders themselves: a
 ZIP archive or a checkout on Windows turns the links into small text files, and an sdist has none.

@@ -1,1 +1,1 @@
-"""What is measured of this project, beside its comparison: `python -m benchmarks ...`, from a checkout."""
+"""The project's benchmarks that `evalengine bench` does not contain: `python -m benchmarks ...`, from a checkout."""

@@ -61,7 +61,7 @@ def steps(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 def _asked(
     rng: np.random.Generator, draws: int, group: str, case: str, count: int, margin: float, rate: float
 ) -> Iterator[Figure]:
-    """What a gate without a loss asks of the set, in steps of `STEP`, and whether it passes."""
+    """The documents that a gate without a loss requires, in steps of `STEP`, and whether it passes."""
     total = passed = 0
     for _ in range(draws):
         losses = flips(rng, count, rate / 2, rate / 2)

@@ -1,4 +1,4 @@
-"""The errors that a user can cure. The command line prints their text and exits with their `exit_code`.
+"""The errors that a user can fix. The command line prints their text and exits with their `exit_code`.
 
 Each message names the setting or file at fault and what to do about it. Broken invariants of the package are `assert`s.
 """

@@ -1,4 +1,4 @@
-"""What attention reads of a step, a ragged batch over pages and which blocks decodes share, and how its work is cut."""
+"""A step as attention reads it: a ragged batch over pages, the blocks that decodes share, and how the work is split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SharedBlocks:
 
 
 class RaggedBatch(Protocol):
-    """What attention reads of a step's metadata (`layers.metadata.AttentionMetadata`). Decodes come first.
+    """The part of a step's metadata that attention reads (`layers.metadata.AttentionMetadata`). Decodes come first.
 
     block_table int32 [S, pages]; cu_seqlens_q int32 [S + 1]; seqlens_k int32 [S], KV tokens with the sequence's new
     rows; query_lens and kv_lens the same on the host; the first num_decodes sequences have one row each.

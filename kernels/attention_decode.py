@@ -350,7 +350,7 @@ def own_kernel(
 
 
 class DecodeCall(Protocol):
-    """What this file reads of an `attention.Call`."""
+    """The fields of an `attention.Call` that this file reads."""
 
     q: Tensor
     k_cache: Tensor

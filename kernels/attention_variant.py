@@ -1,4 +1,4 @@
-"""What one layer's attention computes beside softmax(q k) v. This module imports no kernel and no Triton."""
+"""Variants of a layer's attention: everything but softmax(q k) v. This module imports no kernel and no Triton."""
 
 from __future__ import annotations
 

@@ -171,7 +171,8 @@ def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the rows of a query tile see: the positions below `end`, with a window the last `window` of them."""
+    """The keys that the rows of a query tile attend to: positions below `end`, with a window the last `window` of
+    them."""
 
     end: Tensor  # int64 [n * Hkv, R, 1]
     least: int  # the least of `end`

@@ -1,4 +1,4 @@
-"""What a mixture of experts computes, as data. This module imports no kernel and no Triton."""
+"""Variants of a mixture of experts, as data. This module imports no kernel and no Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Router:
-    """What turns a token's logits, one for each of E experts, into k experts in order of rank, and their weights.
+    """The rule from a token's logits, one for each of E experts, to k experts in order of rank, and their weights.
 
     1. Scores, of all E: the softmax or the sigmoid of the logits, or the logits themselves; if `rounded_scores`, they
        are rounded to the model's dtype.

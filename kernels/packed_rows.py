@@ -52,7 +52,7 @@ class PackedRows(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it is made of."""
+        """The tensors of the packed weight."""
         return tuple(x for x in self[:3] if x is not None)
 
     def of(self, expert: int) -> PackedRows:

@@ -30,7 +30,7 @@ def most_dropped(taps: int) -> int:
 
 
 class DeltaInputs(NamedTuple):
-    """What a gated delta rule computes of T tokens."""
+    """The outputs of a gated delta rule for T tokens."""
 
     mixed: Tensor  # [T, C]: q, k and v side by side
     a: Tensor  # [T, Hv]
@@ -52,7 +52,7 @@ class DeltaState(NamedTuple):
 
 
 class Mamba2Inputs(NamedTuple):
-    """What a selective state space computes of T tokens."""
+    """The outputs of a selective state space for T tokens."""
 
     mixed: Tensor  # [T, C]: x, B and C side by side
     dt: Tensor  # [T, H]
@@ -92,7 +92,7 @@ class GatedDelta:
     bias = False  # of the projections
 
     def of_rank(self, ranks: int) -> GatedDelta:
-        """What one of so many ranks computes: its part of the heads."""
+        """The variant that one of so many ranks computes: its part of the heads."""
         return replace(self, num_key_heads=self.num_key_heads // ranks, num_value_heads=self.num_value_heads // ranks)
 
     def uneven(self, ranks: int) -> list[str]:
@@ -162,7 +162,7 @@ class Mamba2:
     norm_rounded_once: bool = field(default=False, metadata=_LATER)
 
     def of_rank(self, ranks: int) -> Mamba2:
-        """What one of so many ranks computes: its part of the heads; several ranks may hold a group."""
+        """The variant that one of so many ranks computes: its part of the heads; several ranks may hold a group."""
         return replace(self, num_heads=self.num_heads // ranks, num_groups=max(1, self.num_groups // ranks))
 
     def uneven(self, ranks: int) -> list[str]:
@@ -222,7 +222,7 @@ class ShortConv:
     bias: bool
 
     def of_rank(self, ranks: int) -> ShortConv:
-        """What one of so many ranks computes: its part of the channels."""
+        """The variant that one of so many ranks computes: its part of the channels."""
         return replace(self, channels=self.channels // ranks)
 
     def uneven(self, ranks: int) -> list[str]:

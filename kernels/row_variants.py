@@ -1,4 +1,4 @@
-"""What a model's row kernels compute beside Llama's. This module imports no kernel and no Triton."""
+"""Variants of a model's row kernels, where they differ from Llama's. This module imports no kernel and no Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class NormVariant(NamedTuple):
-    """What a norm's kernel computes; the default is Llama's."""
+    """The variant of a norm; the default is Llama's."""
 
     kind: str = "rms"  # or "layer", "layer of each head" (of q and k, a weight for each)
     offset: float = 0.0  # added to the weight of an RMS norm

@@ -1,6 +1,6 @@
 """Every private name of torch that this package uses, seen at work in torch 2.11 (CUDA) and 2.13 (CPU).
 
-`CURES` says of each what to do in a version without it, and tests/kernels/test_torch_private.py looks for each.
+`FIXES` says of each what to do in a version without it, and tests/kernels/test_torch_private.py looks for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 __all__ = ["TorchDispatchMode", "without_modes"]
 
-CURES = {
+FIXES = {
     "torch._C._cuda_getDevice": "nothing: torch.cuda.current_device() takes its place, and three times as long",
     "torch._C._cuda_getCurrentRawStream": "nothing: torch.cuda.current_stream() takes its place, and longer",
     "torch._C._are_functorch_transforms_active": "ask torch._functorch for the current transform (`transformed`)",

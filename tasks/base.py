@@ -1,4 +1,4 @@
-"""What a task is: rows in, requests out, responses in, metric values out.
+"""The interface of a task: rows in, requests out, responses in, metric values out.
 
 A task never sees the engine. It turns a document into `Instance`s (text), and the responses to them into metric values;
 tokenisation, batching and aggregation are the harness's. Definitions follow lm-evaluation-harness 0.4.13.
@@ -87,7 +87,8 @@ class Task(ABC):
             raise ConfigError([f"tasks.{name}.{problem}" for problem in problems])
 
     def problems(self) -> list[str]:
-        """What this task cannot honour, each starting with the setting; ranges are checked before."""
+        """Settings that this task does not support, each message starting with the setting; ranges are checked
+        before."""
         if missing := [name for name in ("output_type", "metrics", "columns") if not hasattr(self, name)]:
             return [f"cls={self.config.cls}: the class does not set {', '.join(missing)}"]  # what follows reads them
         problems = []

@@ -81,7 +81,7 @@ class ProgramVerdict:
 
 @dataclass(frozen=True)
 class Response:
-    """What the engine answered to one instance."""
+    """The engine's answer to one instance."""
 
     text: str = ""  # what generate_until made, cut at the stop strings
     loglikelihood: float = 0.0  # set for loglikelihood and rolling requests only

@@ -40,7 +40,7 @@ WORDS = {"yes_no": {"no": 0, "yes": 1}, "pairs": {"A": "first", "B": "second", T
 
 @dataclass(frozen=True)
 class Scale:
-    """What a verdict can be: the labels with their values, in the order in which they are tried."""
+    """The possible verdicts: the labels with their values, in the order in which they are tried."""
 
     values: Mapping[str, float]  # of a pair: 1 where the text that stands first is better, 0.5 for a tie
     pairs: bool = False
@@ -109,7 +109,7 @@ def _is_number(value: Any) -> bool:
 
 
 def judge_problems(config: JudgeConfig) -> list[str]:
-    """What is wrong with a judge's settings by themselves, each starting with the setting."""
+    """Problems of a judge's settings, taken alone, each starting with the setting."""
     problems = [f"{name}: is not set" for name in ("model", "template", "scale") if getattr(config, name) is None]
     scale = None
     try:
@@ -138,7 +138,7 @@ def judge_problems(config: JudgeConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge said of one answer."""
+    """The judge's verdict on one answer."""
 
     label: str  # of a pair: as with the answer standing first
     value: float
@@ -250,7 +250,8 @@ class JudgeTask(Task):
 
 
 def prompt_names(row: Mapping[str, Any], pairs: bool) -> Iterator[dict[str, Any]]:
-    """What each prompt of a row is made of. The row's columns give way to the judge's own names, and stand in `doc`."""
+    """The variables of each prompt of a row. The judge's names take precedence over the row's columns, which are in
+    `doc`."""
     common = {**row["doc"], "doc": row["doc"], "target": row.get("target", "")}
     for response in texts_of(row):
         if not pairs:

@@ -77,7 +77,7 @@ def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:
 
 
 def cluster_names(rows: Rows, task: TaskConfig, name: str) -> list[str] | None:
-    """What relates each row to others: the value of the column `task.cluster` (questions about one passage, say; a long
+    """The cluster of each row: the value of the column `task.cluster` (questions about one passage, say; a long
     one by its hash), or its number within the set `task.items`. None where the task has neither.
 
     Raises ConfigError that names the setting and each row where it is missing, null, or neither text nor number.
@@ -100,8 +100,8 @@ def _values(rows: Rows, column: str, setting: str) -> list[str]:
         problems.append(f"{setting}={column}: {rows.place(number)} has {what} {column!r}")
     if problems:
         there = ", ".join(repr(name) for name in rows.rows[0])
-        cure = f"the first row has {there}; name a column that every row has, or set {setting}=null: all rows unrelated"
-        raise ConfigError([*first_of(problems, SHOWN, "more rows"), cure])
+        fix = f"the first row has {there}; name a column that every row has, or set {setting}=null: all rows unrelated"
+        raise ConfigError([*first_of(problems, SHOWN, "more rows"), fix])
     return names
 
 

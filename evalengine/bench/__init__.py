@@ -1,1 +1,1 @@
-"""What a user measures on his own machine (`python -m evalengine bench ...`): whole runs of the engine."""
+"""Benchmarks for users' machines (`python -m evalengine bench ...`): end-to-end runs of the engine."""

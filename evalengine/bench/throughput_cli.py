@@ -76,8 +76,8 @@ def _plan(arguments: Namespace) -> ThroughputPlan:
     workload_names = list(dict.fromkeys((*IN_CODE, *files)))
     chosen = arguments.workloads or workload_names
     if unknown := [name for name in chosen if name not in workload_names]:
-        cure = f"there are {', '.join(workload_names)}" + ("" if files else "; --files FOLDER adds a folder's")
-        raise ConfigError(f"--workloads {unknown[0]}: there is no such workload; {cure}")
+        fix = f"there are {', '.join(workload_names)}" + ("" if files else "; --files FOLDER adds a folder's")
+        raise ConfigError(f"--workloads {unknown[0]}: there is no such workload; {fix}")
     alone = [_preset(path, chosen, files, arguments) for path in arguments.models]
     presets = [_shared(preset, ranks) for preset in alone for ranks in arguments.tensor_parallel_sizes]
     return ThroughputPlan(

@@ -108,7 +108,7 @@ def _sha256(kind: str, facts: Mapping[str, Any]) -> bytes:
 
 @dataclass
 class Counts:
-    """What the cache did in a run."""
+    """The cache's part in a run."""
 
     hits: int = 0  # answers that were read from the cache
     misses: int = 0  # answers that the cache did not have, and that were computed

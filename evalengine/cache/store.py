@@ -52,7 +52,7 @@ class CacheUnavailableError(EvalEngineError):
 
 
 def advice(error: Exception) -> str:
-    """What helps against an error of SQLite's: a file that is locked, or whose disk is full, is not to be deleted."""
+    """The fix for an error of SQLite: a file that is locked, or whose disk is full, is not to be deleted."""
     return next((words for said, words in _PASSING.items() if said in str(error)), _ADVICE)
 
 
@@ -352,7 +352,7 @@ def _text(value: Any) -> str:
 
 
 def _facts(value: Any) -> dict[str, Any]:
-    """What computed a model's answers. It is only shown, so damage to it costs no answer."""
+    """The setup that computed a model's answers. It is only shown: damage to it invalidates no answer."""
     try:
         facts = parse_json(_text(value))
     except ValueError:

@@ -37,7 +37,7 @@ class ExpectedAnswer:
 
     @classmethod
     def of(cls, request: Request, spec: ModelSpec, max_model_len: int, tokenizer: Any) -> ExpectedAnswer:
-        """What an engine of this model, context and tokenizer can answer."""
+        """The requests that an engine of this model, context and tokenizer can answer."""
         if not isinstance(request, GenerateRequest):
             return cls(spec.vocab_size, request.continuation_ids, alternatives=request.logprobs)
         whole = replace(request, begun=None)  # the answer is held against all of its tokens

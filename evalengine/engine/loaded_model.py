@@ -1,4 +1,4 @@
-"""What an engine holds in memory: the weights, the paged KV pool, the scheduler over it and the CUDA graphs.
+"""The parts of an engine in memory: the weights, the paged KV pool, the scheduler over it and the CUDA graphs.
 
 It is loaded once from a checkpoint and settings; the pool and the scheduler can be built anew over the same weights.
 """

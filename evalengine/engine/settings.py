@@ -181,15 +181,15 @@ def _level_problems(
         )
     if level == "native":
         exact = "use numerics=exact (equal bits on every device)"
-        cure = f"{exact}, or batch_invariant=false"
+        fix = f"{exact}, or batch_invariant=false"
         if dtype is not None and dtype not in NATIVE_DTYPES:
             yield (
                 f"numerics=native: it computes in bfloat16, float16 or float32, and this run's dtype is "
                 f"{str(dtype).removeprefix('torch.')}; set engine.dtype"
             )
         for problem in (*kernel_problems(device), *head_dim_problems(head_dim)):
-            yield f"numerics=native: {problem}; {cure}"
-        for problem in hidden_size_problems(hidden_size):  # `fast` has the same kernel, so it is no cure
+            yield f"numerics=native: {problem}; {fix}"
+        for problem in hidden_size_problems(hidden_size):  # `fast` has the same kernel, so it is no fix
             yield f"numerics=native: {problem}; {exact}"
 
 

@@ -57,7 +57,7 @@ BAR = 24  # characters of the longest bar
 DECADES = 2.0  # the least that the longest bar stands for, so that the scale does not magnify small differences
 
 FORMAT = SealedFormat("evalengine-op-digests", 2, "digest file", "evalengine explain RUN --item ITEM --write FILE")
-CURE = "copy it again, or write it anew: evalengine explain RUN --item ITEM --write {file}"
+FIX = "copy it again, or write it anew: evalengine explain RUN --item ITEM --write {file}"
 COLUMNS = ("position", "step_requests", "step_tokens", "reused")
 PACKED = ("ops", "computations")  # fields of Trace; the others are plain JSON values
 
@@ -170,7 +170,7 @@ def _write(side: Side | Trace, key: RecordKey, arguments: Namespace) -> int:
 
 
 def _nothing_found(explanation: Explanation, runs: Sequence[Run], key: RecordKey) -> Iterator[str]:
-    """What else may be to blame, if the re-runs agree though the runs did not."""
+    """Possible causes if the re-runs agree although the runs did not."""
     if explanation.first is not None or len(runs) != 2:
         return
     a, b = runs
@@ -226,12 +226,12 @@ def write_trace(file: Path, trace: Trace, positions: Iterable[int]) -> int:
 
 def read_trace(file: Path) -> Trace:
     """Reads a trace. Raises `ConfigError` if the file is none, truncated, damaged or edited, or of another version."""
-    cure = CURE.format(file=file)
-    content = FORMAT.unseal(file, cure)
+    fix = FIX.format(file=file)
+    content = FORMAT.unseal(file, fix)
     try:
         return _trace(content)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"{file}: its parts contradict each other ({error}); {cure}") from error
+        raise ConfigError(f"{file}: its parts contradict each other ({error}); {fix}") from error
 
 
 def _content(trace: Trace, positions: frozenset[int]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ FOLDER = "judge"  # within the folder of the run whose answers are judged
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the judge said of one document's answers."""
+    """The judge's verdicts on one document's answers."""
 
     metrics: Mapping[str, float]
     empty: int  # answers without a text
@@ -198,7 +198,7 @@ def _empty(row: Mapping[str, Any]) -> int:
 
 
 def _facts(judge: JudgeConfig, rows: Rows, found: Mapping[int, Judgement]) -> dict[str, Any]:
-    """What the manifest says of one task's verdicts, as plain JSON values: how many there are, and how often they and
+    """One task's verdicts for the manifest, as plain JSON values: how many there are, and how often they and
     the given labels fell together. found: by document; those that the judge's endpoint rejected are missing."""
     counts = {"verdicts": sum(len(rows[number]["responses"]) for number in found)}
     if empty := sum(_empty(rows[number]) for number in found):

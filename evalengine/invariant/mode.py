@@ -154,7 +154,7 @@ class set_batch_invariant_mode:
 
 @dataclass(eq=False)
 class _Setting:
-    """What one plain call or one block requests."""
+    """The mode that one plain call or one block requests."""
 
     enabled: bool
     limit: int | None  # bytes of prepared weights; None: as before

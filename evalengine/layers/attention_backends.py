@@ -36,7 +36,7 @@ def attention_function(backend: str) -> AttentionFunction:
 
 
 def variant_problems(backend: str, variant: AttentionVariant) -> list[str]:
-    """A sentence with a cure for each reason why a backend cannot compute a layer's attention."""
+    """A sentence with a fix for each reason why a backend cannot compute a layer's attention."""
     return flash_attention.variant_problems(variant) if backend == "flash_attn" else []
 
 
@@ -68,7 +68,7 @@ def backend_problems(
     block_size: int | None,
     variants: Variants = (),
 ) -> list[str]:
-    """A sentence with a cure for each reason that keeps a backend from serving; arguments: `possible_backends`."""
+    """A sentence with a fix for each reason that keeps a backend from serving; arguments: `possible_backends`."""
     if backend == "sdpa":
         return []
     if device.type != "cuda":

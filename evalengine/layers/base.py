@@ -83,7 +83,7 @@ class ProductLayer(Layer):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What tells its kernels from those of a layer of the same sizes."""
+        """A key that distinguishes its kernels from those of a layer of the same sizes."""
         form = self.prepared.form if isinstance(self.prepared, PackedRows) else None
         rule = self.input_rule and (self.input_rule.group, self.input_rule.scale is None, self.input_rule.power)
         return form, rule, self.unquantized is None

@@ -25,7 +25,7 @@ from evalengine.layers.metadata import AttentionMetadata
 PAGE_MULTIPLE = 256  # tokens; flash-attn says "Paged KV cache block size must be divisible by 256"
 DTYPES = (torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
-CURE = "pip install 'evalengine[flash]' (or: pip install flash-attn --no-build-isolation)"
+FIX = "pip install 'evalengine[flash]' (or: pip install flash-attn --no-build-isolation)"
 
 
 @cache
@@ -35,20 +35,20 @@ def package() -> Any:
 
 
 def installation_problems() -> list[str]:
-    """A sentence with a cure if the package cannot be used; empty if it can."""
+    """A sentence with a fix if the package cannot be used; empty if it can."""
     try:
         functions = (package().flash_attn_varlen_func, package().flash_attn_with_kvcache)
     except (ImportError, AttributeError) as error:  # absent, built for another torch, or another package
         if isinstance(error, ModuleNotFoundError) and error.name == "flash_attn":
-            return [f"the flash-attn package is not installed: {CURE}"]
-        return [f"the flash-attn package cannot be imported ({error}): {CURE}"]
+            return [f"the flash-attn package is not installed: {FIX}"]
+        return [f"the flash-attn package cannot be imported ({error}): {FIX}"]
     if any("block_table" not in inspect.signature(function).parameters for function in functions):
-        return [f"the flash-attn package here is too old to read a paged KV cache: {CURE}"]
+        return [f"the flash-attn package here is too old to read a paged KV cache: {FIX}"]
     return []
 
 
 def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: int | None) -> list[str]:
-    """A sentence with a cure for each value that the package does not cover. None: not known, or not fixed yet."""
+    """A sentence with a fix for each value that the package does not cover. None: not known, or not fixed yet."""
     problems = []
     if dtype is not None and dtype not in DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -67,7 +67,7 @@ def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: 
 
 
 def variant_problems(variant: AttentionVariant) -> list[str]:
-    """A sentence with a cure if the package does not compute a layer's attention."""
+    """A sentence with a fix if the package does not compute a layer's attention."""
     if not variant.sinks:
         return []
     return ["flash-attn knows no attention sinks, and this model's attention has them; take triton, or auto"]

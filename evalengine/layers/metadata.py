@@ -144,7 +144,7 @@ class AttentionMetadata:
         return replace(tables[0], layers=[tables[table] for table in table_of])
 
     def of_layer(self, layer: int) -> AttentionMetadata:
-        """What a layer takes, by its number."""
+        """The metadata of a layer, by its number."""
         return self.layers[layer] if self.layers else self
 
     @cached_property

@@ -33,7 +33,7 @@ class States(NamedTuple):
 
 
 class HybridCache(NamedTuple):
-    """What a layer keeps that has attention and a recurrence beside each other."""
+    """The cache of a layer with attention and a recurrence in parallel."""
 
     kv: KVCache
     states: States
@@ -43,7 +43,7 @@ LayerCache = KVCache | States | HybridCache
 
 
 def layer_cache(kv: LayerCache, states: States, beside_attention: bool) -> LayerCache:
-    """What a layer with a recurrence keeps; kv: what one with attention does in its place."""
+    """The cache of a layer with a recurrence; kv: that of a layer with attention."""
     return HybridCache(kv, states) if beside_attention else states  # type: ignore[arg-type]
 
 

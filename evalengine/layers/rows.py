@@ -165,7 +165,7 @@ def _softplus(x: float) -> float:
 
 
 class Table(NamedTuple):
-    """What a table of cosines and sines is made of."""
+    """The parameters of a table of cosines and sines."""
 
     inv_freq: Tensor  # float32 [D / 2]; 0 for pairs that are not turned
     turned: int  # pairs that are
@@ -216,7 +216,7 @@ class Rope(Layer):
 
 
 class QueryFactors(Layer):
-    """What each token's query is multiplied by, by its position; a step gathers them once for all layers."""
+    """The factor of each token's query, by its position; a step gathers them once for all layers."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)

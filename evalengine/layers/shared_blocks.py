@@ -32,7 +32,7 @@ class SharedPages:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """What `SharedBlocks` has on the device, in its order."""
+        """The tensors of `SharedBlocks` on the device, in its order."""
         return [self.tiles, self.members, np.array([len(self.tiles)], dtype=np.int32), self.tokens]
 
 
@@ -42,7 +42,7 @@ def serves(page: int) -> bool:
 
 
 def find(table: np.ndarray, lengths: np.ndarray, page: int) -> SharedPages | None:
-    """What the decodes with these pages (int32 [S, P]) and tokens (int [S]) share; None if that is nothing.
+    """The blocks that decodes with these pages (int32 [S, P]) and tokens (int [S]) share; None if there are none.
 
     Each chunk is looked at by itself. Its decodes are cut into units at the depth (a number of pages) that saves the
     most; each unit then shares all that its own decodes have in common. Only blocks that lie wholly before a decode's

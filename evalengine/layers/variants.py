@@ -50,7 +50,7 @@ class Norm:
 
     @property
     def variant(self) -> NormVariant:
-        """What its kernel computes."""
+        """The variant that its kernel computes."""
         return NormVariant(self.kind, self.offset, self.kind == "rms" and self.cast_first, self.bias)
 
     @property

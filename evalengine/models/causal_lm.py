@@ -1,4 +1,4 @@
-"""What the engine asks of a model, whoever computes its layers.
+"""The engine's interface to a model, whether its layers are ours or transformers'.
 
     T tokens of a step, n rows of interest, H hidden, V vocabulary, Hkv KV heads, D head_dim, B pages of `block_size`
     tokens.

@@ -1,4 +1,4 @@
-"""What each field of a config.json means to a model that does not read it: the table, as data.
+"""The meaning of each field of a config.json to a model that does not read it: the table, as data.
 
 transformers keeps a field that a model's code does not ask for, and leaves it out without a word. So `logit_scale` on a
 Llama, whose logits Cohere's code would have multiplied, gives another model than the file describes. `refused_fields`

@@ -277,7 +277,7 @@ class DecoderLayer(nn.Module):
         return self.mlp_scale(x) if self.block.residual_scale != 1.0 else x, residual
 
     def _mixed(self, x: Tensor, tables: tuple[Tensor, ...], cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """What attention, a recurrence or both make of all tokens."""
+        """Apply attention, a recurrence or both to all tokens."""
         out: Tensor
         if isinstance(cache, HybridCache):
             mixed = self.mixer(x, cache.states, metadata)

@@ -1,5 +1,5 @@
-"""What the families' translations of a config.json share: sizes, windows, activations and RoPE, out of transformers'
-configuration."""
+"""Parts that the families' translations of a config.json share: sizes, windows, activations and RoPE, out of
+transformers' configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers have in the place of attention: gated delta rule, Mamba-2, short convolution.
+"""Layers without attention: gated delta rule, Mamba-2, short convolution.
 
 T tokens, H hidden. Each takes the normed residual and the layer's pools of states, and returns the branch's output.
 """

@@ -89,7 +89,7 @@ class RopeSpec:
         return frequencies
 
     def query_factors(self, max_positions: int) -> Tensor | None:
-        """What queries at each position are multiplied by, float32 [max_positions]; None if by 1."""
+        """The factor of the queries at each position, float32 [max_positions]; None if it is 1."""
         original = self.original_max_position_embeddings
         if not self.query_beta or max_positions <= original:
             return None

@@ -173,7 +173,7 @@ class ModelSpec:
 
     @property
     def latent(self) -> Latent | None:
-        """What keys and values are products of in all layers, if not of the hidden state."""
+        """The input of the key and value projections in all layers, if it is not the hidden state."""
         return self.blocks[0].latent
 
     @property
@@ -221,13 +221,13 @@ class ModelSpec:
         return self.head_dim**-0.5
 
     def attention_of(self, block: Block) -> AttentionVariant:
-        """What a layer's attention computes."""
+        """The variant of a layer's attention."""
         scale = self.attention_scale if block.scale is None else block.scale
         return AttentionVariant(scale, window=block.window, softcap=block.softcap, sinks=block.sinks)
 
     @property
     def variants(self) -> tuple[AttentionVariant, ...]:
-        """What the layers' attention computes, each variant once."""
+        """The variants of the layers' attention, each once."""
         return tuple(dict.fromkeys(map(self.attention_of, self.blocks)))
 
     @property
@@ -237,7 +237,7 @@ class ModelSpec:
 
     @property
     def row_variants(self) -> RowVariants:
-        """What norms and RoPE compute beside Llama's."""
+        """The variants of norms and RoPE, where they differ from Llama's."""
         norms = () if self.norms.is_plain else (self.norms.variant,)
         if self.qk_norm and self.blocks[0].qk_norm_of == "each head":
             norms = (*norms, NormVariant("layer of each head", cast_first=False))

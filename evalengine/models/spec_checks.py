@@ -33,7 +33,7 @@ SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def size_demanded(name: str) -> str:
-    """What a field of `LARGEST` must be: the end of a sentence."""
+    """The requirement on a field of `LARGEST`: the end of a sentence."""
     return f"must be an integer from 1 to {LARGEST[name]}{_WHY.get(name, '')}"
 
 

@@ -23,7 +23,7 @@ from evalengine.records.sealed import SealedFormat
 from evalengine.records.shapes import Count, Flag, Sha256, Text, UnicodeText, with_fields, wrong
 
 FORMAT = SealedFormat("evalengine-receipt", 1, "receipt", "evalengine prove RUN --item ITEM -o FILE")
-CURE = "ask for it again: evalengine prove RUN --item ITEM -o FILE"
+FIX = "ask for it again: evalengine prove RUN --item ITEM -o FILE"
 COMPUTED_BY = ("contract_version", "weights", "model_spec", "tokenizer", "numerics", "dtype", "gpu_architecture")
 _ITEM = {"task": UnicodeText, "doc_id": Count, "request_index": Count, "repeat": Count}
 _SHAPE = with_fields(
@@ -59,7 +59,7 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a receipt says."""
+    """The content of a receipt."""
 
     record: RequestRecord
     asked: dict[str, Any] | None  # a generation's sampling settings in force; None: the output was scored
@@ -99,13 +99,13 @@ def write_receipt(file: Path, receipt: Receipt) -> int:
 
 def read_receipt(file: Path) -> Receipt:
     """Reads a receipt. Raises `ConfigError` if the file is none, is damaged or edited, or of another version."""
-    content = FORMAT.unseal(file, CURE)
+    content = FORMAT.unseal(file, FIX)
     if problem := wrong(content, _SHAPE):
-        raise ConfigError(f"{file}: no receipt ({problem}); {CURE}")
+        raise ConfigError(f"{file}: no receipt ({problem}); {FIX}")
     try:
         return _receipt(content)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{file}: its parts contradict each other ({error}); {CURE}") from error
+        raise ConfigError(f"{file}: its parts contradict each other ({error}); {FIX}") from error
 
 
 def _receipt(content: Mapping[str, Any]) -> Receipt:

@@ -91,7 +91,7 @@ def root_of_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> 
 
 @dataclass(frozen=True)
 class Digests:
-    """What stands for all records of a run, in 64 hex digits each."""
+    """The hashes of all records of a run, 64 hex digits each."""
 
     run: str
     tasks: dict[str, str]  # digest by task, so that it shows at a glance which task differs

@@ -1,4 +1,4 @@
-"""What makes a finished run's files one piece of evidence: none can be edited, exchanged or added unnoticed.
+"""A finished run's files as one piece of evidence: none can be edited, exchanged or added unnoticed.
 
 `manifest.json` lists the SHA-256 of every other file of the run, and carries the hash of its own content. `report.html`
 is a view of the others that may be written anew at any time, so it is bound the other way round: its last line holds
@@ -163,7 +163,7 @@ def _ours(folder: Path) -> Iterator[str]:
 
 
 def _manifest_problem(folder: Path, manifest: Manifest) -> list[str]:
-    """What is wrong with the manifest itself."""
+    """Problems of the manifest itself."""
     where, recorded = folder / MANIFEST, str(manifest.content.get(SHA256))
     if recorded != (actual := sha256_of(manifest.unsealed)):
         return [f"{where}: its content gives sha256 {actual}, not {recorded[:64]}: it was edited or damaged; {AGAIN}"]
@@ -197,7 +197,7 @@ def _problems(folder: Path, files: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _judge_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """What is wrong with the run of the judge that scored the answers. One behind an API has no digest."""
+    """Problems of the run of the judge that scored the answers. A judge behind an API has no digest."""
     judge = manifest.judge
     if judge is None:
         return

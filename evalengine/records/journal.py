@@ -119,7 +119,7 @@ class Journal:
 
         run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). expectation: gives what a request's
         answer must fit; None for a key that is not one of the run's requests.
-        Raises `EvalEngineError`, with the line and the cure, for a line that is damaged or cannot be this run's.
+        Raises `EvalEngineError`, with the line and the fix, for a line that is damaged or cannot be this run's.
         """
         try:
             content = read_bytes(path) if path.exists() else b""

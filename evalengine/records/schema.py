@@ -20,7 +20,7 @@ RecordKey = tuple[str, int, int, int]  # task, document, request index, repeat
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What an engine answered to one request, from the engine to the report. Compare answers by their bits, not by
+    """An engine's answer to one request, from the engine to the report. Compare answers by their bits, not by
     `==`."""
 
     output_ids: Sequence[int]  # generated (up to and including the token that completes a stop), or scored

@@ -42,7 +42,7 @@ class SealedFormat:
         except (OSError, ValueError):
             return False
 
-    def unseal(self, path: Path, cure: str) -> dict[str, Any]:
+    def unseal(self, path: Path, fix: str) -> dict[str, Any]:
         """A file's content. Raises `ConfigError` if it is none, truncated, damaged or edited, or of another version."""
         try:
             with readable(path):
@@ -50,7 +50,7 @@ class SealedFormat:
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {cure}") from error
+            raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {fix}") from error
         if not isinstance(content, dict) or content.get("format") != self.format:
             raise ConfigError(f"{path}: not a {self.name} (its format is not {self.format}); write one: {self.writing}")
         if content.get("version") != self.version:
@@ -61,7 +61,7 @@ class SealedFormat:
             )
         seal = str(content.pop("sha256", None))[:64]
         if seal != (now := sha256_of(content)):
-            raise ConfigError(f"{path}: its content gives sha256 {now}, not {seal}: it was edited or damaged; {cure}")
+            raise ConfigError(f"{path}: its content gives sha256 {now}, not {seal}: it was edited or damaged; {fix}")
         return content
 
 

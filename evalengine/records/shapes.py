@@ -1,4 +1,4 @@
-"""What JSON from outside must look like before it is used: one shape a file, checked once, where the file is read.
+"""Schemas of JSON from outside: one per file, checked once, where the file is read.
 
 A shape is a type that pydantic checks: `Text`, `Count`, `dict[str, shape]`, `list[shape]`, ..., and for an object whose
 names are known `with_fields({...})`.
@@ -57,7 +57,7 @@ def each(kind: Any) -> Any:
 
 
 def wrong(value: Any, shape: Any) -> str:
-    """What does not have its shape, in words, the first few; "" if all does."""
+    """The first few values that do not have their shape, in words; "" if all do."""
     try:
         adapter(shape).validate_python(value)
     except ValidationError as error:

@@ -88,7 +88,7 @@ def results_table(results: Mapping[str, Any]) -> Sheet:
 
 
 def summary_lines(manifest: Manifest) -> Iterator[str]:
-    """What ran, how fast, and what a reader must know before trusting the numbers."""
+    """The run's requests, its speed, and the caveats about its numbers."""
     counts, seconds = manifest.counts, manifest.timings.run_seconds
     level, device = manifest.numerics, manifest.hardware.device
     resumed = counts.resumed_requests
@@ -158,7 +158,7 @@ def _replicas_line(cluster: Cluster) -> str:
 
 
 def _cache_lines(cache: CacheUse) -> Iterator[str]:
-    """What a reader must know of the answers that were not computed."""
+    """Caveats about the answers that were not computed."""
     if cache.audited:
         yield f"{cache.audited} of the answers read from the cache were computed again: equal in every bit"
     if cache.corrupt:

@@ -22,7 +22,7 @@ PROGRAM = "python -m evalengine"
 def exit_code(work: Callable[[], int]) -> int:
     """The code that `work` returns; a failure is printed to standard error and becomes a code as well.
 
-    Errors that a user can cure are one line; our own bugs show their traceback. `KeyboardInterrupt` and
+    Errors that a user can fix are one line; our own bugs show their traceback. `KeyboardInterrupt` and
     `BrokenPipeError` pass: they end the whole program, a sweep included.
     """
     try:

@@ -71,7 +71,7 @@ class ForkedTask(Generic[Result]):
                     os._exit(0)  # without the exit handlers of the parent
 
     def result(self) -> Result:
-        """What the call returns, once it has; raises what it raises. To be asked once."""
+        """Wait for the call and return its result, or raise its error. To be called once."""
         if self._process == 0:
             return self._work()
         try:

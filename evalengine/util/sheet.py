@@ -58,7 +58,7 @@ class Sheet:
 
     @property
     def notes(self) -> str:
-        """What stands below the table where columns have no tooltips."""
+        """The text below the table, where columns have no tooltips."""
         return " ".join(dict.fromkeys(text for text in (*self.about.values(), self.note) if text))
 
     def without(self, *headings: str) -> Sheet:

@@ -435,8 +435,8 @@ def _share(table: Tensor, lengths: Sequence[int], page_size: int) -> None:
 
 
 def _shared_blocks(lengths: Sequence[int], page_size: int, table: Tensor) -> SharedBlocks:
-    """What decodes of these lengths share after `_share`: in each chunk one unit, of all that have as much in it as
-    the second of them. Its tiles are of two, and one program is to take all of them."""
+    """The blocks that decodes of these lengths share after `_share`: in each chunk one unit, of all that have as much
+    in it as the second of them. Its tiles are of two, and one program is to take all of them."""
     unit, chunks = max(page_size, attention.BLOCK), -(-max(lengths) // attention.CHUNK)
     tokens = torch.zeros(len(lengths), chunks, dtype=torch.int32)
     tiles: list[tuple[int, int, int, int]] = []

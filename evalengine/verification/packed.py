@@ -52,7 +52,7 @@ def packed_verdict() -> dict[str, Any]:
 
 
 def _reason(compare: Callable[[], str]) -> str:
-    """What a comparison found, or why it does not run."""
+    """The result of a comparison, or why it does not run."""
     try:
         return compare()
     except torch.OutOfMemoryError:  # no fault of the kernel

@@ -1,4 +1,4 @@
-"""Bad input: one message that names the setting and the cure, no traceback, nothing written."""
+"""Bad input: one message that names the setting and the fix, no traceback, nothing written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
     ids=lambda value: " ".join(value) if isinstance(value, list) and "=" in value[0] else "",
 )
 def test_settings(arguments: list[str], expected: list[str], tmp_path: Path) -> None:
-    """A setting that cannot be used is refused in one line that names it and the cure."""
+    """A setting that cannot be used is refused in one line that names it and the fix."""
     text = refused(tmp_path / "out", *arguments)
     assert text.count("\n") == 1
     for words in expected:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from evalengine.kernels import torch_private
-from evalengine.kernels.torch_private import CURES
+from evalengine.kernels.torch_private import FIXES
 
 ROOT = Path(__file__).parents[2]
 # The keys of the dispatcher are texts elsewhere; their class is private.
-NAMES = sorted({name.rpartition(".")[2] for name in CURES} - {"CompositeImplicitAutograd"})
+NAMES = sorted({name.rpartition(".")[2] for name in FIXES} - {"CompositeImplicitAutograd"})
 
 
 def found(name: str) -> Any:
@@ -33,14 +33,14 @@ def found(name: str) -> Any:
     return place
 
 
-@pytest.mark.parametrize("name", CURES)
+@pytest.mark.parametrize("name", FIXES)
 def test_this_torch_has_the_name(name: str) -> None:
     if name.startswith("torch._C._cuda") and torch.version.cuda is None:
         pytest.skip("torch is built without CUDA")
     try:
         found(name)
     except AttributeError:
-        pytest.fail(f"torch {torch.__version__} has no {name}; in kernels/torch_private.py {CURES[name]}")
+        pytest.fail(f"torch {torch.__version__} has no {name}; in kernels/torch_private.py {FIXES[name]}")
 
 
 def test_a_missing_name_is_noticed() -> None:

@@ -73,14 +73,14 @@ def test_a_task_of_ones_own(header: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("chosen", ["task=mine", "task=[gsm8k,mine]", "task=suite", "experiment=both"])
 def test_a_task_without_its_package_line(header: str, message: str, chosen: str, tmp_path: Path) -> None:
-    """The problem is the same however the task is chosen, and has the file and the cure."""
+    """The problem is the same however the task is chosen, and has the file and the fix."""
     file = written(tmp_path, "task/mine", header + TASK)
     written(tmp_path, "task/suite", "defaults: [mine, arc_easy]\n")
     written(tmp_path, "experiment/both", "# @package _global_\ndefaults: [override /task: [gsm8k, mine]]\n")
     with pytest.raises(ConfigError) as error:
         jobs(tmp_path, chosen)
-    cure = "so its settings would go elsewhere; begin it with '# @package tasks.mine'"
-    assert error.value.problems == [f"task=mine: {file}: {message}, {cure}"]
+    fix = "so its settings would go elsewhere; begin it with '# @package tasks.mine'"
+    assert error.value.problems == [f"task=mine: {file}: {message}, {fix}"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def composed(*words: str) -> list[Job]:
     return compose_jobs([word for word in words if word not in ("run", "-m")], multirun="-m" in words)
 
 
-def cures(message: str) -> list[list[str]]:
+def fixes(message: str) -> list[list[str]]:
     """The commands that a message tells to write, as the shell hands them over."""
     return [shlex.split((found[1] or "") + found[2]) for found in WRITE.finditer(message)]
 
@@ -58,7 +58,7 @@ BOTH = [("gsm8k+arc_easy", "tinymath", None, 256)]
 )
 def test_a_cure_makes_the_runs_that_were_meant(words: list[str], meant: list[list[tuple[str, str, int, int]]]) -> None:
     message = refused(*words)
-    assert [[made(job) for job in composed(*cure)] for cure in cures(message)] == meant, message
+    assert [[made(job) for job in composed(*fix)] for fix in fixes(message)] == meant, message
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_cure_makes_the_runs_that_were_meant(words: list[str], meant: list[lis
     ],
 )
 def test_a_text_is_quoted_for_the_user(words: list[str], described: str) -> None:
-    first, *_ = cures(refused(*words))
+    first, *_ = fixes(refused(*words))
     (job,) = composed(*first)
     assert job.config.tasks["arithmetic"].description == described
 
@@ -114,7 +114,7 @@ def test_the_same_words_twice_drop_nothing() -> None:
 
 def test_the_fix_for_thinking_is_one_word_of_a_shell() -> None:
     words = ("enable_thinking=true", "apply_chat_template=true")
-    ((fix,),) = cures(refused(*words))
+    ((fix,),) = fixes(refused(*words))
     (job,) = composed(*words, fix)
     assert job.config.model.think_end_token == "</think>"
 

@@ -19,13 +19,13 @@ LEAST: dict[str, Any] = {"digest": "0" * 64, "task_digests": {}, "identity": {}}
 def loaded(folder: Path, **parts: Any) -> Manifest:
     """A manifest of LEAST and these parts, as it is read from its file."""
     (folder / "manifest.json").write_text(json.dumps({**LEAST, **parts}), encoding="utf-8")
-    return load_manifest(folder / "manifest.json", "cure")
+    return load_manifest(folder / "manifest.json", "fix")
 
 
 @pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.stem)
 def test_the_manifests_of_runs_read_back_to_their_bytes(path: Path) -> None:
     """Runs on three machines wrote them, some with older versions."""
-    read = load_manifest(path, "cure")
+    read = load_manifest(path, "fix")
     assert read.file_text() == path.read_text(encoding="utf-8")
     assert read.model.name and read.counts.requests and read.timings.run_seconds > 0 and read.engine.dtype
     assert read.code.commit and read.hardware.cpu and read.libraries["torch"]
@@ -73,7 +73,7 @@ def test_what_is_no_manifest_is_one_sentence(tmp_path: Path) -> None:
     for text, message in ("[]", "not the manifest of a run"), ("{", "missing or damaged"), ("{}", "digest: is missing"):
         (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
-            load_manifest(tmp_path / "manifest.json", "cure")
+            load_manifest(tmp_path / "manifest.json", "fix")
     (tmp_path / "manifest.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ValueError, match="no JSON object"):
         glance_at_manifest(tmp_path / "manifest.json")

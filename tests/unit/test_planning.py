@@ -154,11 +154,11 @@ def test_exemplars_that_a_list_cannot_give_are_cured_task_by_task(tmp_path: Path
     words = ["task=[arithmetic,wikitext,lambada_openai]", "task.num_fewshot=2", f"data_dir={tmp_path}"]
     with pytest.raises(ConfigError) as refused:
         prepared(*words)
-    cures = [re.findall(r"tasks\.\w+\.\w+=\w+", problem)[1:] for problem in refused.value.problems]
-    assert [len(found) for found in cures] == [1, 3] and "rows with the columns of the evaluated" in str(refused.value)
-    for cure in cures[1][::2]:
-        _, tasks, _ = prepared(*words, cures[0][0], cure)
-        assert [task.num_fewshot for task in tasks] == [2, 0, 0 if "num_fewshot" in cure else 2]
+    fixes = [re.findall(r"tasks\.\w+\.\w+=\w+", problem)[1:] for problem in refused.value.problems]
+    assert [len(found) for found in fixes] == [1, 3] and "rows with the columns of the evaluated" in str(refused.value)
+    for fix in fixes[1][::2]:
+        _, tasks, _ = prepared(*words, fixes[0][0], fix)
+        assert [task.num_fewshot for task in tasks] == [2, 0, 0 if "num_fewshot" in fix else 2]
 
 
 @pytest.mark.parametrize(("device", "processes"), [("cpu", 0), ("cuda", 1)])

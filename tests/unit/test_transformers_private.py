@@ -10,20 +10,20 @@ import transformers
 from transformers import PreTrainedModel
 
 from evalengine.models.hf_module import source
-from evalengine.models.hf_module.source import CURES
+from evalengine.models.hf_module.source import FIXES
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", CURES)
+@pytest.mark.parametrize("name", FIXES)
 def test_this_transformers_has_the_name(name: str) -> None:
     assert hasattr(PreTrainedModel, name), (
-        f"transformers {transformers.__version__} has no PreTrainedModel.{name}; in {source.__name__} {CURES[name]}"
+        f"transformers {transformers.__version__} has no PreTrainedModel.{name}; in {source.__name__} {FIXES[name]}"
     )
 
 
 def test_no_other_file_uses_one() -> None:
-    pattern = re.compile(r"\.(" + "|".join(CURES) + r")\b")
+    pattern = re.compile(r"\.(" + "|".join(FIXES) + r")\b")
     files = [path for folder in ("evalengine", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     users = {path for path in files if pattern.search(path.read_text(encoding="utf-8"))}
     assert users == {Path(source.__file__)}

@@ -54,7 +54,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     """The number of pages, of all layers, that the configuration asks for, or as many as can be useful within the
     memory fraction.
 
-    Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the cures.
+    Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the fixes.
     """
     kv_heads, layout = spec.kv_heads_of_rank(settings.tensor_parallel_size), kv_layout(spec, settings)
     numbers = math.prod(layout.pool_shape(layout.num_tables, settings.block_size, kv_heads, spec.head_dim))

@@ -1,4 +1,4 @@
-"""What the decodes of each step share, and whether reading it once for all pays (`layers.shared_blocks`)."""
+"""The blocks that the decodes of each step share, and whether reading it once for all pays (`layers.shared_blocks`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sharing:
         self._found: SharedPages | None = None
 
     def of(self, chunks: Sequence[Chunk]) -> SharedPages | None:
-        """What the decodes among the chunks share, which come first; None if it does not pay."""
+        """The blocks that the decodes, the first of the chunks, share; None if it does not pay."""
         decodes = [c for c in chunks if c.end - c.start == 1]
         lists = [c.seq.block_tables for c in decodes]
         same = len(lists) == len(self._lists) and all(a is b for a, b in zip(lists, self._lists, strict=True))

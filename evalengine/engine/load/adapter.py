@@ -21,7 +21,7 @@ from typing import Any
 
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.locate import Absent, locate
-from evalengine.engine.load.shards import ADAPTER, CURE, DTYPES, MAX_NAMES, LowRank, StoredTensor, tensors_of
+from evalengine.engine.load.shards import ADAPTER, DTYPES, FIX, MAX_NAMES, LowRank, StoredTensor, tensors_of
 from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.file_values import is_integer, is_number, one_line, plain, shown
 from evalengine.util.plain_files import read_json
@@ -129,15 +129,15 @@ def resolve_adapter(model: ModelConfig) -> Adapter | None:
     try:
         config = read_json(file)
     except (OSError, ValueError) as error:
-        raise EvalEngineError(f"{file}: cannot be read as JSON ({one_line(error)}); {CURE}") from error
+        raise EvalEngineError(f"{file}: cannot be read as JSON ({one_line(error)}); {FIX}") from error
     if not isinstance(config, dict):
-        raise EvalEngineError(f"{file}: must hold a JSON object; {CURE}")
+        raise EvalEngineError(f"{file}: must hold a JSON object; {FIX}")
     if problems := [*_problems(config)]:
         raise ConfigError([f"{setting}: {CONFIG}: {problem}" for problem in problems])
     adapter = Adapter(located.path, located.source, located.revision, config)
     for part in adapter.files:
         if not part.is_file():
-            raise EvalEngineError(f"{part}: not a regular file; {CURE}")
+            raise EvalEngineError(f"{part}: not a regular file; {FIX}")
     if (located.path / "tokenizer_config.json").exists() and model.tokenizer is None:
         logger.warning(
             "%s: its tokenizer and chat template are not used, but the base model's, as in lm-eval "

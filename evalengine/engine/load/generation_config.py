@@ -23,7 +23,7 @@ from evalengine.engine.load.hf_folder import GENERATION_CONFIG, generation_confi
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
 
-CURE = "mend the file, or set model.generation_config=none to ignore all of its settings but the end-of-sequence ids"
+FIX = "mend the file, or set model.generation_config=none to ignore all of its settings but the end-of-sequence ids"
 
 APPLIED = tuple(f.name for f in fields(LogitsProcessors))
 
@@ -101,7 +101,7 @@ def read_processors(folder: Path, choice: str, vocab_size: int, setting: str) ->
     try:
         return from_fields(raw, vocab_size)
     except ConfigError as error:
-        raise ConfigError([f"{setting}: {name}: {problem}; {CURE}" for problem in error.problems]) from error
+        raise ConfigError([f"{setting}: {name}: {problem}; {FIX}" for problem in error.problems]) from error
 
 
 def from_fields(raw: Mapping[str, Any], vocab_size: int) -> LogitsProcessors:

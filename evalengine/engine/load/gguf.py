@@ -232,7 +232,7 @@ class GGUFFile:
         return self._family.gguf
 
     def _config(self, family: Family) -> dict[str, Any]:
-        """What all families' config.json have, from metadata and tensors."""
+        """The fields that every family's config.json has, from metadata and tensors."""
         fields, form = self._model, self._form
         heads = fields.integer("attention.head_count", least=1)
         hidden = fields.integer("embedding_length", least=1)

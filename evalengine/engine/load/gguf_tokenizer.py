@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from evalengine.engine.load.gguf_names import listing
 from evalengine.engine.text.fast_tokenizer import FastTokenizer
-from evalengine.engine.text.tokenizer import CURE
+from evalengine.engine.text.tokenizer import FIX
 from evalengine.errors import ConfigError
 from evalengine.util.gguf_header import GGUFFields, shown
 
@@ -72,7 +72,7 @@ def gguf_tokenizer(fields: GGUFFields, setting: str) -> FastTokenizer:
     if add_bos and bos_id is None:
         problems.append("it adds a BOS token (tokenizer.ggml.add_bos_token) and has none (tokenizer.ggml.bos_token_id)")
     if problems:
-        raise ConfigError([f"{setting}: {problem}; {CURE}" for problem in problems])
+        raise ConfigError([f"{setting}: {problem}; {FIX}" for problem in problems])
     ids = {"bos": bos_id if add_bos or not kind.bos_only_if_added else None, "eos": eos_id, "pad": pad_id}
     names = {f"{role}_token": tokens[i] for role, i in ids.items() if i is not None}
     types = fields.integers("ggml.token_type", [], length=len(tokens), largest=LAST_TYPE)
@@ -88,18 +88,18 @@ def gguf_tokenizer(fields: GGUFFields, setting: str) -> FastTokenizer:
             )
         return FastTokenizer(tokenizer, names, chat_template=template)
     except Exception as error:  # the tokenizers library raises plain Exception, e.g. for a merge of unknown tokens
-        raise ConfigError(f"{setting}: its vocabulary makes no tokenizer ({shown(error)}); {CURE}") from error
+        raise ConfigError(f"{setting}: its vocabulary makes no tokenizer ({shown(error)}); {FIX}") from error
 
 
 def _kind(fields: GGUFFields, setting: str) -> PreTokenizer:
     if (model := fields.string("ggml.model", None)) != "gpt2":
         raise ConfigError(
-            f"{setting}: its tokenizer model is {shown(model)}, only byte-level BPE (gpt2) is supported; {CURE}"
+            f"{setting}: its tokenizer model is {shown(model)}, only byte-level BPE (gpt2) is supported; {FIX}"
         )
     pre = fields.string("ggml.pre", None)
     if pre is None or pre not in PRE_TOKENIZERS:
         supported = ", ".join(sorted(PRE_TOKENIZERS))
-        raise ConfigError(f"{setting}: its pre-tokenizer {shown(pre)} is not one of {supported}; {CURE}")
+        raise ConfigError(f"{setting}: its pre-tokenizer {shown(pre)} is not one of {supported}; {FIX}")
     return PRE_TOKENIZERS[pre]
 
 

@@ -262,7 +262,7 @@ def _files(path: Path, kind: Format) -> list[Path]:
 
 
 def file_stamp(path: Path, kind: Format, adapter: Adapter | None = None) -> Stamp:
-    """What tells that a file was written anew or exchanged, without reading it."""
+    """A stamp that changes when a file is rewritten or replaced, without reading it."""
     files = [*_files(path, kind), *(adapter.files if adapter is not None else ())]
     states = [(file.name, file.stat()) for file in files]
     return tuple((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in states)

@@ -85,7 +85,7 @@ def _adapted(stored: dict[str, StoredTensor], text: str, adapter: Adapter) -> di
 
 
 def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], ops: Ops) -> torch.nn.Module:
-    cure = "Download or copy it again, or set model.path to another checkpoint"
+    fix = "Download or copy it again, or set model.path to another checkpoint"
     try:
         with source.quiet():
             module, found = cls.from_pretrained(  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], o
                 **source.implementations(cls),
             )
     except (RuntimeError, ValueError, KeyError) as error:
-        raise EvalEngineError(f"{path}: transformers cannot load these tensors ({one_line(error)}). {cure}") from error
+        raise EvalEngineError(f"{path}: transformers cannot load these tensors ({one_line(error)}). {fix}") from error
     modules = {name for name, _ in module.named_modules()}
     unexpected = sorted(found["unexpected_keys"])
     guessing = guessing_layers(unexpected)
@@ -114,7 +114,7 @@ def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], o
     }
     if problems := [f"{kind}: {listed(names, MAX_NAMES)}" for kind, names in kinds.items() if names]:
         raise EvalEngineError(
-            f"{path}: the tensors do not fit {cls.__name__} as configured; {'; '.join(problems)}. {cure}"
+            f"{path}: the tensors do not fit {cls.__name__} as configured; {'; '.join(problems)}. {fix}"
         )
     filled: torch.nn.Module = module
     return filled

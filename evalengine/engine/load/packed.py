@@ -39,7 +39,7 @@ _NO_WEIGHTS = tuple(f".{name}" for name in (*_INPUT_SCALES, *_OTHERS))
 
 @dataclass(frozen=True)
 class _Fitting:
-    """What a weight's tensors make: the method that unpacks them, what it needs, and what that is called."""
+    """How a weight's tensors are unpacked: the method, its parameters, and their names."""
 
     method: str
     dtype: str

@@ -52,7 +52,7 @@ _STORED_DTYPES = {  # safetensors' names for torch's types
 }
 COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
 MAX_NAMES = 8  # the most names of tensors or files that a message lists
-CURE = "download or copy the folder again"
+FIX = "download or copy the folder again"
 # The PyTorch files that `pytorch_files_open` keeps open; None outside of it.
 _open_files: ContextVar[dict[tuple[Path, int, int, int, int], _PyTorchFile] | None] = ContextVar("open", default=None)
 # The names of the files that transformers writes for a model spread over ranks, and reads before any other file.
@@ -61,7 +61,7 @@ _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a weight: scale * (B A), or its transpose."""
+    """An adapter's update of a weight: scale * (B A), or its transpose."""
 
     a: StoredTensor  # [r, K]
     b: StoredTensor  # [N, r]
@@ -141,7 +141,7 @@ def stored_tensors(folder: Path, load_format: str = "auto") -> dict[str, StoredT
     where = f"where {_index_name(files)} has it"
     problems += [f"{plain(name)} is not in {index[name]}, {where}" for name in lacking if index]
     if problems:
-        raise EvalEngineError(f"{folder}: {listed(problems, MAX_NAMES, '; ')}; {CURE}")
+        raise EvalEngineError(f"{folder}: {listed(problems, MAX_NAMES, '; ')}; {FIX}")
     return tensors
 
 
@@ -185,7 +185,7 @@ def _content(first: Tensor, tensor: StoredTensor, device: torch.device | None) -
     try:
         return unpacked(tensor.method, [first, *read_parts(tensor)[1:]], tensor.sizes)
     except IndexError as error:  # the group of an input is a number in the file
-        raise EvalEngineError(f"{tensor.file}: {plain(tensor.name)} names a group that is not there; {CURE}") from error
+        raise EvalEngineError(f"{tensor.file}: {plain(tensor.name)} names a group that is not there; {FIX}") from error
 
 
 def _updated(weight: Tensor, update: LowRank) -> Tensor:
@@ -196,7 +196,7 @@ def _updated(weight: Tensor, update: LowRank) -> Tensor:
         (factor,) = read_parts(part)
         assert factor is not None
         if not factor.isfinite().all():
-            raise EvalEngineError(f"{part.file}: {plain(part.name)} has an infinity or a NaN; {CURE}")
+            raise EvalEngineError(f"{part.file}: {plain(part.name)} has an infinity or a NaN; {FIX}")
         factors.append(factor.to(weight.device, torch.float32))
     a, b = factors
     delta = exact.linear(b, exact.quantize_weight(a.t().contiguous()))
@@ -253,7 +253,7 @@ def _files_and_index(folder: Path, load_format: str) -> tuple[list[Path], dict[s
             files = [folder / name for name in sorted(set(index.values()))]
             if absent := [file.name for file in files if not file.exists()]:
                 raise EvalEngineError(
-                    f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
+                    f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {FIX}"
                 )
             return files, index
     if every := _unnamed(folder, load_format):
@@ -368,7 +368,7 @@ class _PyTorchFile:
     def __init__(self, file: Path) -> None:
         """Raises `EvalEngineError` for a damaged file, and for one with anything but tensors by their names."""
         if not file.stat().st_size:
-            raise EvalEngineError(f"{file}: empty file; {CURE}")
+            raise EvalEngineError(f"{file}: empty file; {FIX}")
         try:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
         except Exception as error:  # what a damaged pickle raises is not limited to one type
@@ -378,11 +378,11 @@ class _PyTorchFile:
                     f"{file}: damaged, or it has Python objects other than tensors, which are not loaded; "
                     "convert the checkpoint to safetensors where you trust it"
                 ) from error
-            raise EvalEngineError(f"{file}: damaged or truncated PyTorch file ({one_line(error)}); {CURE}") from error
+            raise EvalEngineError(f"{file}: damaged or truncated PyTorch file ({one_line(error)}); {FIX}") from error
         if not isinstance(content, dict):
-            raise EvalEngineError(f"{file}: has a {type(content).__name__}, not tensors by their names; {CURE}")
+            raise EvalEngineError(f"{file}: has a {type(content).__name__}, not tensors by their names; {FIX}")
         if not content:
-            raise EvalEngineError(f"{file}: has no tensors; {CURE}")
+            raise EvalEngineError(f"{file}: has no tensors; {FIX}")
         for name, tensor in content.items():
             if not isinstance(name, str):
                 raise EvalEngineError(

@@ -35,7 +35,7 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True)
 class Hit:
-    """What the cache has of a sequence's prefix."""
+    """The cached part of a sequence's prefix."""
 
     num_blocks: int  # full blocks of the prefix
     shared: list[list[CachedBlock]]  # of each group: the last of these blocks, those that later queries see
@@ -187,8 +187,8 @@ class BlockManager:
     # -- prefix cache ------------------------------------------------------------------------------------------------
 
     def _match(self, seq: Sequence) -> Hit:
-        """What the cache has of the sequence's prefix. The hit ends before the first position whose logits are wanted,
-        since that position must be computed."""
+        """Return the cached part of the sequence's prefix. The hit ends before the first position whose logits are
+        wanted, since that position must be computed."""
         limit = seq.first_wanted_position
         if not self.enable_prefix_caching:
             return Hit(0, [[] for _ in self.groups])
@@ -372,5 +372,5 @@ class BlockManager:
 
 
 def _root(seq: Sequence) -> bytes:
-    """What a sequence's first block is hashed after: keys turned by another RoPE are other keys."""
+    """The seed of a sequence's block hashes: keys rotated by a different RoPE are different keys."""
     return ROOT if seq.rope_start == 0 else b"long"

@@ -51,8 +51,8 @@ class TokenIndex:
         return [] if place is None else self.tokens[place : place + LONGEST[REPEAT]]
 
     def at(self, seq: Generating, most: int) -> list[int]:
-        """What the answer says from the place on that the sequence has come to, if the `most` tokens before it, or all
-        if there are fewer, are the sequence's own."""
+        """Return the answer's next tokens at the sequence's length, if the `most` tokens before them (or all, if there
+        are fewer) equal the sequence's."""
         length = len(seq.token_ids) - seq.num_prompt_tokens
         place, agreed = self.start + length, min(length, most)
         if self.tokens[place - agreed : place] != seq.token_ids[len(seq.token_ids) - agreed :]:
@@ -62,7 +62,7 @@ class TokenIndex:
 
 @dataclass
 class Gain:
-    """What one kind of guesses has given, in tokens of one sequence and step."""
+    """The yield of one kind of draft, in tokens per sequence and step."""
 
     tokens: float
 

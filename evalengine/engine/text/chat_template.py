@@ -148,15 +148,15 @@ def _epitaph(code: int) -> str:
 
 
 def _sentence(kind: str, said: str, messages: list[dict[str, Any]], wording: Wording) -> str:
-    cures = []
+    fixes = []
     if kind == "raised":
         if any(message["role"] == "system" for message in messages):
-            cures.append(wording.without_system)
+            fixes.append(wording.without_system)
         if sum(message["role"] != "system" for message in messages) > 1:
-            cures.append(wording.as_one_message)
+            fixes.append(wording.as_one_message)
     phrases = {"raised": f"refuses the messages: {said}", "syntax": f"is not valid: {said}", "limit": f"fails: {said}"}
-    cures.append(wording.without_template)
-    return f"the model's chat template {phrases.get(kind, f'fails: {said} ({kind})')}; {', '.join(cures)}"
+    fixes.append(wording.without_template)
+    return f"the model's chat template {phrases.get(kind, f'fails: {said} ({kind})')}; {', '.join(fixes)}"
 
 
 def _plain(value: Any) -> Any:

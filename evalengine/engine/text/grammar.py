@@ -168,7 +168,7 @@ _workers: list[Any] = []  # the process that builds grammars first, while it liv
 
 
 def _error_of(text: str) -> str:
-    """What is wrong with a grammar, found in a process with limits; empty if nothing is."""
+    """Problems of a grammar, found in a process with limits; empty if there are none."""
     import llguidance
 
     from evalengine.util.line_worker import LineWorker

@@ -14,7 +14,7 @@ from evalengine.errors import ConfigError
 from evalengine.models.file_values import is_integer, is_number, one_line, shown
 from evalengine.util.plain_files import read_json
 
-CURE = "set model.tokenizer to a folder or Hub id with the model's tokenizer.json"
+FIX = "set model.tokenizer to a folder or Hub id with the model's tokenizer.json"
 
 
 def load_tokenizer(folder: Path, setting: str) -> Any:
@@ -26,7 +26,7 @@ def load_tokenizer(folder: Path, setting: str) -> Any:
     not a regular one.
     """
     if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
-        raise ConfigError(f"{setting}: no tokenizer.json in {folder}; {CURE}")
+        raise ConfigError(f"{setting}: no tokenizer.json in {folder}; {FIX}")
     refuse_pipes(folder)
     try:
         _refuse_endless(folder / "config.json")
@@ -37,14 +37,14 @@ def load_tokenizer(folder: Path, setting: str) -> Any:
     except BaseException as error:  # tokenizers raises Exception for a malformed file, and BaseException in a panic
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise ConfigError(f"{setting}: the tokenizer in {folder} cannot be read ({one_line(error)}); {CURE}") from error
+        raise ConfigError(f"{setting}: the tokenizer in {folder} cannot be read ({one_line(error)}); {FIX}") from error
     if not tokenizer.is_fast:
-        raise ConfigError(f"{setting}: the tokenizer in {folder} has no tokenizer.json; {CURE}")
+        raise ConfigError(f"{setting}: the tokenizer in {folder} has no tokenizer.json; {FIX}")
     if appended := _appended(tokenizer):
         raise ConfigError(
             f"{setting}: the tokenizer in {folder} ends every text with {shown(tokenizer.decode(appended))} "
             "(add_eos_token, or the post-processor of tokenizer.json), so that a prompt could not go on: set "
-            f"add_eos_token=false, or {CURE}"
+            f"add_eos_token=false, or {FIX}"
         )
     return tokenizer
 

@@ -49,7 +49,7 @@ class EndpointAnswer:
 
 
 def answer_of(reply: Reply) -> EndpointAnswer:
-    """What a reply says, of either path's shape."""
+    """The content of a reply, in either path's format."""
     assert reply.value is not None
     choice = reply.value["choices"][0]
     choice = choice if isinstance(choice, dict) else {}

@@ -1,4 +1,4 @@
-"""What an endpoint is asked: a body for each request of the tasks, fixed before anything is sent."""
+"""The bodies of an endpoint's requests, one per request of the tasks, fixed before anything is sent."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def print_run(folder: Path) -> None:
 def endpoint_facts(
     planned: EndpointPlan, model: str, answers: Mapping[Place, EndpointAnswer], rejected: Mapping[Place, str]
 ) -> dict[str, Any]:
-    """What the endpoint sent, as plain JSON values. model: the requested one."""
+    """The endpoint's replies in figures, as plain JSON values. model: the requested one."""
     sent = answers.values()
     return {
         "url": planned.url,
@@ -262,7 +262,7 @@ def _thought(answer: EndpointAnswer, end: str, prompt: str, finish_reason: str) 
 
 
 def lines(facts: Mapping[str, Any]) -> list[str]:
-    """What the terminal and the page report of a run besides its table. facts: `endpoint` of its results."""
+    """Sentences below a run's table, on the terminal and on the page. facts: `endpoint` of its results."""
     said = [f"{facts['requests']:,} answers of {facts['url']}, {facts['retried']} after retries, "
             f"{facts['length_limited']} cut at the limit"]  # fmt: skip
     rejected = facts["rejected"]

@@ -190,5 +190,5 @@ def _rows(data: RunData, key: ScoreKey, identity: str, model: str) -> Iterator[d
 
 
 def _texts(values: Mapping[str, Any]) -> Details:
-    """What is known, as texts."""
+    """The known values, as strings."""
     return {name: str(value) for name, value in values.items() if value is not None}

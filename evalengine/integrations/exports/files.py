@@ -194,5 +194,5 @@ def _day(run: Run) -> str | None:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """What is known."""
+    """The values that are known."""
     return {name: value for name, value in values.items() if value is not None}

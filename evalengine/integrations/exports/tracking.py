@@ -36,8 +36,8 @@ def leave_log(folder: Path, tracker: str) -> None:
     try:
         warn(log_run(load_run(folder), tracker))
     except EvalEngineError as error:
-        cure = f"the run is whole; try again: python -m evalengine report {folder} --log-to {tracker}"
-        warn(f"{error}; {cure}")
+        fix = f"the run is whole; try again: python -m evalengine report {folder} --log-to {tracker}"
+        warn(f"{error}; {fix}")
 
 
 def log_run(run: Run, tracker: str) -> str:
@@ -65,7 +65,7 @@ def metrics_of(run: Run) -> dict[str, float]:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """What the run was made of, in dotted names: model, engine, the settings that can change a result, its digest."""
+    """The run's configuration, by dotted names: model, engine, the settings that can change a result, its digest."""
     manifest = run.manifest
     chosen = ("limit", "seed", "apply_chat_template", "dtype", "contract_version")
     whole = {name: run.identity.get(name) for name in chosen}

@@ -71,8 +71,8 @@ def _read(path: Path) -> Any:
             header = parse_json(file.read(HEADER))
             return {**header, "samples": [parse_json(file.read(name)) for name in names]}
     except NotImplementedError as error:
-        cure = "pip install zipfile-zstd, or write it as JSON: inspect log convert --to json"
-        raise ConfigError(f"{path}: it is compressed by zstd, which Python reads from 3.14 on; {cure}") from error
+        fix = "pip install zipfile-zstd, or write it as JSON: inspect log convert --to json"
+        raise ConfigError(f"{path}: it is compressed by zstd, which Python reads from 3.14 on; {fix}") from error
     except RuntimeError as error:  # what `zipfile` raises for an entry that needs a password
         raise ConfigError(f"{path}: it cannot be unpacked ({error}); save the log without encryption") from error
     except Exception as error:  # each unpacker has errors of its own: zlib's, lzma's, zstandard's
@@ -186,7 +186,7 @@ def _choice(sample: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _answer(sample: Mapping[str, Any], scorers: Sequence[str]) -> str:
-    """What was taken as the answer: that of the first of the scorers that names one, else any other's, else all."""
+    """The extracted answer: that of the first of the scorers that names one, else any other's, else the whole text."""
     scores = sample.get("scores") or {}
     order = [*scorers, *(name for name in scores if name not in scorers)]
     answers = [scores[name].get("answer") for name in order if isinstance(scores.get(name), dict)]

@@ -119,7 +119,7 @@ class EvalEngineAPI(ModelAPI):
         tool_choice: ToolChoice,
         config: GenerateConfig,
     ) -> Ask | None:
-        """What is asked; None if the prompt fills the model's context."""
+        """The engine's request; None if the prompt fills the model's context."""
         if refused := [name for name, value in config if value is not None and name not in (*BUILT, *BESIDE)]:
             raise ApiError(400, f"{refused[0]}: not built; leave it out")
         if tool_choice not in ("auto", "none"):

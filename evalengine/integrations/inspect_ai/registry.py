@@ -1,4 +1,4 @@
-"""What inspect_ai finds by its entry points: the model's name, before anything heavy is imported."""
+"""inspect_ai's entry point: it registers the model's name before anything heavy is imported."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class EvaluationRecorder:
             why = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(why, OSError):
                 raise
-            raise EvalEngineError(f"could not write {folder / name}: {why.strerror or why}; cure that, or leave "
+            raise EvalEngineError(f"could not write {folder / name}: {why.strerror or why}; fix that, or leave "
                                   "output_dir and --output_path out") from error  # fmt: skip
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -56,7 +56,7 @@ class Chosen:
 
 
 def lm_eval_version() -> str:
-    """The version of the installed lm-eval. Raises ConfigError with the cure if none is installed."""
+    """The version of the installed lm-eval. Raises ConfigError with the fix if none is installed."""
     try:
         return version("lm-eval")
     except PackageNotFoundError:
@@ -114,7 +114,7 @@ def _is_mentioned(name: str) -> bool:
 
 
 def composed(name: str) -> dict[str, Any]:
-    """What choosing the name adds to a configuration: `tasks` and `groups`. Raises ConfigError as `chosen` does."""
+    """The `tasks` and `groups` that choosing the name adds to a configuration. Raises ConfigError as `chosen` does."""
     choice = chosen(name)
     return {
         "tasks": {task: _composed(f"{name}/{task}", leaf.outline) for task, leaf in choice.tasks.items()},

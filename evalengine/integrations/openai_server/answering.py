@@ -133,7 +133,8 @@ class Submission:
 
 
 async def unless_gone(work: Awaitable[T], receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> T:
-    """What the work gives. Raises ClientGone as soon as the client's connection is closed; the work is cancelled then.
+    """Return the work's result. Raises ClientGone as soon as the client's connection is closed; the work is cancelled
+    then.
 
     receive: of the request, whose body has been read.
     """

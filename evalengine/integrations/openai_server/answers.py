@@ -62,7 +62,7 @@ class Writer:
         return prompts + sum(len(output.token_ids) for output in outputs.values())
 
     def head(self, ask: Ask, chunk: bool = False) -> dict[str, Any]:
-        """What stands before the choices of an answer, or of a piece of a streamed one."""
+        """The fields before the choices of an answer, or of a chunk of a streamed one."""
         kind = "chat.completion" if ask.chat else "text_completion"
         return {
             "id": ask.id,

@@ -129,7 +129,7 @@ class Ask:
 
 
 def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSettings) -> Ask:
-    """What a completion asks. Raises ApiError, or ConfigError for what the engine refuses."""
+    """The requests of a completion. Raises ApiError, or ConfigError for what the engine rejects."""
     texts, prompts = _prompts(body, model)
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of: not built; leave it out", "best_of")
@@ -145,7 +145,7 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
 
 
 def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> Ask:
-    """What a chat asks, whose messages the template has put into words. Raises as `completion_ask`."""
+    """The requests of a chat, whose messages the template has rendered. Raises as `completion_ask`."""
     grammar = _answer_grammar(body, model)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")

@@ -30,7 +30,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBERS = re.compile(r"[-+.0-9eE, \t\n\r]{1,65536}")
 
 T = TypeVar("T", bound=BaseModel)
-CURES = {
+FIXES = {
     "functions": "not built; tools are",
     "function_call": "not built; tool_choice is",
     "reasoning_effort": "not built; chat_template_kwargs gives it to a template that reads it",
@@ -88,7 +88,7 @@ class StreamOptions(_Object):
 
 
 class SamplingBody(_Body):
-    """What completions and chats have in common."""
+    """Fields that completions and chats have in common."""
 
     temperature: float | None = None  # null: 1, as OpenAI's
     top_p: float | None = None
@@ -194,11 +194,11 @@ def read_body(kind: type[T], value: Any) -> T:
 
 
 def _words(item: Any) -> str:
-    """What pydantic found, in words for who wrote the body."""
+    """A problem that pydantic found, in words for the client."""
     if item["type"] == "extra_forbidden":
         return "no such field here, or it is not built"
     if item["type"] == "none_required":
-        return CURES.get(item["loc"][0], "not built; leave it out")
+        return FIXES.get(item["loc"][0], "not built; leave it out")
     if item["type"] == "literal_error":
         return f"not built: {str(item['msg'])[0].lower()}{str(item['msg'])[1:]}"
     return str(item["msg"])

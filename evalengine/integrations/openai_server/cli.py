@@ -72,7 +72,7 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
 
 
 def _recorder(settings: ServeSettings, config: Any, llm: Any) -> Any:
-    """What keeps the answers, if they are to be kept."""
+    """The recorder of the answers; None without `--record`."""
     if not settings.record:
         return None
     from evalengine.integrations.openai_server.recorder import Recorder, ServedRun

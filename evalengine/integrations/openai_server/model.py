@@ -36,7 +36,7 @@ OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")  # a
 
 
 class ServedModel:
-    """What a server knows of its model besides the engine.
+    """A served model: the engine, and what the server needs besides it.
 
     The tokenizer is a copy: the engine's own is used by the engine's thread.
     """
@@ -148,7 +148,7 @@ class ServedModel:
             return self._template([readable(message) for message in messages], add_generation_prompt, given)
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """What a client needs to make the same prompts, as vLLM's server tells it."""
+        """The settings that a client needs to make the same prompts, in the format of vLLM's server."""
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()
                    if isinstance(token, str)}  # fmt: skip
         return {

@@ -189,7 +189,7 @@ def _same(a: Answer, b: Answer) -> bool:
 
 
 def _results(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
-    """What each task answered, without a metric: nobody has said what would be right."""
+    """Each task's answers, without a metric: the targets are unknown."""
     for task, own in groupby(rows, key=lambda row: row.task):
         samples = [_sample([*some], asked, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
         hashes = [(sample.doc_hash, sample.prompt_hash, sample.target_hash) for sample in samples]

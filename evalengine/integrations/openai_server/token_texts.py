@@ -137,7 +137,7 @@ class GrowingText:
         self.given = ""
 
     def more(self, ids: Sequence[int]) -> str:
-        """What is new in the text of all tokens so far, none of which ends the generation."""
+        """Return the new part of the text of all tokens so far, none of which ends the generation."""
         if BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(ids[-1]))):
             return ""  # the tokens of a run of bytes are decoded together
         text = self._tokenizer.decode(list(ids), skip_special_tokens=True).rstrip(UNFINISHED)
@@ -149,7 +149,7 @@ class GrowingText:
         return self._take(text)
 
     def rest(self, text: str) -> str:
-        """What the parts so far lack of the whole text."""
+        """Return the part of the text that has not been returned yet."""
         assert text.startswith(self.given), "a stream has given what the whole answer does not hold"
         return self._take(text)
 

@@ -42,7 +42,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Event:
-    """What became of a replica."""
+    """The state of a replica."""
 
     kind: Literal["joined", "refused", "lost", "report"]
     name: str
@@ -106,7 +106,7 @@ class Pool:
         return iter([name for name, member in self.members.items() if member.doing == "idle"])
 
     def poll(self, seconds: float) -> list[Event]:
-        """What has happened since the last call; waits up to `seconds` for something."""
+        """Return the events since the last call; wait up to `seconds` for the first."""
         waiting = [member for member in self.members.values() if member.doing == "wait"]
         if checked := [event for member in waiting for event in self._check(member)]:
             return checked
@@ -278,8 +278,8 @@ def cluster_share(config: Config, nodes: list[dict[str, float]]) -> tuple[Share,
 
 
 def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer: str | None) -> Iterator[str]:
-    """What a replica does not share with the driver (the model's spec, the tokenizer's hash) or with the first replica,
-    though answers depend on it; a sentence each."""
+    """The facts in which a replica differs from the driver (the model's spec, the tokenizer's hash) or from the first
+    replica, though answers depend on it; a sentence each."""
     ours, engine, wanted = spec.contract_version, facts.engine, first.engine
     if facts.contract_version != ours:
         yield f"its contract version is {facts.contract_version}, the driver's {ours}"

@@ -30,7 +30,7 @@ from evalengine.records.sealed import content_sha256
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """What every replica is made of."""
+    """The configuration of every replica."""
 
     model: ModelConfig
     engine: EngineConfig
@@ -40,7 +40,7 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class ReplicaFacts:
-    """What a replica is, once it is loaded: what it must share with the others, and where it computes."""
+    """A loaded replica: the facts that it must share with the others, and where it computes."""
 
     host: str
     node: str  # Ray's id of the machine
@@ -77,7 +77,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the driver wants of a replica, which then drops the requests of any other run than this one."""
+    """The driver's call to a replica, which drops the requests of any run but this one."""
 
     run: int
     requests: list[Request] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What finished since the last report."""
+    """The requests that finished since the last report."""
 
     run: int
     outputs: list[RequestOutput]  # without their prompts, which the driver knows
@@ -135,7 +135,7 @@ class Replica:
         return self.facts()
 
     def facts(self) -> ReplicaFacts:
-        """What this replica is."""
+        """Describe this replica."""
         import ray
 
         llm, context = self.llm, ray.get_runtime_context()

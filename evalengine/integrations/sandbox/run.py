@@ -74,7 +74,7 @@ def run_programs(
 
 @lru_cache(None)
 def problem(isolated: bool) -> str | None:
-    """Why programs cannot be run here, with or without isolation, and the cure; None where they can."""
+    """Why programs cannot be run here, with or without isolation, and the fix; None where they can."""
     if sys.platform != "linux":
         return f"programs are run on Linux only, and this is {sys.platform}"
     try:

@@ -29,7 +29,7 @@ _SAYING_NOTHING = """
 """
 _LEFT_OUT = frozenset(_SAYING_NOTHING.split())
 # transformers' private names, all in this file and seen at work in 5.24: what to do in a version without one.
-CURES = {
+FIXES = {
     "_from_config": "make the module by AutoModelForCausalLM.from_config",
     "_is_stateful": "ask the configuration for layers with a recurrent state",
     "_can_set_attn_implementation": "ask whether the module's source calls ALL_ATTENTION_FUNCTIONS",

@@ -133,7 +133,7 @@ class _Pool:
         return list(self._model(*inputs).split(inputs[3].query_lens))
 
     def inputs(self, spans: list[tuple[int, int] | None]) -> tuple[Tensor, Tensor, list[KVCache], AttentionMetadata]:
-        """What the model takes for such a step."""
+        """The model's arguments for such a step."""
         taken = [(i, *span) for i, span in enumerate(spans) if span is not None]
         new, lengths = [end - start for _, start, end in taken], [end for *_, end in taken]
         device = self._model.ops.device

@@ -1,1 +1,1 @@
-"""What the commands `compare`, `gate`, `baseline` and `report` do with their words. No other part imports it."""
+"""The commands `compare`, `gate`, `baseline` and `report`. No other part imports them."""

@@ -88,7 +88,7 @@ def main(arguments: Namespace) -> int:
 def _problems(
     arguments: Namespace, names: Sequence[str], exports: Mapping[str, Path], target: Path | None, page: bool
 ) -> Iterator[str]:  # fmt: skip
-    """What is wrong with the paths that the options name, and with their combination."""
+    """Problems of the paths that the options name, and of their combination."""
     sources = [*inputs(arguments.runs)]
     own_page = os.path.realpath(Path(names[0]) / PAGE) if page and len(names) == 1 else ""
     if target is not None and os.path.realpath(target) != own_page:

@@ -69,7 +69,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """What tells a run from others."""
+    """The facts that identify a run."""
     return {
         "source": str(run.source),
         "name": run.name,

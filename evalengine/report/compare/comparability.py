@@ -113,7 +113,7 @@ def model_arguments(run: Run) -> dict[str, str]:
 
 
 def resumed_words(run: Run, kept: int) -> str:
-    """What an interruption means for the bits of a fast run; completes a sentence about it."""
+    """The effect of an interruption on the bits of a fast run; completes a sentence about it."""
     return (
         f"was interrupted and resumed under fast numerics ({kept} of {len(run.items)} requests kept), so its batches, "
         "on which such bits depend, were others than those of an unbroken run"
@@ -121,8 +121,8 @@ def resumed_words(run: Run, kept: int) -> str:
 
 
 def _programs(a: Run, b: Run) -> Iterator[Finding]:
-    """What ran them, and how: fast numerics depend on the batch, and an interrupted run's batches differ from an
-    unbroken run's."""
+    """Differences in the engines and schedules: fast numerics depend on the batch, and an interrupted run's batches
+    differ from an unbroken run's."""
     if a.program != b.program:
         yield Finding(f"A was run by {a.program} and B by {b.program}", "configuration", False, ("program",))
     for label, run in (("A", a), ("B", b)):
@@ -235,7 +235,7 @@ _WEIGHTS = ("weights", "model_sha")
 
 
 def unchecked(a: Run, b: Run) -> list[str]:
-    """What was not compared, a sentence each."""
+    """One sentence for each property that was not compared."""
     notes = []
     for label, run in (("A", a), ("B", b)):
         if run.kind == "lm-eval":

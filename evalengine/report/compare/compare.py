@@ -88,12 +88,12 @@ class Comparison:
 
     @property
     def unlike(self) -> list[str]:
-        """What makes the runs incomparable, although they were compared."""
+        """Why the runs are not comparable, although they were compared."""
         return [finding.text for finding in self.findings if finding.refused]
 
     @property
     def settings(self) -> list[str]:
-        """What may change bits between comparable runs."""
+        """Differences that may change bits between comparable runs."""
         return [finding.text for finding in self.findings if not finding.refused]
 
     @property

@@ -115,7 +115,7 @@ def matrix_lines(m: Matrix, settings: Settings) -> Iterator[Line]:
 
 
 def run_notes(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know of single runs, a sentence each."""
+    """Caveats about single runs, one sentence each."""
     notes = []
     for number, run in enumerate(runs, 1):
         if resumed := resumed_fast(run.manifest):

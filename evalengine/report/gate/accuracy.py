@@ -59,7 +59,7 @@ Metric = ScoreKey | str  # a metric of a task or group, or an average's name
 
 @dataclass(frozen=True)
 class Judged:
-    """What a rule judges of a baseline and a run."""
+    """The parts of a baseline and a run that a rule judges."""
 
     decided: list[Check]  # without a test of documents
     tests: Mapping[Metric, Mean]  # metrics with a spread, groups and averages
@@ -77,8 +77,8 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> 
     untested_tasks -= {check.task for check in checks if check.status in DECIDED}
     if untested_tasks or not checks:
         untested = ", ".join(sorted(untested_tasks)) or str(a.source)
-        cure = "set margin_percent or max_regression_percent, or skip: true for the task"
-        raise ConfigError(f"{untested}: no metric could be tested; {cure}")
+        fix = "set margin_percent or max_regression_percent, or skip: true for the task"
+        raise ConfigError(f"{untested}: no metric could be tested; {fix}")
     return sorted(checks, key=lambda check: (check.task, check.name))
 
 
@@ -175,7 +175,7 @@ def parts_of_groups(rule: AccuracyRule, groups: Iterable[ScoreKey], a: Run) -> s
 
 
 def _reported(key: ScoreKey, a: Run, b: Run) -> str:
-    """What became of a part of a group, which is not judged."""
+    """The change of a part of a group, which is not judged."""
     if key not in a.results or key not in b.results:
         return "part of a group, not judged itself"
     return f"part of a group, not judged itself unless tasks: names it: {_moved(key, a, b)}"

@@ -1,4 +1,4 @@
-"""What two runs show of one metric, for the gate: how large the loss is and may be, how likely it is chance, and what
+"""A gate's evidence on one metric of two runs: how large the loss is and may be, how likely it is chance, and what
 could have been seen. A metric has a score for each document, or is a perplexity, or a mean over tasks.
 """
 

@@ -1,4 +1,4 @@
-"""What two runs answered differently, with both texts around the place: the grids of flipped answers and of outputs
+"""The different answers of two runs, with both texts around the place: the grids of flipped answers and of outputs
 that part; and the regressions (question, target, both answers and where they part), one below the other."""
 
 from __future__ import annotations

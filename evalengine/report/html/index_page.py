@@ -146,7 +146,7 @@ def _row(root: Path, entry: Entry) -> list[Any]:
 
 
 def _item(entry: Entry, page_folder: Path) -> dict[str, Any]:
-    """What index.js shows of a row. The link is a quoted relative path: it can only lead to a file."""
+    """A row for index.js. The link is a quoted relative path: it can only lead to a file."""
     page = entry.folder / PAGE
     href = quote(os.path.relpath(page, page_folder)) if page.is_file() else None
     facts = [

@@ -1,5 +1,5 @@
-"""What a finished run leaves for people: its page, and the list of all runs beside it. A failure is only printed, since
-the run is whole without them."""
+"""The pages that a finished run writes: its report, and the list of all runs next to it. A failure is only printed,
+since the run is whole without them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def write_page(folder: Path) -> None:
 
         write_run_report(folder)
 
-    cure = f"the run is whole; try again: python -m evalengine report {folder}"
-    _tried(write, "report.html", "the report", cure)
+    fix = f"the run is whole; try again: python -m evalengine report {folder}"
+    _tried(write, "report.html", "the report", fix)
 
 
-def _tried(write: Callable[[], None], what: str, where: str, cure: str) -> None:
-    """Writes; or says that there is no `what`, why, and the cure. where: what has a bug if it raises another error."""
+def _tried(write: Callable[[], None], what: str, where: str, fix: str) -> None:
+    """Writes; or says that there is no `what`, why, and the fix. where: what has a bug if it raises another error."""
     try:
         write()
         return
@@ -50,4 +50,4 @@ def _tried(write: Callable[[], None], what: str, where: str, cure: str) -> None:
     except Exception:
         warn_of_bug()
         why = f"a bug in {where}, shown above"
-    warn(f"no {what} ({why}); {cure}")
+    warn(f"no {what} ({why}); {fix}")

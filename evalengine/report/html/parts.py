@@ -90,7 +90,7 @@ def _bounds(ends: Sequence[float], rule: float | None) -> tuple[float, float]:
 
 
 def lines_of(lines: Iterable[Line]) -> Iterator[Node]:
-    """What a command would print: a paragraph for each line, and tables."""
+    """A command's output: a paragraph for each line, and tables."""
     return (sheet_table(line) if isinstance(line, Sheet) else tag("p", line) for line in lines)
 
 

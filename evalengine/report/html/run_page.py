@@ -188,7 +188,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
 
 
 def manifest_section(page: Page, data: RunData) -> None:
-    """What the run ran on, in short and in full."""
+    """The run's environment, in short and in full."""
     manifest, run = data.run.manifest, data.run
     short = parts.facts(_short(manifest)) if manifest else parts.facts([("Model", str(data.results.get("model_name")))])
     texts = [(name, json.dumps(value, indent=2, ensure_ascii=False)) for name, value in _wholes(data)]

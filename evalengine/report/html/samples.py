@@ -140,7 +140,7 @@ def _choices(data: RunData, task: str, sample: Mapping[str, Any]) -> list[str]:
 
 
 def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
-    """What tells this metric and filter from the task's others: as little as will do."""
+    """The shortest name that distinguishes this metric and filter from the task's others."""
     _, metric, name = key
     if len({k[2] for k in keys}) == 1:
         return metric
@@ -166,7 +166,7 @@ def _texts(data: RunData, task: str, doc: int, cut: Truncator) -> list[Any]:
 
 
 def _judge(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """What a judge was asked about the sample, and which items of its run the verdicts are."""
+    """The judge's requests about the sample, and the items of its run with the verdicts."""
     for judge in (row["judge"] for row in rows if isinstance(row.get("judge"), Mapping)):
         prompts, items = (judge.get(name) or [] for name in ("prompts", "items"))
         for number, prompt in enumerate(prompts, 1):
@@ -210,7 +210,7 @@ def _units(text: str) -> int:
 
 
 def _facts(data: RunData, item: Item) -> list[list[str]]:
-    """What is known of a request, in words."""
+    """The known facts about a request, in words."""
     reason, prompt = data.endings.get(item.key, (None, None))
     pairs = [] if prompt is None else [["prompt", f"{prompt:,} tokens"]]
     if item.output_ids is not None:

@@ -74,7 +74,7 @@ def _sheets(board: Board) -> Iterator[Sheet]:
 
 
 def _cut(board: Board) -> Sheet:
-    """What length limits cut of each model, and its value on what they did not."""
+    """Each model's share of truncated answers, and its value on the other documents."""
     cells = [[sheets.cut_cells(board, entry, n) for n in range(len(board.names))] for entry in board.tested]
     rows = [[sheets.titled(entry), *(", ".join(filter(None, cell)) for cell in row)]
             for entry, row in zip(board.tested, cells, strict=True)]  # fmt: skip

@@ -14,7 +14,7 @@ _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What each model is called, all of them different: its name, and what else it takes to tell it from the others
+    """Each model's unique label: its name, and what distinguishes it from models of the same name
     (the parts of its path that differ, the run's id)."""
     names = [_name(run) for run in runs]
     for more in (_path_parts(runs, names), [(run.manifest.run_id or "") for run in runs]):

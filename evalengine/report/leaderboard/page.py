@@ -218,7 +218,7 @@ def _key(board: Board, task: str, shared: Shared) -> Iterator[ScoreKey]:
 def _document(
     board: Board, key: ScoreKey, numbers: dict[int, int], asked: Asked | None, room: int
 ) -> tuple[dict[str, Any], list[Any]]:
-    """What the panel shows of a document, and its cells after its number. numbers: the document's, by model's place."""
+    """A document's panel, and its cells after its number. numbers: the document's, by model's place."""
     higher = direction(board.runs, key) is not False
     share = room // (2 * max(1, len(numbers)))
     answers: list[list[Any]] = []

@@ -79,7 +79,7 @@ def related(runs: Sequence[Run], shared: Shared) -> list[str] | None:
 
 
 def pairing_notes(shared: Shared, names: Sequence[str]) -> list[str]:
-    """What a reader must know of the pairing, a sentence each; none where every run holds the same documents."""
+    """Caveats about the pairing, one sentence each; none where every run has the same documents."""
     ran = [names[place] for place in shared.runs]
     notes = [f"{shared.task}: {name} did not run it" for name in names if name not in ran]
     held = ", ".join(f"{name} {total:,}" for name, total in zip(ran, shared.totals, strict=True))

@@ -127,7 +127,7 @@ def _counted(values: list[Any], count: int) -> list[Any]:
 FORMAT = SealedFormat("evalengine-baseline", 1, "baseline", "evalengine baseline RUN -o")
 HASHES = ("leaf", "prompt_sha256", "output_sha256")
 FOLDED = ("doc_id", "request_index", "repeat", "kind", "truncated")
-CURE = "take it from git again (git checkout -- {file}) or write it anew: evalengine baseline RUN -o {file} --force"
+FIX = "take it from git again (git checkout -- {file}) or write it anew: evalengine baseline RUN -o {file} --force"
 
 
 def to_text(run: Run) -> str:
@@ -155,15 +155,15 @@ is_baseline = FORMAT.claimed_by  # whether a file calls itself a baseline, damag
 
 def load_baseline(path: Path) -> Run:
     """Reads a baseline. Raises `ConfigError` if it is none, is truncated, damaged or edited, or of a newer version."""
-    cure = CURE.format(file=path)
-    content = FORMAT.unseal(path, cure)
+    fix = FIX.format(file=path)
+    content = FORMAT.unseal(path, fix)
     try:
         run = _run(path, content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"{path}: its parts contradict each other ({error}); {cure}") from error
+        raise ConfigError(f"{path}: its parts contradict each other ({error}); {fix}") from error
     root = merkle_root([bytes.fromhex(item.leaf) for item in run.items.values()]).hex()
     if run.digest is not None and (root, tree_digests(run.items)) != (run.digest, run.task_digests):
-        raise ConfigError(f"{path}: its leaves do not give its digests: it was edited; {cure}")
+        raise ConfigError(f"{path}: its leaves do not give its digests: it was edited; {fix}")
     return run
 
 

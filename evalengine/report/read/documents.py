@@ -1,4 +1,4 @@
-"""What a run's documents asked: the prompt, its own question without the examples before it, and the target; and of
+"""The texts of a run's documents: the prompt, its question without the examples before it, and the target; and of
 given choices, as probabilities, which one was taken, how surely, and by what margin."""
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Asked:
 
 
 def asked_of(runs: Sequence[Run], documents: Collection[Document]) -> dict[Document, Asked]:
-    """What these documents asked, read anew from the files of the first run that holds texts: a `Run` does not keep
-    them. Empty where no run does (baselines), and without a look at the disk where there are no documents."""
+    """The questions and targets of these documents, read again from the files of the first run that holds texts: a
+    `Run` does not keep them. Empty where no run does (baselines), and without a look at the disk where there are no
+    documents."""
     for run in runs if documents else ():
         if run.kind == "baseline":
             continue

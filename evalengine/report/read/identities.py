@@ -62,7 +62,7 @@ def differing_settings(a: Run, b: Run) -> Iterator[tuple[Names, Any, Any]]:
 
 
 def thing(path: Names) -> str:
-    """What a differing setting is called: `dtype`, `generation setting max_gen_toks`, `model configuration rope.theta`.
+    """The name of a differing setting: `dtype`, `generation setting max_gen_toks`, `model configuration rope.theta`.
 
     path: names, from the identity's top.
     """

@@ -102,7 +102,7 @@ class Run:
 
     @property
     def files(self) -> str:
-        """What a run of another program was read from."""
+        """The files that a run of another program was read from."""
         return FOREIGN.get(str(self.identity.get("harness")), ("", "an lm-eval folder"))[1]
 
     @property

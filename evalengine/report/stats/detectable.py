@@ -1,4 +1,4 @@
-"""What a comparison could have seen: the power of McNemar's test, the minimum detectable effect, which is never 0, and
+"""The sensitivity of a comparison: the power of McNemar's test, the minimum detectable effect, which is never 0, and
 the least loss that a one-sided test could have shown, given what the baseline has to lose.
 
 `sides` is 2 for a difference in either direction and 1 for a loss alone. The spread of the pairs alone would promise

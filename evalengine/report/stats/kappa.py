@@ -1,4 +1,4 @@
-"""What is said of a judge's verdicts; with given labels, Cohen's kappa: the agreement beyond what chance would give."""
+"""Statistics of a judge's verdicts; with given labels, Cohen's kappa: the agreement beyond what chance would give."""
 
 from __future__ import annotations
 

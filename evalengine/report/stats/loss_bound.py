@@ -61,7 +61,7 @@ class LossBound:
 
     @property
     def shift(self) -> float:
-        """What skewness and unseen flips add, in units."""
+        """The allowance for skewness and unseen flips, in units."""
         return (float(scipy.special.ndtri(self.alpha)) ** 2 + 2) / 3
 
     @property

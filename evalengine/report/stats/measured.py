@@ -1,6 +1,6 @@
-"""What earlier runs say of a task before the next one is planned: how many scores flip by the schedule alone, what more
-samples of a document would buy, and what the probability of the right choice would, in place of right or wrong; and
-which part of a score's variance comes from where: documents, samples of one document, prompts.
+"""Statistics of a task from earlier runs, for planning the next one: how many scores flip by the schedule alone, what
+more samples of a document would buy, and what the probability of the right choice would, in place of right or wrong;
+and which part of a score's variance comes from where: documents, samples of one document, prompts.
 
 Method of moments: mean squares are set equal to their expectations (Searle, Casella & McCulloch 1992, "Variance
 Components", chapter 4; for persons by items, Brennan 2001, "Generalizability Theory", chapter 3). It is unbiased; what

@@ -1,4 +1,4 @@
-"""What is said of one metric of one run: the 95 % interval of a mean of documents' scores, or of several tasks' means,
+"""Statistics of one metric of one run: the 95 % interval of a mean of documents' scores, or of several tasks' means,
 why that may be too narrow, and what the length limit cut."""
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def cut_of(run: Run, key: ScoreKey) -> Cut | None:
 
 
 def cut_lines(run: Run) -> Iterator[str]:
-    """What the length limit cut, beside each score that it touches."""
+    """One line for each score with truncated answers."""
     several = len({key[0] for key in run.results}) > 1
     for key in run.results:
         if (cut := cut_of(run, key)) is not None:
@@ -161,7 +161,7 @@ def cut_lines(run: Run) -> Iterator[str]:
 
 
 def cut_words(key: ScoreKey, runs: Mapping[str, Run]) -> str:
-    """What the limit cut in each of several runs, by the label of each, and which answers are none: `A none cut at the
+    """Truncated and missing answers of several runs, by the label of each: `A none cut at the
     limit; B 12.5 % cut ...; B 2 empty_answer`; "" where neither is so for the metric in any of them."""
     cuts = {label: cut_of(run, key) for label, run in runs.items()}
     words = []

@@ -80,7 +80,7 @@ def prompt_lines(found: Sequence[Sensitivity], labels: Sequence[str]) -> Iterato
 
 
 def sentence(one: Sensitivity) -> str:
-    """What the prompts do to a metric."""
+    """The prompts' effect on a metric, in one sentence."""
     low, high = min(one.means), max(one.means)
     verdict = "significant" if one.p_holm < ALPHA else f"not significant over {one.documents} documents"
     return (
