@@ -107,7 +107,7 @@ def _measured(ops: Ops, tokens: int, gathered: Sequence[int]) -> Row:
     norm = residual, randn(gathered[1], by=alike), EPS
 
     def with_ops(form: Any) -> list[Tensor]:
-        """A layer's gathers and the ops beside them; form: Ops, where each is by itself, or the class of `ops`."""
+        """A layer's gathers and their neighbouring ops; form: Ops, where each is separate, or the class of `ops`."""
         tp.gather_features(parts[0])
         after_attention = form.gather_add_rms_norm(ops, parts[1], *norm)
         activated = form.gather_silu_and_mul(ops, gate_up)

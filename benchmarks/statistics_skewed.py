@@ -1,5 +1,5 @@
 """Figures of `benchmarks statistics` on `compare`: intervals of differences where few documents change, or change by
-much, and the power of the test on as many documents as are said to be needed."""
+much, and the power of the test on as many documents as are reported to be needed."""
 
 from __future__ import annotations
 

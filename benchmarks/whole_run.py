@@ -52,8 +52,8 @@ def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
 
 def without_places(settings: Sequence[str]) -> list[str]:
     """The settings as a published command shows them: this machine's files and folders are named by their last part."""
-    parted = (setting.partition("=") for setting in settings)
-    return [f"{name}{sign}{Path(value).name if Path(value).exists() else value}" for name, sign, value in parted]
+    split = (setting.partition("=") for setting in settings)
+    return [f"{name}{sign}{Path(value).name if Path(value).exists() else value}" for name, sign, value in split]
 
 
 def _cpu_seconds() -> float:

@@ -159,7 +159,7 @@ Commands of their own, which `all` does not include (each has its --help):
   push_gather what the ranks of a tensor-parallel layer exchange, over several GPUs
   matmul --tune|--shapes   makes the table of matmul schedules, or times some
 
-Exit codes: 0 measured (a target that is missed is said in the table), 1 a result was wrong or a line could not be
+Exit codes: 0 measured (the table marks missed targets), 1 a result was wrong or a line could not be
 measured, 2 bad usage or no GPU.""")  # fmt: skip
 MATMUL = Benchmark("benchmarks matmul", _matmul, "benchmarks.matmul:main", """\
 Exit codes: 0 done, 1 a schedule gave other bytes or a shape could not be tuned, 2 bad usage or no GPU.""")  # fmt: skip

@@ -162,7 +162,7 @@ def reduce_chunk(
 ):  # fmt: skip
     """Reduces the blocks of [start, end) from a fresh state. Those below `unmasked_end` need no mask for any row of
     the tile, unless they lie before some row's WINDOW. `low`: the lowest position that a row of the tile sees; blocks
-    before it would change nothing, and are skipped. MASK_ALL: one loop, whose blocks are all masked, in the place of
+    before it would change nothing, and are skipped. MASK_ALL: one loop, whose blocks are all masked, instead of
     three: less code and fewer registers where there is little to compute."""
     m = tl.full((M,), float("-inf"), tl.float32)
     l = tl.zeros((M, 16), tl.float32)

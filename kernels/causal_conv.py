@@ -2,9 +2,9 @@
 
     T tokens, S sequences, C channels, K taps, R slots of the pool, P rows of a ring (`recurrent_variant.ring_rows`).
 
-An output is one chain of fused multiply-adds over the K taps, the oldest input first, begun with the bias, rounded to
-the model's dtype; then SiLU in float32, rounded. So it depends on K inputs and nothing else, and how many tokens of a
-sequence a step has changes no bit.
+An output is one chain of fused multiply-adds over the K taps, the oldest input first, starting with the bias, rounded
+to the model's dtype; then SiLU in float32, rounded. So it depends on K inputs and nothing else, and how many tokens of
+a sequence a step has changes no bit.
 
 The input of position p is in row p % P of its sequence's ring. A step reads the K - 1 inputs before its first token,
 and zeros for positions below 0. A short step, of at most P - K + 1 tokens, writes its inputs to rows that it does not

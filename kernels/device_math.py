@@ -20,7 +20,7 @@ from evalengine.kernels.launching.launch import INTERPRETED
 def is_last_to_arrive(arrived_ptr, count, SCOPE: tl.constexpr):
     """Whether all of `count` programs but this one have come here before; then what they stored can be read.
 
-    The number of arrivals is 0 again for the next launch. SCOPE: "gpu", or "sys" if other GPUs are told of it.
+    The number of arrivals is 0 again for the next launch. SCOPE: "gpu", or "sys" if other GPUs see it.
     """
     tl.debug_barrier()  # every thread has stored its part before one of them says so
     last = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope=SCOPE) == count - 1

@@ -105,7 +105,7 @@ def _wide_columns(limbs: Tensor, absmax: Tensor, weight: ExactWeight, bias: Tens
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """[B, M, K] x [B, K, N] -> float32 [B, M, N]: `linear`'s arithmetic, b[i]^T in the place of the weight.
+    """[B, M, K] x [B, K, N] -> float32 [B, M, N]: `linear`'s arithmetic, b[i]^T instead of the weight.
 
     A row's bits depend on its own a[i, m] and b[i], not on B or M; zeros that pad K change nothing, wherever they are.
     """

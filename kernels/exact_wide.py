@@ -19,7 +19,7 @@ The mean is 2.5 for normally distributed rows and 3 to 5 for long-tailed ones. I
 in SmolLM2-135M one of 10,000 rows of the weights is above 7.8, and so is one of 1,000 keys. Channels spread by random
 powers of two make it 14 at 2^8, 24 at 2^10, 40 at 2^12 (577 numbers). It is a mean of roots so that a number that is
 small by chance does not decide: any bound for the mean of 2^(e - e_j) itself is met by 1 % of ordinary rows of float32.
-So a single channel far below the others is not seen. The largest over the root mean square would tell nothing: it is
+So a single channel far below the others is not seen. The largest over the root mean square says nothing: it is
 at most sqrt(K), for any spread.
 """
 

@@ -137,7 +137,7 @@ def choose(dtype: torch.dtype, block_m: int, n: int, k: int) -> MatmulSchedule:
 
 
 def plainest(block_m: int) -> MatmulSchedule:
-    """The schedule in the place of an excluded one."""
+    """The schedule that replaces an excluded one."""
     return MatmulSchedule(POINTER, block_m, 64, 32, num_warps=4, num_stages=2)
 
 

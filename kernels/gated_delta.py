@@ -317,7 +317,7 @@ def _prefill_kernel(
 
 
 def _holds_two_stages(device: torch.device) -> bool:
-    """Whether a program may have two stages, which take up to 205 KiB of shared memory: not on A100, Ada or RTX 50."""
+    """Whether a program may have two stages, which need up to 205 KiB of shared memory: not on A100, Ada or RTX 50."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 

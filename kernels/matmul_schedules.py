@@ -35,7 +35,7 @@ BUCKETS = (
     *(384, 512, 768, 1024, 1536, 2048, 4096, 8192),
 )
 MAX_BUCKET = BUCKETS[-1]
-CUBLASLT_ROWS = 32  # With fewer rows, cuBLASLt without a split of K takes up to twice as long as a narrow tile.
+CUBLASLT_ROWS = 32  # With fewer rows, cuBLASLt without a split of K needs up to twice as long as a narrow tile.
 # From here on cuBLASLt is tried before a tuned tile, which takes its place where cuBLASLt cannot serve.
 MANY_ROWS = 1024
 Form = Literal["pointer", "tma", "cublaslt"]

@@ -14,7 +14,7 @@ cost more than the bytes that it moves (results/reference/PROFILE.md). The arith
 `push_gather` one after the other.
 
 **Turns.** Each rank has two slots, used by turns. A launch of turn k ends on a rank only after every rank's launch of
-turn k has begun, since it waits for flags that they set; and a launch begins when all that is before it on its stream
+turn k has started, since it waits for flags that they set; and a launch begins when all that is before it on its stream
 is done (`device_math.after_previous_kernel`). So when a rank pushes in turn k + 2, every rank is done with what it
 launched before turn k + 1. Whatever reads turn k's slot must therefore be launched before turn k + 1; a launch of turn
 k + 1 itself may not read it.
@@ -23,7 +23,7 @@ k + 1 itself may not read it.
 waits for the programs of the same number on the other ranks. No program waits before it has pushed; so all waits end if
 all programs of a launch get onto the GPU. They do: they are no more than its SMs (`Peers.programs`), and nothing that
 stays on the SMs waits for them (the kernels before a launch end by themselves, those after it come only when all of its
-programs have begun). Where there are many programs, only the last one to finish sets a flag, and waits.
+programs have started). Where there are many programs, only the last one to finish sets a flag, and waits.
 """
 
 from __future__ import annotations

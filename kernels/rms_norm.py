@@ -260,8 +260,8 @@ def gated_norm(
 ) -> Tensor:
     """[R, W] twice, of any row stride; weight [W], or [group] of which every group has the same -> [R, W].
 
-    Each `group` of numbers is normed by itself. gate_first: x is multiplied with silu(gate) before; else the norm is.
-    rounded_once: at its end only.
+    Each `group` of numbers is normalised separately. gate_first: x is multiplied with silu(gate) before; else the norm
+    is. rounded_once: at its end only.
     """
     rows, width = x.shape
     assert width % group == 0 and len(weight) in (group, width) and x.stride(1) == gate.stride(1) == 1

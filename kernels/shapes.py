@@ -39,7 +39,7 @@ class Shapes:
     mixture: Mixture | None = None  # what the layers have that have experts
     latent: Latent | None = None  # what keys and values are products of, if not of the hidden state
     output_gate: bool = False  # whether attention's output has a gate
-    recurrent_kinds: tuple[Recurrence, ...] = ()  # what layers have in the place of attention, each once
+    recurrent_kinds: tuple[Recurrence, ...] = ()  # the layers' replacements of attention, each once
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks

@@ -352,12 +352,12 @@ class Task(ABC):
 
     @classmethod
     def metrics_of(cls, config: TaskConfig) -> dict[str, Metric]:
-        """The metrics that a run of the task reports, as far as its configuration tells."""
+        """The metrics that a run of the task reports, if its configuration determines them."""
         return cls.metrics
 
     @classmethod
     def filter_names(cls, config: TaskConfig) -> tuple[str, ...]:
-        """`filters`, as far as the configuration tells; lm-eval calls the absence of any "none"."""
+        """`filters`, if the configuration determines them; lm-eval calls the absence of any "none"."""
         return ("none",)
 
     def read_text(self, text: str) -> list[Doc]:
@@ -380,8 +380,8 @@ class Task(ABC):
     def choice_delimiter(self) -> str:
         """The text between a prompt and a scored choice. It is empty after a chat template, which ends with white space
         of its own, unless `gen_prefix` follows the template and ends without any."""
-        begun = self.config.gen_prefix
-        return self.target_delimiter if self._chat is None or (begun and not begun[-1].isspace()) else ""
+        prefix = self.config.gen_prefix
+        return self.target_delimiter if self._chat is None or (prefix and not prefix[-1].isspace()) else ""
 
     def exemplar_turns(self, exemplar: Doc) -> list[Turn]:
         """An exemplar's question and answer."""

@@ -106,7 +106,7 @@ class HumanEval(CodeTask):
 
 
 class HumanEvalInstruct(HumanEval):
-    """The answer has begun with the function's head, in a block of code that it ends itself."""
+    """The prompt starts the answer with the function's head, in a block of code that it ends itself."""
 
     def code(self, doc: Doc, text: str) -> str:
         return super().code(doc, text.partition(FENCE)[0])
@@ -135,9 +135,9 @@ def first_block(text: str) -> str | None:
     lm-eval takes the word behind the fence for the block's language, also where it is the code's own first word: an
     answer that follows the fence in the same line loses that word.
     """
-    _, begun, rest = text.partition(FENCE)
+    _, opened, rest = text.partition(FENCE)
     block, ended, _ = rest.partition(FENCE)
-    if not begun or not ended:
+    if not opened or not ended:
         return None
     if (word := LANGUAGE.match(block)) is not None:
         block = block[word.end() :]
@@ -145,8 +145,8 @@ def first_block(text: str) -> str | None:
 
 
 class MBPPInstruct(MBPP):
-    """The answer has begun with a block of code; its text up to the block's end is the code, or that of the first whole
-    block if it does not end."""
+    """The prompt starts the answer with a block of code; its text up to the block's end is the code, or that of the
+    first whole block if it does not end."""
 
     filter = "extract_code"
 

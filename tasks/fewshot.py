@@ -109,20 +109,20 @@ def prefixed(turns: Sequence[Turn], prefix: str, delimiter: str) -> list[Turn]:
 
 
 def render(turns: Sequence[Turn], chat: Chat | None, *, multiturn: bool) -> str:
-    """The prompt's text: the turns joined as they are, or through the model's chat template `chat`. An answer that is
-    begun (the last turn is the assistant's) stays open.
+    """The prompt's text: the turns joined as they are, or through the model's chat template `chat`. An open
+    answer (the last turn is the assistant's) stays open.
 
     With `multiturn` off, everything but the system message becomes one user message, joined as in plain text.
     """
     if chat is None:
         return "".join(turn.content + turn.delimiter for turn in turns)
-    begun = [turns[-1]] if turns[-1].role == "assistant" else []
-    before = [*turns[: len(turns) - len(begun)]]
+    open_turn = [turns[-1]] if turns[-1].role == "assistant" else []
+    before = [*turns[: len(turns) - len(open_turn)]]
     if not multiturn:
         system = [turn for turn in before if turn.role == "system"]
         others = [turn for turn in before if turn.role != "system"]
-        if begun:  # the begun answer is a message of its own, so no delimiter follows the last question
+        if open_turn:  # the open answer is a message of its own, so no delimiter follows the last question
             others[-1] = Turn(others[-1].role, others[-1].content)
         before = [*system, Turn("user", "".join(turn.content + turn.delimiter for turn in others))]
-    messages = [{"role": turn.role, "content": turn.content} for turn in (*before, *begun)]
-    return cast(OpenChat, chat).continued(messages) if begun else chat(messages)
+    messages = [{"role": turn.role, "content": turn.content} for turn in (*before, *open_turn)]
+    return cast(OpenChat, chat).continued(messages) if open_turn else chat(messages)

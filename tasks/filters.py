@@ -116,7 +116,7 @@ class Pipeline:
 
     name: str
     steps: tuple[Step, ...]
-    alike: bool = True  # every step but a last take_first treats each text by itself
+    alike: bool = True  # every step but a last take_first treats each text separately
 
     def __call__(self, texts: list[str], doc: Mapping[str, Any]) -> Any:
         answer: Any = texts
@@ -127,7 +127,7 @@ class Pipeline:
 
     @property
     def by_sample(self) -> Pipeline | None:
-        """The pipeline over each text by itself; None where a step votes or selects some of the texts."""
+        """The pipeline over each text separately; None where a step votes or selects some of the texts."""
         return Pipeline(self.name, tuple(s for s in self.steps if s is not _take_first)) if self.alike else None
 
 

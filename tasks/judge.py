@@ -30,7 +30,7 @@ from evalengine.util import limits
 CLS = "judge:JudgeTask"
 FILTER = "judge"  # under which its scores stand among the judged task's
 METRICS = {"score": Metric(), "win_rate": Metric(), "flipped": Metric("mean", False), "unread": Metric("mean", False)}
-ALIKE = ("doc", "target")  # names in every template, besides the row's columns
+ALIKE = ("doc", "target")  # names in every template, in addition to the row's columns
 SINGLE, PAIRED = ("response",), ("response_a", "response_b")
 TIE = "tie"
 EMPTY = "[empty]"  # the verdict on an answer without a text

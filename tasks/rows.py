@@ -37,7 +37,7 @@ class Rows:
 
     rows: list[Row]
     source: str  # a file or folder, or hub:<id>/<configuration>
-    revision: str | None = None  # the Hub commit; None for local rows, whose origin nobody has checked
+    revision: str | None = None  # the Hub commit; None for local rows, whose origin is unverified
     file: str | None = None  # the file, if each row has a line of its own
     lines: Sequence[int] = ()
     # column -> text -> the rows that have it there, for columns that `where` was asked for: MMLU's 57 tasks each take

@@ -285,7 +285,7 @@ class Templated(Task):
 
     def process_results(self, doc: Doc, responses: list[Response]) -> dict[MetricKey, MetricValue]:
         """As of any task; with several samples a document, the metrics over samples follow those of the file, for every
-        filter that reads each sample by itself. A filter that votes or selects samples has the file's metrics only."""
+        filter that reads each sample separately. A filter that votes or selects samples has the file's metrics only."""
         values = super().process_results(doc, responses)
         if self._repeated is None:
             return values

@@ -13,7 +13,7 @@ prompt rows     that lm_head must see in them: one a generation, and one for eve
     after.
 decode steps    as few as `max_num_seqs` sequences in a step allow. Each reads every weight once, lm_head's included;
     an embedding table that is not lm_head's is not counted.
-experts         of a mixture count in N and in the weights as far as they are used: k of E for a prompt's token; for a
+experts         of a mixture count in N and in the weights if they are used: k of E for a prompt's token; for a
     decode step of n sequences as many as an even choice touches, E (1 - (1 - k / E)^n): a lopsided one touches fewer.
 KV tokens       that decode steps read, summed over layers: each sequence its own tokens in each of its steps, as many
     as it sees. Of a prefix that several sequences share, one of them reads it.

@@ -2,7 +2,7 @@
 
 Each is a process of its own. The first one of a model finds empty caches (Triton's, CUDA's, the verdicts on the
 kernels' schedules), and the files of Python's packages are taken out of the machine's memory before it: a fresh
-machine, as far as a process can make one. The later ones find what it left. Last, one process answers the requests of
+machine, within what a process can do. The later ones find what it left. Last, one process answers the requests of
 another task twice: what its first run takes beyond the second is what a process pays once.
 
 The JSON has `environment` (`bench.environment`), `settings` and, for each model, `model`, `twice_s` (seconds of the two

@@ -55,7 +55,7 @@ def free_memory() -> None:
 
 
 def _host_seconds(function: Callable[[], Any]) -> float:
-    """The least time of three calls until the call returns, each begun with an idle GPU."""
+    """The minimum of three calls' times until the call returns, each on an idle GPU."""
     times = []
     for _ in range(3):
         torch.cuda.synchronize()

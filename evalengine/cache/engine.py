@@ -217,9 +217,9 @@ class CachedEngine:
         for output in self._engine.run([self._looked_up[number][0] for number in chosen], on_step):
             request, _, stored = self._looked_up[output.request_id]
             assert stored is not None
-            if parted := difference(stored, output, "in the cache"):
+            if different := difference(stored, output, "in the cache"):
                 raise EvalEngineError(
-                    f"cache.audit: {self._name(request)}: {parted}. Either {self.store.path} was edited, or this "
+                    f"cache.audit: {self._name(request)}: {different}. Either {self.store.path} was edited, or this "
                     "machine no longer computes what it did (python -m evalengine verify tells); run without cache=, "
                     "or delete the cache"
                 )

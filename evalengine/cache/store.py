@@ -171,8 +171,8 @@ class Store:
         try:
             return cls(path, _connected(path, "ro", _checked), read_only=True)
         except sqlite3.OperationalError as error:
-            # In a folder that cannot be written, SQLite reads a WAL database only if it is told that nobody writes it.
-            # Should somebody do so from elsewhere, an entry's own hash finds what was torn.
+            # In a folder that cannot be written, SQLite reads a WAL database only if it knows that no one writes to it.
+            # If another machine does write to it, an entry's hash detects torn data.
             if not path.is_file():
                 raise ConfigError(f"cache={path.parent}: cannot be written, and holds no answers to read ({error}); "
                                   "name another folder") from error  # fmt: skip

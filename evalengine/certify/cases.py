@@ -103,7 +103,7 @@ class Case:
 
 
 def build_cases(effort: Effort, checkpoint: Checkpoint, room: int, more: Sequence[Case] = ()) -> list[Case]:
-    """The effort's requests, as far as they fit into `room` tokens, and `more`: in a fixed mixed order, their keys and
+    """The effort's requests that fit into `room` tokens, and `more`: in a fixed mixed order, their keys and
     request ids 0, 1, ..."""
     cases = [
         Case(None, request) for request in _requests(effort, min(effort.max_model_len, room), _TokenSource(checkpoint))

@@ -25,7 +25,7 @@ class ReferenceWorkload:
     max_model_len: int
     vocab_size: int
     device_type: str
-    has_graphs: bool = False  # the engine replays decode steps as CUDA graphs unless told not to
+    has_graphs: bool = False  # the engine replays decode steps as CUDA graphs by default
     has_cascade: bool = False  # its attention can read the KV blocks that decodes share once for all of them
     has_states: bool = False  # some of the model's layers are recurrent
     can_guess: bool = True  # its states, if it has any, can drop wrong guesses
@@ -98,7 +98,7 @@ def num_sequences(cases: list[Case]) -> int:
 
 def filled_pages(cases: list[Case], size: int) -> int:
     """Pages of `size` tokens that the first half of the prompts fill to the last one, or more until the longest case
-    fits by itself. Then the next sequence that grows takes a page from another one. Equal beginnings share their
+    fits alone. Then the next sequence that grows takes a page from another one. Equal beginnings share their
     pages, as in the cache."""
     longest = max(-(-case.length // size) for case in cases)
     pages: set[tuple[int, ...]] = set()

@@ -263,9 +263,9 @@ class Engine(LoadedModel):
     def _step(self) -> list[RequestOutput]:
         """Schedule and launch a step, postprocess the one before it; returns the requests that finished.
 
-        Where the device computes by itself, a step is launched before the last one's tokens are known: the new step
-        takes them on the device, and a sequence that they end has one speculative token after its end. The host waits
-        where a sequence might be preempted, and for the tokens that logits processors must see.
+        Where the device computes asynchronously, a step is launched before the last one's tokens are known: the new
+        step takes them on the device, and a sequence that they end has one speculative token after its end. The host
+        waits where a sequence might be preempted, and for the tokens that logits processors must see.
         """
         with self._stepping:
             if self.runner is None or self._closed:

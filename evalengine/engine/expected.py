@@ -1,7 +1,7 @@
 """Which answers a request can have. What a journal or a cache holds for it must be one that an engine could give.
 
 A hash finds damage, not a forgery that writes the hash anew. The token ids and logprobs of a forged answer show in the
-run's digest; its text, its ending and whether it is greedy do not, and so follow from the tokens as far as they can.
+run's digest; its text, its ending and whether it is greedy do not, and so are derived from the tokens where possible.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExpectedAnswer:
         """The requests that an engine of this model, context and tokenizer can answer."""
         if not isinstance(request, GenerateRequest):
             return cls(spec.vocab_size, request.continuation_ids, alternatives=request.logprobs)
-        whole = replace(request, begun=None)  # the answer is held against all of its tokens
+        whole = replace(request, partial=None)  # the answer is held against all of its tokens
         sequence = partial(generating_sequence, whole, spec, tokenizer, max_model_len)
         return cls(
             spec.vocab_size,

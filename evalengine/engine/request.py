@@ -81,7 +81,7 @@ class SamplingParams:
 class GenerateRequest:
     """Asks for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
 
-    `sample` numbers requests that are otherwise equal: each number has different noise. `begun` is the start of
+    `sample` numbers requests that are otherwise equal: each number has different noise. `partial` is the start of
     the answer, as an engine of the same model computed it with fewer `max_tokens`: the output is the whole answer.
 
     Raises: ConfigError that lists every field of another type.
@@ -91,7 +91,7 @@ class GenerateRequest:
     prompt_ids: TokenIds
     params: InstanceOf[SamplingParams] = field(default_factory=SamplingParams)
     sample: Natural = 0
-    begun: Answer | None = field(default=None, compare=False)
+    partial: Answer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         read_fields(self)

@@ -1,4 +1,4 @@
-"""The pools of recurrent layers' states: a slot for each running sequence, in the place of pages.
+"""The pools of recurrent layers' states: a slot for each running sequence, instead of pages.
 
     R slots, L recurrent layers.
 

@@ -216,19 +216,19 @@ def generating_sequence(
                 raise ConfigError(f"processors.grammar: llguidance cannot read the tokenizer: {error}") from error
             constraint = grammar.constraint(spec.vocab_size, ends, processors.grammar_after)
         seq.processing = Processing(processors, ends, seq.num_prompt_tokens, constraint)
-    if request.begun is not None:
-        _go_on(seq, request.begun)
+    if request.partial is not None:
+        _restore(seq, request.partial)
     return seq
 
 
-def _go_on(seq: Generating, begun: Answer) -> None:
+def _restore(seq: Generating, partial: Answer) -> None:
     """Restore a partially generated sequence, as one that was preempted there."""
-    assert len(begun.output_ids) == len(begun.logprobs) < seq.max_output_tokens, "it has ended"
-    seq.token_ids += begun.output_ids
-    seq.logprobs += begun.logprobs.tolist()
-    seq.top += [{} for _ in begun.output_ids]
-    seq.all_greedy = begun.is_greedy
-    for token in begun.output_ids if seq.detokenizer is not None else ():
+    assert len(partial.output_ids) == len(partial.logprobs) < seq.max_output_tokens, "it has ended"
+    seq.token_ids += partial.output_ids
+    seq.logprobs += partial.logprobs.tolist()
+    seq.top += [{} for _ in partial.output_ids]
+    seq.all_greedy = partial.is_greedy
+    for token in partial.output_ids if seq.detokenizer is not None else ():
         stopped = seq.detokenizer.stops_at(token)
         assert not stopped, "it has ended"
 

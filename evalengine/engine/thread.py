@@ -54,7 +54,7 @@ class _Halted(Exception):
 
 
 class EngineThread:
-    """Runs requests of any number of callers on one engine, which nobody else may use meanwhile.
+    """Runs requests of any number of callers on one engine, to which it needs exclusive access.
 
     `submit`, `drop` and `stop` may be called from any thread. A request must be one that `check_requests` passes: one
     that can never run would fail those beside it.
@@ -65,7 +65,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._queue: deque[Request] = deque()
         self._listeners: dict[int, Listener] = {}  # of the requests without an output yet
-        self._told: dict[int, int] = {}  # request whose tokens are told as they come -> how many have been
+        self._reported: dict[int, int] = {}  # request whose tokens are streamed -> how many have been
         self._dropped: set[int] = set()
         self._stopping = self._halting = False
         self._ended: BaseException | None = None  # why the thread has ended
@@ -85,7 +85,7 @@ class EngineThread:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are answered, as far as is known: the last run of the engine has not failed."""
+        """Whether requests are answered: the last run of the engine has not failed."""
         return self.alive and not self._failing
 
     @property
@@ -101,7 +101,7 @@ class EngineThread:
         """Adds requests, whose ids are those of `new_ids`. Each gives one output or failure, unless it is dropped: a
         failure at once where the thread has ended.
 
-        tokens: whether the tokens of generations are told as they come, too.
+        tokens: whether the tokens of generations are streamed, too.
         """
         with self._changed:
             ended = self._ended
@@ -109,13 +109,13 @@ class EngineThread:
                 self._queue.extend(requests)
                 self._listeners.update((request.request_id, listen) for request in requests)
                 if tokens:
-                    self._told.update((request.request_id, 0) for request in requests)
+                    self._reported.update((request.request_id, 0) for request in requests)
                 self._changed.notify_all()
         for request in requests if ended is not None else ():
-            _tell_one(listen, EngineFailure(request.request_id, ended or EngineEnded()))
+            _notify(listen, EngineFailure(request.request_id, ended or EngineEnded()))
 
     def drop(self, request_ids: Collection[int]) -> None:
-        """Forgets requests: nothing more is told of them, and those that run give back their pages after the step."""
+        """Forgets requests: no more events follow, and running ones free their pages after the step."""
         with self._changed:
             known = self._listeners.keys() & set(request_ids)
             for request_id in known:
@@ -133,8 +133,7 @@ class EngineThread:
     # -- the engine's thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Answers until it is stopped. However it ends, nobody waits for it any longer: who still does, and who comes
-        later, is told."""
+        """Answer until stopped. However it ends, every current and later caller gets its error."""
         ended: BaseException = EngineEnded("the engine was stopped")
         try:
             self._answer()
@@ -154,10 +153,10 @@ class EngineThread:
                 if self._halting or not self._queue:
                     return
             try:
-                for output in self.engine.run(self._arrived(), self._tell, self._arrived):
+                for output in self.engine.run(self._arrived(), self._report_step, self._arrived):
                     self._failing = False
                     if listen := self._finished(output.request_id):
-                        _tell_one(listen, output)
+                        _notify(listen, output)
             except _Halted:
                 return
             except Exception as error:
@@ -177,28 +176,28 @@ class EngineThread:
             self.engine.scheduler.drop(dropped)
         return arrived
 
-    def _tell(self, _: EngineStats) -> None:
+    def _report_step(self, _: EngineStats) -> None:
         """Tells of the tokens that the last step has added."""
-        if not self._told:
+        if not self._reported:
             return
         for seq in self.engine.scheduler.sequences:
-            if isinstance(seq, Generating) and seq.request.request_id in self._told:
-                self._tell_of(seq, seq.request.request_id)
+            if isinstance(seq, Generating) and seq.request.request_id in self._reported:
+                self._report_tokens(seq, seq.request.request_id)
 
-    def _tell_of(self, seq: Generating, request_id: int) -> None:
+    def _report_tokens(self, seq: Generating, request_id: int) -> None:
         with self._changed:
-            listen, told = self._listeners.get(request_id), self._told.get(request_id)
-            if listen is None or told is None or told == len(seq.logprobs):
+            listen, reported = self._listeners.get(request_id), self._reported.get(request_id)
+            if listen is None or reported is None or reported == len(seq.logprobs):
                 return
-            self._told[request_id] = len(seq.logprobs)
-        _tell_one(listen, NewTokens(request_id, seq.output_ids[told:], seq.logprobs[told:], seq.top[told:]))
+            self._reported[request_id] = len(seq.logprobs)
+        _notify(listen, NewTokens(request_id, seq.output_ids[reported:], seq.logprobs[reported:], seq.top[reported:]))
 
     def _finished(self, request_id: int) -> Listener | None:
         with self._changed:
             return self._forget(request_id)
 
     def _forget(self, request_id: int) -> Listener | None:
-        self._told.pop(request_id, None)
+        self._reported.pop(request_id, None)
         return self._listeners.pop(request_id, None)
 
     def _fail(self, error: BaseException) -> None:
@@ -208,11 +207,11 @@ class EngineThread:
             listeners = [(request_id, self._forget(request_id)) for request_id in lost]
         for request_id, listen in listeners:
             if listen is not None:
-                _tell_one(listen, EngineFailure(request_id, error))
+                _notify(listen, EngineFailure(request_id, error))
 
 
-def _tell_one(listen: Listener, event: Event) -> None:
-    """Calls a listener. One that raises has lost its event, and nobody else's."""
+def _notify(listen: Listener, event: Event) -> None:
+    """Calls a listener. If it raises, only its event is lost."""
     try:
         listen(event)
     except Exception:

@@ -45,7 +45,7 @@ VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only the positions in `
 PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v"), "choice": ("experts", "weights")}
 NORM_PARTS = ("norm", "residual")  # the outputs of a norm
 
-# Settings that the run resolved by itself, from the machine's memory for instance, and that must be the same again.
+# Settings that the run resolved automatically, from the machine's memory for instance, and that must be the same again.
 RESOLVED = ("device", "num_threads", "max_model_len", "dtype", "block_size", "num_kv_blocks")
 ALWAYS = RESOLVED[:3]  # the others follow from settings that may be replaced
 
@@ -81,7 +81,7 @@ def weight_files_of(side: Side) -> list[Path]:
 
 
 def _configuration(side: Side) -> Config:
-    """The run's configuration, with what the run resolved by itself pinned."""
+    """The run's configuration, with automatically resolved settings pinned."""
     resolved, name = side.run.manifest.engine_settings, side.run.name
     is_fast = side.run.manifest.engine.numerics == "fast"
     names = [*(ALWAYS if side.instead else RESOLVED), *(["attention_backend"] if is_fast and not side.instead else [])]
@@ -191,7 +191,7 @@ class ComputationRecorder:
 
     @contextmanager
     def listening(self, llm: LLM) -> Iterator[None]:
-        """Every op of `llm` is run by itself, unfused, and heard, while the context is open."""
+        """Every op of `llm` is run separately, unfused, and observed, while the context is open."""
         assert llm.runner is not None, "an open engine"
         runner, ops = llm.runner, llm.runner.ops
         self._may_reuse = llm.config.enable_prefix_caching

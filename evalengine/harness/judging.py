@@ -82,7 +82,7 @@ class Judge:
     limit: int | None  # of documents
     shares: bool  # whether the run's own engine judges
     engine: EngineProtocol | None  # the run's, or one without weights yet; None for a judge behind an API
-    identity: dict[str, Any]  # what a verdict depends on besides prompts and settings: the model, by content
+    identity: dict[str, Any]  # what a verdict depends on, in addition to prompts and settings: the model, by content
 
     def judge(
         self, plan: Plan, answers: Answers, denied: Set[RecordKey], folder: Path, perform: Callable[[Config], Path]

@@ -344,7 +344,7 @@ def continued(
             room = min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
             longest = max(longest, len(row.output_ids) - room)
             if len(row.output_ids) < room:
-                item = replace(item, request=replace(request, begun=row))
+                item = replace(item, request=replace(request, partial=row))
                 del whole[item.key]
         requests.append(item)
     if longest > 0:

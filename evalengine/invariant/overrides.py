@@ -44,7 +44,7 @@ def refused(op: str) -> Kernel:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ConfigError(
             f"aten::{op} is not batch-invariant: inside set_batch_invariant_mode() call scaled_dot_product_attention, "
-            "for which the mode selects a kernel or the math path by itself; remove sdpa_kernel(...), "
+            "for which the mode selects a kernel or the math path; remove sdpa_kernel(...), "
             "enable_flash_sdp(True) and the like from inside it"
         )
 

@@ -22,7 +22,7 @@ class Layer(nn.Module):
     """A leaf module: one op, whose output its forward returns, so that `op_hook` sees it."""
 
     input_rule: Fp8Rows | None = None  # how a product's input is quantised
-    packed: PackedRows | None = None  # in the place of the weight, which has no storage then
+    packed: PackedRows | None = None  # instead of the weight, which has no storage then
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ NO_NORM = Norm(eps=0.0)
 
 
 def _sequences(metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
-    """How the kernels of recurrences are told of a step's sequences."""
+    """A step's sequences as the kernels of recurrences read them."""
     assert metadata.state_slots is not None, "the model has recurrent layers"
     return metadata.cu_seqlens_q, metadata.seqlens_k, metadata.state_slots
 

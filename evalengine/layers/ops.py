@@ -50,7 +50,7 @@ class Ops(ABC):
 
     name: str  # "fast" | "exact" | "native"
     # Whether the fused forms are kernels of their own, for callers that do not need the parts. With False on an
-    # instance every part is an op by itself, with the same bytes. All ranks must agree on it.
+    # instance every part is a separate op, with the same bytes. All ranks must agree on it.
     fused: bool = False
     # Whether the kernels of a decode step depend on shapes alone, not on values in tensors on the device or in the
     # lists of `AttentionMetadata`. If so, a step can be captured as a CUDA graph and replayed for other lengths.

@@ -1,4 +1,4 @@
-"""Layers that work on each token's row by itself: norms, the feed-forward's activation, scales, and RoPE.
+"""Layers that work on each token's row separately: norms, the feed-forward's activation, scales, and RoPE.
 
 T tokens, H features of the residual stream, I of the feed-forward block (h and i: this rank's), D head_dim. RoPE has
 its tables for the model, applied to q and k in every layer.

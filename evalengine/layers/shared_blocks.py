@@ -2,7 +2,7 @@
 
     S decodes, P pages a sequence at most, C chunks.
 
-Equal page ids are all that is looked at: a page has one content, whoever reads it, so whatever is grouped here changes
+Only page ids are compared: a page has one content for all readers, so whatever is grouped here changes
 no bit, only the time.
 """
 
@@ -44,7 +44,7 @@ def serves(page: int) -> bool:
 def find(table: np.ndarray, lengths: np.ndarray, page: int) -> SharedPages | None:
     """The blocks that decodes with these pages (int32 [S, P]) and tokens (int [S]) share; None if there are none.
 
-    Each chunk is looked at by itself. Its decodes are cut into units at the depth (a number of pages) that saves the
+    Each chunk is considered separately. Its decodes are cut into units at the depth (a number of pages) that saves the
     most; each unit then shares all that its own decodes have in common. Only blocks that lie wholly before a decode's
     end count.
     """

@@ -277,7 +277,7 @@ def from_hf(config: Any) -> ModelSpec:
 
 
 def _odd_values(config: Any, family: Family) -> Iterator[str]:
-    """A sentence for each value of another kind than the one that the configuration's class has by itself, for each
+    """A sentence for each value of another kind than the default of the configuration's class, for each
     that is no number, and for each 0 where it has none. A family computes with its values before they are checked."""
     usual = type(config)()
     for name in sorted(_read(family)):

@@ -64,8 +64,8 @@ class Block:
     activation: Activation = "silu"
     gated: bool = True
     mlp_bias: bool = False
-    mixture: Mixture | None = field(default=None, metadata=LATER)  # in the place of the one feed-forward
-    recurrence: Recurrence | None = field(default=None, metadata=LATER)  # in the place of attention
+    mixture: Mixture | None = field(default=None, metadata=LATER)  # instead of the one feed-forward
+    recurrence: Recurrence | None = field(default=None, metadata=LATER)  # instead of attention
     output_gate: bool = field(default=False, metadata=LATER)  # whether attention's output is times sigmoid(gate(x))
     beside_attention: bool = field(default=False, metadata=LATER)  # whether the recurrence has attention beside it
     only: Literal["mixer", "feed-forward"] | None = field(default=None, metadata=LATER)  # the one branch, if it is one

@@ -70,12 +70,12 @@ def _check_receipt(arguments: Namespace) -> int:
     if arguments.digest and arguments.digest != receipt.digest:
         return _differs(f"{name}: of a run with the digest {receipt.digest}, not {arguments.digest}")
     from evalengine.config.schema import ModelConfig
-    from evalengine.receipts.of_run import parted
+    from evalengine.receipts.of_run import divergence
 
     model = ModelConfig(
         name=arguments.model, path=arguments.model, tokenizer=arguments.tokenizer, adapter=arguments.adapter
     )
-    if difference := parted(receipt, model, arguments.device, arguments.source):
+    if difference := divergence(receipt, model, arguments.device, arguments.source):
         return _differs(f"{name}: {difference}")
     record = receipt.record
     say(
@@ -93,8 +93,8 @@ def _asked(settings: Mapping[str, Any] | None) -> str:
     if settings is None:
         return "scored: the output tokens were given, and these are their logprobs; the model did not write them"
     chosen = "greedily" if not settings.get("temperature") else f"at temperature {settings['temperature']:g}"
-    told = {name: settings[name] for name in ("top_k", "top_p", "stop", "processors") if settings.get(name)}
-    return f"generated {chosen}: the model wrote the output tokens" + (f", under {json.dumps(told)}" if told else "")
+    named = {name: settings[name] for name in ("top_k", "top_p", "stop", "processors") if settings.get(name)}
+    return f"generated {chosen}: the model wrote the output tokens" + (f", under {json.dumps(named)}" if named else "")
 
 
 def _check_run(arguments: Namespace) -> int:

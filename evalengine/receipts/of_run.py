@@ -34,7 +34,7 @@ LEVELS = ("exact", "native")
 BLOCK = 64  # tokens of a KV page
 MAX_LISTED = 3
 
-# The machine's memory and processors decide anew how an item is computed by itself.
+# The machine's memory and processors decide again how a single item is computed.
 ONE_BY_ONE: dict[str, int | None] = {
     **dict.fromkeys(("num_kv_blocks", "num_threads", "gpu_memory_utilization")),
     "max_num_seqs": 8,
@@ -99,7 +99,7 @@ def _check_kind(run: Run, command: str) -> None:
     if run.identity["numerics"] == "fast":
         raise ConfigError(
             f"{command}: {run.name} ran in fast numerics, whose bits depend on the batch: no item of it can be "
-            "computed again by itself; run it with batch_invariant=true"
+            "computed again separately; run it with batch_invariant=true"
         )
 
 
@@ -119,8 +119,8 @@ def _planned(run: Run, places: Sequence[str]) -> tuple[Plan, LLM]:
     return plan, llm
 
 
-def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str | None:
-    """Where the receipt's answer and the one computed here part, in words; None if every bit agrees.
+def divergence(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str | None:
+    """Where the receipt's answer and the one computed here diverge, in words; None if every bit agrees.
 
     whose: names the receipt in messages.
     Raises: ConfigError if this model or this machine cannot compute the answer, in a sentence that names what differs.

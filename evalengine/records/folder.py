@@ -55,10 +55,10 @@ class RunFolder:
     ) -> RunFolder:
         """The folder for a run called `name` ("<task>-<model>").
 
-        resume: "auto" takes up the newest folder of this very identity that is unfinished, or finished but for its
+        resume: "auto" resumes the newest folder of this identity that is unfinished, or finished but for its
         page, and that no process holds, or makes a new one; "never" makes a new one; anything else is the folder to
-        take up, whose identity must be this run's.
-        made_with: versions of the libraries that an answer's bits or text can depend on. A folder that was begun with
+        resume, whose identity must be this run's.
+        made_with: versions of the libraries that an answer's bits or text can depend on. A folder that was started with
         others is not taken up: half of its answers would be theirs.
         Raises `ConfigError` if that folder does not fit, `EvalEngineError` if the disk refuses.
         """
@@ -95,7 +95,7 @@ class RunFolder:
             return self
         try:
             self.write_json(IDENTITY, {"run_id": run_id_of(identity), **identity, MADE_WITH: dict(made_with)})
-        except BaseException:  # no setting of `resume` would take up a folder with other files and no identity
+        except BaseException:  # no setting of `resume` would resume a folder with other files and no identity
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
             raise
@@ -108,16 +108,16 @@ class RunFolder:
         if not (path / IDENTITY).is_file():
             raise ConfigError(f"resume={path}: not the folder of an evalengine run ({IDENTITY} is missing)")
         try:
-            stored, begun_with = _read_identity(path)
+            stored, started_with = _read_identity(path)
         except ValueError as error:
             raise ConfigError(f"resume={path}: its {IDENTITY} is damaged ({error}); set resume=never") from error
         if stored != {"run_id": run_id_of(identity), **identity}:
             del stored["run_id"]
             changes = "; ".join(differences(stored, identity)) or "it was written by another version"
             raise ConfigError(f"resume={path}: it holds another run: {changes}. Match it, or set resume=auto")
-        if others := other_versions(begun_with, made_with):
+        if others := other_versions(started_with, made_with):
             raise ConfigError(
-                f"resume={path}: it was begun with {others}: half of its answers would be theirs. Install those, or "
+                f"resume={path}: it was started with {others}: half of its answers would be theirs. Install those, or "
                 "set resume=never"
             )
         lock = _acquire(path)
@@ -242,15 +242,15 @@ def write_failed(path: Path, error: OSError) -> EvalEngineError:
     return EvalEngineError(f"could not write {path}: {why}; fix this and rerun the command to resume")
 
 
-def other_versions(begun_with: Versions, made_with: Versions) -> str:
+def other_versions(started_with: Versions, made_with: Versions) -> str:
     """The libraries whose versions differ, such as "torch 2.11.0 (here 2.13.0)"; "" where they are the same. A folder
     of an older evalengine names none."""
-    names = [name for name in sorted(begun_with.keys() & made_with.keys()) if begun_with[name] != made_with[name]]
-    return ", ".join(f"{name} {begun_with[name]} (here {made_with[name]})" for name in names)
+    names = [name for name in sorted(started_with.keys() & made_with.keys()) if started_with[name] != made_with[name]]
+    return ", ".join(f"{name} {started_with[name]} (here {made_with[name]})" for name in names)
 
 
 def _read_identity(path: Path) -> tuple[dict[str, Any], Versions]:
-    """(the run's identity, the versions that it was begun with). Raises ValueError or OSError."""
+    """(the run's identity, the versions that it was started with). Raises ValueError or OSError."""
     stored = read_json(path / IDENTITY)
     if problem := wrong(stored, with_fields({"run_id": Text})):
         raise ValueError(problem)
@@ -265,15 +265,15 @@ def _unfinished(root: Path, identity: Mapping[str, Any], made_with: Versions) ->
     paths = [path for path in root.glob(f"*-{run_id}") if (path / IDENTITY).is_file()]
     for path in sorted(paths, key=lambda path: ((path / IDENTITY).stat().st_mtime_ns, path.name), reverse=True):
         try:
-            stored, begun_with = _read_identity(path)
+            stored, started_with = _read_identity(path)
             if stored != {"run_id": run_id, **identity}:
                 continue
-            if others := other_versions(begun_with, made_with):
-                warn(f"{path} was begun with {others}: it is left alone")
+            if others := other_versions(started_with, made_with):
+                warn(f"{path} was started with {others}: skipped")
             else:
                 yield path
         except ValueError as error:
-            warn(f"{path / IDENTITY} is damaged ({error}): what that run finished is left alone")
+            warn(f"{path / IDENTITY} is damaged ({error}): its finished answers are not reused")
     newborn = {LOCK, f".{IDENTITY}.partial"}
     for path in sorted(root.glob(f"*-{run_id}")):
         if path.is_dir() and path not in paths and {entry.name for entry in path.iterdir()} <= newborn:

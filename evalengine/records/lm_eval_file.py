@@ -1,6 +1,6 @@
 """Reads `results_<iso>.json` and the rows of `samples_<task>_<iso>.jsonl`, ours and lm-eval's.
 
-An error is a sentence that names the file. Types are checked as far as a reader relies on them:
+An error is a sentence that names the file. Types are checked where a reader relies on them:
 lm-eval's own files hold more, and may hold it in other ways.
 """
 

@@ -44,8 +44,8 @@ def same_number(x: float, y: float) -> bool:
 
 
 def same_value(x: float, y: float, relative: float = 1e-12, absolute: float = 0.0) -> bool:
-    """Whether two values of a metric are equal, as far as another machine may round a sum in another order; or within
-    the given tolerances."""
+    """Whether two values of a metric are equal, allowing for another machine's rounding of a sum in a different order;
+    or within the given tolerances."""
     return same_number(x, y) or math.isclose(x, y, rel_tol=relative, abs_tol=absolute)
 
 
@@ -85,7 +85,7 @@ def p_value(p: float) -> str:
 
 
 def finite_json(value: Any) -> Any:
-    """The value with None in the place of each number that JSON cannot hold, at any depth."""
+    """The value with None instead of each number that JSON cannot hold, at any depth."""
     if isinstance(value, Mapping):
         return {name: finite_json(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -90,7 +90,7 @@ def ended(code: int) -> int:
 
 def raise_what_was_taken() -> None:
     """Raises the signal that ends the command, if one does: for where an error was caught. A library's clean-up that
-    the signal came amid may fail by an error of its own, in the place of the signal's."""
+    the signal came amid may fail with a different error than the signal's."""
     if _taken:
         raise_for(_taken)
 

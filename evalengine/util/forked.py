@@ -142,7 +142,7 @@ def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: boo
     gc.freeze()  # Collections then pass over what was inherited, whose memory they would copy by touching it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would raise here
-    # If the parent is killed, the same command may take up its folder at once: nobody else may be writing there.
+    # If the parent is killed, the same command may resume its folder at once: no one else may be writing there.
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         return
@@ -162,9 +162,9 @@ def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: boo
 
 def _answer_of(error: BaseException) -> bytes:
     """An error as `result` raises it: with this process's traceback, if it is a bug of ours."""
-    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         sendable = pickle.loads(pickle.dumps(error))
     except Exception:  # an error with arguments of its own, which pickle cannot make again
         sendable = RuntimeError(str(error))
-    return pickle.dumps((sendable, None if isinstance(sendable, EvalEngineError) else told))
+    return pickle.dumps((sendable, None if isinstance(sendable, EvalEngineError) else trace))

@@ -113,12 +113,12 @@ def verify(
         return run
 
     attention_sizes = [num_heads, num_kv_heads, head_dim, *(list(astuple(variant)) for variant in variants)]
-    parted = [f"{ranks} ranks"] if ranks > 1 else []
+    sharded = [f"{ranks} ranks"] if ranks > 1 else []
     own_experts = [mixture.router.chosen, *map(tuple, experts.values()), *map(tuple, wide)] if mixture else []
     own_rows = [shapes.row_variants] if shapes.row_variants != LLAMA else []
     parts: dict[str, tuple[list, Callable[[KernelsVerdict], None]]] = {
         "products": ([*(tuple(layer) for layer in (*layers, *lm_head)), *own_experts], products),
-        "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted, *own_rows], rows),
+        "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *sharded, *own_rows], rows),
         **{f"attention, pages of {n}": (attention_sizes, attention_of(n)) for n in page_sizes},
     }
     environment = {**verdict_cache.environment(device, contract_version), "dtype": str(dtype)}
@@ -174,7 +174,7 @@ Work = Callable[[], Any]
 
 
 class DryRun(KernelsVerdict):
-    """A verdict on nothing: what it is to compare is called, and its results are looked at by nobody."""
+    """A verdict on nothing: the comparison's function is called, and its results are ignored."""
 
     def compare(self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor) -> None:
         with suppress(Exception):  # it fails again where it counts

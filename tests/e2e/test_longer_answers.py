@@ -111,8 +111,8 @@ def test_an_edited_run_is_not_continued(short: Run, tmp_path: Path) -> None:
     assert done.code == 2 and "edited or damaged" in done.err
 
 
-@pytest.mark.parametrize("begun", [1, 5, 11])
-def test_a_stop_string_and_a_penalty_over_the_seam(begun: int) -> None:
+@pytest.mark.parametrize("length", [1, 5, 11])
+def test_a_stop_string_and_a_penalty_over_the_seam(length: int) -> None:
     """Cut amid a stop string, and with processors that count the answer's own tokens."""
     question = "Question: Arlo collects 45 flowers. Diego has 32 fewer. How many do they have together?\nAnswer:"
     with LLM("asset:tinymath", device="cpu", num_kv_blocks=64) as llm:
@@ -120,12 +120,12 @@ def test_a_stop_string_and_a_penalty_over_the_seam(begun: int) -> None:
         rules = LogitsProcessors(repetition_penalty=1.1, min_new_tokens=13)
         params = SamplingParams(max_tokens=24, temperature=0.8, processors=rules)
         (free,) = llm.run([GenerateRequest(0, ids, params)])
-        stop = llm.tokenizer.decode(free.token_ids[begun - 1 : begun + 1])  # of two tokens, one on each side
+        stop = llm.tokenizer.decode(free.token_ids[length - 1 : length + 1])  # of two tokens, one on each side
         params = SamplingParams(max_tokens=24, temperature=0.8, processors=rules, stop=(stop,))
         (whole,) = llm.run([GenerateRequest(0, ids, params)])
-        known = Answer(free.token_ids[:begun], free.logprobs[:begun], "length", "", False)
-        if len(whole.token_ids) <= begun:
+        known = Answer(free.token_ids[:length], free.logprobs[:length], "length", "", False)
+        if len(whole.token_ids) <= length:
             pytest.skip("this stop string occurs earlier")
-        (output,) = llm.run([GenerateRequest(0, ids, params, begun=known)])
+        (output,) = llm.run([GenerateRequest(0, ids, params, partial=known)])
     assert (output.token_ids, output.text, output.finish_reason) == (whole.token_ids, whole.text, whole.finish_reason)
     assert output.logprobs.tobytes() == whole.logprobs.tobytes()

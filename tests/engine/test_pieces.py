@@ -91,7 +91,7 @@ def test_pieces_make_the_text(text: str) -> None:
     assert "".join(parts) == text and all(parts)
     for before, after in pairwise(parts):
         ends_line = before[-1].isalnum() and before[-1].isascii() and after.startswith("\n")
-        assert ends_line or module.is_parted(before[-1], after)
+        assert ends_line or module.is_boundary(before[-1], after)
 
 
 @pytest.mark.parametrize("name", CUT)
@@ -111,10 +111,10 @@ ENDS = st.text(alphabet="ab9A'.:!?)~_ \n\té\u0301日", max_size=12)
 @given(before=ENDS, after=ENDS)
 @settings(max_examples=150, deadline=None)
 def test_a_continuation_is_cut_from_its_context(name: str, before: str, after: str) -> None:
-    """The ids part where `is_parted` says so, and a text that was encoded up to here before keeps its ids."""
+    """The ids part where `is_boundary` says so, and a text that was encoded up to here before keeps its ids."""
     tokenizer, after = TOKENIZERS[name], f" {after}"
     parts = [tokenizer.encode(part, add_special_tokens=False) for part in (before, after)]
-    if module.is_parted(before[-1:], after):
+    if module.is_boundary(before[-1:], after):
         assert tokenizer.encode(before + after, add_special_tokens=False) == parts[0] + parts[1]
     cutter, context = PieceTokenizer(tokenizer), "some row 7\n" * 40 + before
     assert cutter.encode(context) == tokenizer.encode(context)
@@ -125,8 +125,8 @@ def test_cut_anywhere_a_continuation_would_change(monkeypatch: pytest.MonkeyPatc
     """The test above can fail: where continuations are cut anywhere, ids differ."""
     tokenizer, context = TOKENIZERS["gpt2"], "some row 7\n" * 40 + "Quest"
     differing = []
-    for parted in (module.is_parted, lambda end, continuation: True):
-        monkeypatch.setattr(module, "is_parted", parted)
+    for boundary in (module.is_boundary, lambda end, continuation: True):
+        monkeypatch.setattr(module, "is_boundary", boundary)
         cutter = PieceTokenizer(tokenizer)
         cutter.encode(context)
         differing.append(cutter.encode(context + "ion") != tokenizer.encode(context + "ion"))

@@ -98,8 +98,8 @@ def test_a_cut_answer_goes_on(checkpoint: Checkpoint, params: SamplingParams) ->
         (whole,) = llm.run([ask])
         assert len(whole.token_ids) == 12
         for number in (1, 5, 11):
-            begun = Answer(whole.token_ids[:number], whole.logprobs[:number], "length", "", False)
-            (output,) = llm.run([replace(ask, begun=begun)])
+            partial = Answer(whole.token_ids[:number], whole.logprobs[:number], "length", "", False)
+            (output,) = llm.run([replace(ask, partial=partial)])
             assert output.token_ids == whole.token_ids
             assert output.logprobs.tobytes() == whole.logprobs.tobytes()
 

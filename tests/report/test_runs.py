@@ -188,7 +188,7 @@ def test_an_experiment_is_its_runs_once_it_is_finished(tmp_path: Path, records: 
     sweep = tmp_path / "sweep"
     runs = [write_run(sweep / f"{number}-max_num_seqs_{number}" / "run", records) for number in (1, 2)]
     for use in (lambda: named_runs([str(sweep)]), lambda: load_run(sweep)):
-        with pytest.raises(ConfigError, match=r"not finished \(2 of its runs were begun\); rerun its command"):
+        with pytest.raises(ConfigError, match=r"not finished \(2 of its runs were started\); rerun its command"):
             use()
     sources = [{"source": str(run.relative_to(sweep))} for run in runs]
     (sweep / "noise_floor.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": sources}))

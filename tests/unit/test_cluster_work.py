@@ -191,7 +191,7 @@ def test_a_failure_on_one_replica_makes_it_suspect() -> None:
     assert 0 in numbers(work.take("b", 1, 1.0))
     standing = work.answered("b", answer(0), 2.0)
     assert standing is not None and standing.error is None
-    assert work.take("a", 3, 2.0) == [] and "host a is suspect" in work.told()[0]
+    assert work.take("a", 3, 2.0) == [] and "host a is suspect" in work.new_notes()[0]
     assert sorted(numbers(work.take("b", 3, 2.0))) == [1, 2], "what the suspect had in hand, too"
 
 

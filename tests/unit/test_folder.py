@@ -64,8 +64,8 @@ def test_a_run_that_was_begun_with_other_libraries_is_left_alone(
         assert again.path == first.path
     with reopened("auto", "2.13") as other:
         assert other.path != first.path
-    assert f"{first.path} was begun with torch 2.11 (here 2.13): it is left alone" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"begun with torch 2\.11 \(here 2\.13\).*set resume=never"):
+    assert f"{first.path} was started with torch 2.11 (here 2.13): skipped" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"started with torch 2\.11 \(here 2\.13\).*set resume=never"):
         reopened(str(first.path), "2.13")
     reopened(str(first.path), "2.11").close()
 

@@ -1,4 +1,4 @@
-"""A step as integers: all that a rank must be told to compute it, and who asked for each number of its results.
+"""A step as integers: everything that a rank needs to compute it, and the requester of each number of its results.
 
 T tokens, S sequences, n wanted rows, m wanted tokens (m >= n: several requests may share a row), g next tokens.
 """

@@ -115,7 +115,7 @@ def kv_lengths(max_model_len: int) -> list[int]:
 
 
 def has_graphs(config: EngineConfig, settings: Settings) -> bool:
-    """Whether decode steps will be replayed: `Ops.capturable`, told from the settings before the ops are made."""
+    """Whether decode steps will be replayed: `Ops.capturable`, from the settings, before the ops are made."""
     by_shape = settings.attention_backend in ("triton", "flash_attn")
     return settings.device.type == "cuda" and by_shape and not config.enforce_eager
 

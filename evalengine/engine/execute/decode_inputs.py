@@ -35,7 +35,7 @@ class PageChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Decodes:
-    """A step in which every sequence computes one token: all that a rank must be told to compute it."""
+    """A step in which every sequence computes one token: everything that a rank needs to compute it."""
 
     ids: np.ndarray  # int64 [n]: token ids, or references below 0 to what the last step chose (`LastTokens`)
     positions: np.ndarray  # int64 [n]
@@ -46,7 +46,7 @@ class Decodes:
 
 
 class KnownPages:
-    """The pages that every row of the block tables was last told to have; kept on rank 0, which has the sequences."""
+    """The pages last sent to every row of the block tables; on rank 0, which has the sequences."""
 
     def __init__(self, rows: int, has_rope_starts: bool = False, *, states: bool = False) -> None:
         """states: whether layers are recurrent."""

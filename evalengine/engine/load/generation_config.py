@@ -1,4 +1,4 @@
-"""generation_config.json: each setting that changes a greedy or a sampled token is applied, or refused by name.
+"""generation_config.json: each setting that changes a greedy or a sampled token is applied, or rejected by name.
 
 transformers' `generate` takes this file's values wherever its caller says nothing, and so does lm-eval's hf backend,
 which says only what the task does. Qwen2.5-Coder-7B-Instruct, for one, ships a repetition penalty of 1.1, which changes

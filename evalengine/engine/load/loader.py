@@ -307,7 +307,7 @@ def _named_tokenizer(name: str) -> Any:
 def _with_tokenizer(spec: ModelSpec, tokenizer: Any, setting: str) -> ModelSpec:
     """The spec with the tokenizer's beginning-of-sequence id where the config has none.
 
-    The tokenizer's end-of-sequence token does not end a generation by itself, as in transformers.
+    The tokenizer's end-of-sequence token does not end a generation by default, as in transformers.
     """
     if len(tokenizer) > spec.vocab_size:
         raise ConfigError(

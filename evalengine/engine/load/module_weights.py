@@ -94,7 +94,7 @@ def _filled(path: Path, cls: type, config: object, tensors: dict[str, Tensor], o
                 state_dict=tensors,
                 dtype=ops.dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below
+                ignore_mismatched_sizes=True,  # they are reported below
                 **source.implementations(cls),
             )
     except (RuntimeError, ValueError, KeyError) as error:

@@ -60,7 +60,7 @@ class _Layout:
 
 
 def with_packed(stored: Stored, quantization: Any) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint, with one in the place of each packed weight's.
+    """The tensors of a checkpoint, with one instead of each packed weight's.
 
     quantization: config.json's `quantization_config`, one that `packing.packing_problems` finds nothing wrong
     with. Raises EvalEngineError for tensors without their partners, and for those that do not fit or contradict it.

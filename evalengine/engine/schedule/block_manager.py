@@ -67,7 +67,7 @@ class BlockManager:
         self.num_tables = sum(group.num_tables for group in self.groups)
         self.num_free_pages = num_blocks * self.num_tables
         self.spare = deque(range(self.num_free_pages))  # pages that belong to no block
-        self.free: OrderedDict[CachedBlock, None] = OrderedDict()  # blocks that nobody holds, oldest first
+        self.free: OrderedDict[CachedBlock, None] = OrderedDict()  # unreferenced blocks, oldest first
         self.indexes = [PrefixIndex(block_size) for _ in self.groups]
         self._windows = any(group.window is not None for group in self.groups)
 

@@ -75,7 +75,7 @@ class Drafter:
     """Makes the guesses of each step; kept by the scheduler.
 
     always: guesses in every step, if need be that the last token comes once more, which is mostly wrong; else guesses
-    where they have paid, and now and then to see whether they would. known_only: guesses are an earlier run's answers.
+    where they have paid, and occasionally to see whether they would. known_only: guesses are an earlier run's answers.
     """
 
     always: bool = False

@@ -100,7 +100,7 @@ class Scheduler:
 
         None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
         without the results. A sequence that turns out to have ended (EOS, a stop string) has one speculative
-        token after its end, which nobody reads. None, too, where the tokens are wanted to guess those after them.
+        token after its end, which is never read. None, too, where the tokens are wanted to guess those after them.
         """
         if self.drafter is not None:
             if self.drafter.is_due(self.running):
@@ -144,7 +144,7 @@ class Scheduler:
             self.drafter.forget(seq)
 
     def drop(self, request_ids: Set[int]) -> None:
-        """Takes back the sequences that serve none but these requests, whose outputs nobody waits for any more.
+        """Remove the sequences that serve only these cancelled requests.
 
         A step in flight may still write to their pages and give their tokens: as after a token that ends a sequence,
         its kernels come before those of the pages' next owner, and its results are not read.
@@ -289,7 +289,7 @@ class Scheduler:
             self.free_slots.append(parent_state.slot)
 
     def _add_guesses(self, schedule: SchedulerOutput) -> None:
-        """Has a step of decodes compute guesses of the tokens that follow, as far as pages and the token budget last.
+        """Add drafts to a step of decodes, within the pages and the token budget.
         Wrong ones leave KV and rows of states behind, which the right tokens overwrite before anything reads them. That
         holds for as many guesses as the recurrences allow."""
         chunks = schedule.chunks

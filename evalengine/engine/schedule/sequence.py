@@ -53,7 +53,7 @@ class Sequence(ABC):
     block_tables: list[list[int]] = field(default_factory=list)  # its pages in each of the layout's tables
     blocks: list[list[CachedBlock]] = field(default_factory=list)  # the same, by the layout's groups
     num_passed: list[int] = field(default_factory=list)  # of each group: the first blocks that it does not hold
-    block_hashes: list[bytes] = field(default_factory=list)  # the full pages' hashes, as far as they were needed
+    block_hashes: list[bytes] = field(default_factory=list)  # hashes of full pages, computed on demand
     num_computed_tokens: int = 0
     rope_start: int = 0  # the row of RoPE's table that is its position 0 (`RopeTable`)
     last_start: int = 0  # where the chunk that was launched last begins
@@ -113,7 +113,7 @@ class Sequence(ABC):
     @abstractmethod
     def launched(self, end: int) -> bool:
         """Notes that a step which computes the tokens up to `end` is launched. Returns whether that is the sequence's
-        last step, as far as is known without the step's results."""
+        last step, from what is known without the step's results."""
 
 
 _GREEDY_ALONE = np.array([GREEDY], dtype=np.int64)

@@ -58,7 +58,7 @@ class Detokenizer:
         if isinstance(self._end, int):
             if token_id == self._end:
                 self._thinks, self._at_start = False, True
-                self._stream = DecodeStream(skip_special_tokens=True)  # the answer is decoded by itself
+                self._stream = DecodeStream(skip_special_tokens=True)  # the answer is decoded separately
             return False
         assert self._end is not None
         self._tail += self._step(token_id)

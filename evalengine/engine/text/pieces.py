@@ -8,9 +8,9 @@ thousands, and 1.4 s with each word: of 1.1 million words 90,000 differ.
 Byte-level BPE first cuts a text into words and then works word by word. The known patterns for the words (`PATTERNS`)
 all cut between an ASCII letter or digit and a line break, whatever stands before and after: no alternative that matches
 a letter or a digit goes on over a line break, and none looks back. They also cut before a single space that is followed
-by an ASCII letter or digit and preceded by an ASCII character that is no space (`is_parted`). So a text's ids are those
-of its pieces between such places, one after another (and those of a context and of a continuation that begins with a
-space and a letter), if
+by an ASCII letter or digit and preceded by an ASCII character that is no space (`is_boundary`). So a text's ids are
+those of its pieces between such places, one after another (and those of a context and of a continuation that begins
+with a space and a letter), if
 
 * no added token's string occurs in the text (those are found before, and some swallow the space around them),
 * the normaliser leaves such places alone (none, or NFC: a line break and a space compose with nothing).
@@ -33,7 +33,7 @@ from evalengine.engine.text.tokenizer import added_around
 MOST_PIECES = 1 << 18  # pieces kept, some 60 MB of prose; all are dropped when there are more
 MOST_BLOCKS = 1 << 12  # blocks kept, likewise; few-shot prompts of one task have a handful in common
 BATCH = 1 << 13  # pieces encoded together
-# The space between two words, as `is_parted` has it. The pattern begins with the space, which Python finds quickest.
+# The space between two words, as `is_boundary` has it. The pattern begins with the space, which Python finds quickest.
 BETWEEN_WORDS = re.compile(r" (?=[0-9A-Za-z])(?<=[!-~] )")
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 # The patterns of Llama 3 (numbers of up to three digits) and Qwen2 (single digits).
@@ -88,8 +88,8 @@ class PieceTokenizer:
                 end = context_blocks[-1] + context[len(stripped) :] if context_blocks else ""
                 self._note(context_blocks, met, new)
             if is_cut:
-                parted = is_parted(context[-1:], continuation)
-                self._note([continuation] if parted else blocks(end + continuation), met, new)
+                split = is_boundary(context[-1:], continuation)
+                self._note([continuation] if split else blocks(end + continuation), met, new)
             if len(self._pieces) + len(new) > MOST_PIECES:
                 break
             if len(new) >= BATCH:
@@ -118,7 +118,7 @@ class PieceTokenizer:
             return None
         tail = text[len(last) :]
         around = last[-self._longest_added :] + tail
-        return tail if is_parted(last[-1], tail) and not self._has_added(around) else None
+        return tail if is_boundary(last[-1], tail) and not self._has_added(around) else None
 
     def _joined(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -185,7 +185,7 @@ def _cut(text: str, between: str) -> Iterator[str]:
         yield current
 
 
-def is_parted(end: str, continuation: str) -> bool:
+def is_boundary(end: str, continuation: str) -> bool:
     """Whether the known patterns cut between a text with this end and its continuation: before a single space between
     an ASCII character that is no space and an ASCII letter or digit. All patterns let a space begin a word, and none
     matches across a space from anything else."""

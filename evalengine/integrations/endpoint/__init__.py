@@ -1,1 +1,1 @@
-"""Somebody else's model behind an HTTP interface of OpenAI's kind, measured by our tasks (`model.api=URL`)."""
+"""A hosted model behind an OpenAI-compatible HTTP API, evaluated on our tasks (`model.api=URL`)."""

@@ -35,13 +35,13 @@ class EndpointPlan:
 
 
 class MessagesAsText:
-    """In the place of a chat template: keeps the messages, which the endpoint puts into words by itself."""
+    """Replaces a chat template: keeps the messages, which the endpoint renders."""
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         return json.dumps(messages, ensure_ascii=False)
 
     def continued(self, messages: list[dict[str, str]]) -> str:
-        raise ConfigError("model.api: an endpoint does not go on with an answer that is begun (gen_prefix); "
+        raise ConfigError("model.api: an endpoint does not continue a partial answer (gen_prefix); "
                           "apply_chat_template=false asks for a completion")  # fmt: skip
 
 

@@ -47,7 +47,7 @@ from evalengine.report.stats.kappa import judge_lines
 from evalengine.report.stats.metric_interval import cut_lines, mean_interval, wilson
 from evalengine.util.tables import print_lines
 
-UNPROVED = ("an endpoint shows neither tokens nor bits: there is no digest, and nobody can check an answer; what it "
+UNPROVED = ("an endpoint shows neither tokens nor bits: there is no digest, and no one can check an answer; what it "
             "said is recorded")  # fmt: skip
 MOST_NAMES = 5  # models, fingerprints or errors that are printed
 

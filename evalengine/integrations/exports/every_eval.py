@@ -27,7 +27,7 @@ from evalengine.report.stats.metric_interval import CONFIDENCE, cut_of, interval
 from evalengine.version import __version__
 
 SCHEMA = "0.3.0"
-LOCAL = "local"  # in the place of a developer, for a model that is not on the Hub
+LOCAL = "local"  # instead of a developer, for a model that is not on the Hub
 Details = dict[str, str]
 
 

@@ -125,13 +125,13 @@ def hub_results(data: RunData, target: Path) -> list[TextFile]:
 
 
 def _hub_entries(data: RunData) -> Iterator[dict[str, Any]]:
-    run, told = data.run, set[str]()
+    run, listed_tasks = data.run, set[str]()
     for key, (value, _) in run.results.items():
         task, metric, name = key
         rows = run.manifest.datasets.get(task) or read_part(Dataset, None)
-        if task in told or not math.isfinite(value) or not on_hub(rows.dataset):
+        if task in listed_tasks or not math.isfinite(value) or not on_hub(rows.dataset):
             continue
-        told.add(task)
+        listed_tasks.add(task)
         assert rows.dataset is not None
         dataset = {"id": rows.dataset, "task_id": _task_id(rows), **given(revision=rows.revision)}
         cut = cut_of(run, key)

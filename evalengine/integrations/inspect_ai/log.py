@@ -33,7 +33,7 @@ _EVAL = with_fields({"task": Text, "model": Text, "packages?": dict, "dataset?":
                      "model_args?": dict})  # fmt: skip
 _SHAPE = with_fields({"eval": _EVAL, "samples": list[dict]})
 _SAMPLE = with_fields({"id": Text | Count, "epoch": Count, "output": dict, "scores?": dict, "metadata?": dict})
-# What a row has besides its metrics; a scorer of such a name is called `name (score)`.
+# The columns of a row that are not metrics; a scorer of such a name is called `name (score)`.
 ROW = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash",
        "prompt_hash", "target_hash", "doc_cluster", "thinking", "thinking_truncated", "outcomes",
        LENGTH_LIMITED)  # fmt: skip
@@ -102,8 +102,8 @@ def _of_document(number: int, epochs: Sequence[Mapping[str, Any]], ours: bool) -
     doc = {name: first[name] for name in ("id", "input", "choices", "target") if first.get(name) is not None}
     prompt, target = _json(first.get("input")), _json(first.get("target"))
     hashes = {"doc_hash": _sha256(_json(doc)), "prompt_hash": _sha256(prompt), "target_hash": _sha256(target)}
-    if ours and (told := first.get("metadata")):
-        hashes = {name: told[name] if fits(told.get(name), Sha256) else value for name, value in hashes.items()}
+    if ours and (recorded := first.get("metadata")):
+        hashes = {name: recorded[name] if fits(recorded.get(name), Sha256) else value for name, value in hashes.items()}
     values: dict[str, list[float]] = {}
     for sample in epochs:
         for scorer, score in (sample.get("scores") or {}).items():

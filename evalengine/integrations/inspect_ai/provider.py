@@ -53,7 +53,8 @@ RECORD = "record"  # a folder for the run that the answers are kept as
 LIMITS = ServeSettings()
 STOP_REASONS: dict[str, Any] = {"stop": "stop", "length": "max_tokens"}
 BUILT = ("temperature", "top_p", "top_k", "max_tokens", "num_choices", "seed", "stop_seqs", "logprobs", "top_logprobs")
-# What inspect_ai does by itself, and how requests travel: no answer depends on these. All others would change one.
+# Options that inspect_ai implements, and how requests are sent: no answer depends on these. All others would change
+# one.
 BESIDE = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
           "system_message", "parallel_tool_calls", "internal_tools", "max_tool_output", "cache_prompt", "cache",
           "batch", "fallback_models", "fail_on_refusal", "reasoning_summary", "reasoning_history",

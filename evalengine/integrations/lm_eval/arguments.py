@@ -38,7 +38,7 @@ class ModelArguments:
     config: Config
     output_dir: str | None = None  # None: the folder where lm-eval writes, if it is known
     add_bos_token: bool | None = None  # None: the tokenizer's default
-    enable_thinking: bool | None = None  # None: the chat template is not told
+    enable_thinking: bool | None = None  # None: the chat template gets no value
     think_end_token: str | int | None = None
     max_gen_toks: int = DEFAULT_MAX_GEN_TOKS  # for tasks that name no length
 
@@ -77,7 +77,7 @@ def read_arguments(given: Mapping[str, Any]) -> tuple[ModelArguments, list[str]]
 
 
 def ignored_batch_size(batch_size: Any) -> bool:
-    """Whether the user set a batch size that is ignored: lm-eval passes 1 by itself."""
+    """Whether the user set a batch size that is ignored: lm-eval passes 1 by default."""
     return batch_size is not None and str(batch_size) != "1" and not str(batch_size).startswith("auto")
 
 

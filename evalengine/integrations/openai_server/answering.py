@@ -36,21 +36,21 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._lock = loop, threading.Lock()
-        self._told: list[tuple[asyncio.Queue[Event], Event]] = []
+        self._pending: list[tuple[asyncio.Queue[Event], Event]] = []
 
     def put(self, to: asyncio.Queue[Event], event: Event) -> None:
         """Called in any thread."""
         with self._lock:
-            is_first = not self._told  # else the loop has been woken already, and has yet to empty the box
-            self._told.append((to, event))
+            is_first = not self._pending  # else the loop has been woken already, and has yet to empty the box
+            self._pending.append((to, event))
         if is_first:
             with suppress(RuntimeError):  # the loop is closed: the server ended without waiting
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         with self._lock:
-            told, self._told = self._told, []
-        for to, event in told:
+            events, self._pending = self._pending, []
+        for to, event in events:
             to.put_nowait(event)
 
 
@@ -237,23 +237,23 @@ async def streamed(submission: Submission, writer: Writer) -> AsyncIterator[dict
     for choice in ask.choices:
         answers[ask.answered_by(choice)].append(choice.index)
     left = [*growing]
-    begun = False
+    started = False
     head = writer.head(ask, chunk=True)
     async for place, event in submission.tokens():
         for index in answers[place]:
             growing[index].add(event)
         while left:
-            if ask.chat and not begun:
+            if ask.chat and not started:
                 role = {"index": left[0], "delta": {"role": "assistant", "content": ""}, "logprobs": None}
                 yield {**head, "choices": [{**role, "finish_reason": None}]}
-                begun = True
+                started = True
             one = growing[left[0]]
             for part in one.parts():
                 yield {**head, "choices": [part]}
             if one.output is None:
                 break
             submission.outputs[left.pop(0)] = one.output
-            begun = False
+            started = False
     if ask.include_usage:
         yield {**head, "choices": [], "usage": usage(ask, submission.outputs)}
 

@@ -46,11 +46,11 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
     from evalengine.integrations.openai_server.model import ServedModel
 
     if settings.host not in LOOPBACK and api_key is None:
-        warn(f"host={settings.host}: whoever reaches this machine can ask; EVALENGINE_API_KEY=... asks for a key")
+        warn(f"host={settings.host}: anyone can send requests; EVALENGINE_API_KEY=... requires a key")
     mode = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
     with LLM(config.model, **mode, load=False) as llm:
         llm.load()
-        llm.capture_graphs()  # now, while nobody waits
+        llm.capture_graphs()  # now, before the first request
         model = ServedModel(config, llm)
         engine = EngineThread(llm)
         recorder = _recorder(settings, config, llm)

@@ -1,6 +1,6 @@
 """Bounds a server's connections: however many say nothing, other clients are served.
 
-A connection that says nothing costs a file descriptor. When the process has no more of them, asyncio accepts nobody,
+A connection that says nothing costs a file descriptor. When the process has no more of them, asyncio accepts no one,
 and logs thousands of errors a second. So there are fewer connections than descriptors: beyond the limit the one that
 has been silent for longest is closed, and where every one has a request in progress the new one is answered 503. A
 request's head has a deadline, too, and so has a client that takes nothing of its answer.
@@ -34,7 +34,7 @@ SPARE = 64  # descriptors for everything else that the server opens
 MOST = 1 << 16  # connections, where the system would allow more
 SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 WARN_SECONDS = 60.0  # between two warnings
-TAKE_SECONDS = 5.0  # beyond `client_seconds`, at which a stream ends by itself
+TAKE_SECONDS = 5.0  # beyond `client_seconds`, at which a stream is ended
 
 
 def most_connections(wanted: int) -> int:

@@ -36,7 +36,7 @@ OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")  # a
 
 
 class ServedModel:
-    """A served model: the engine, and what the server needs besides it.
+    """A served model: the engine, and the server's other state.
 
     The tokenizer is a copy: the engine's own is used by the engine's thread.
     """
@@ -161,7 +161,7 @@ class ServedModel:
 
 
 def served_identity(config: Config, llm: LLM) -> dict[str, Any]:
-    """Everything that an answer depends on besides its request, by content: weights, spec, tokenizer, template, level,
+    """Everything that an answer depends on, except its request, by content: weights, spec, tokenizer, template, level,
     contract. Hashes the weight files."""
     thinking = config.model.think_end_token
     return {

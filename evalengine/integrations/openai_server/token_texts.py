@@ -125,7 +125,7 @@ def shown(raw: bytes) -> str:
 
 
 class GrowingText:
-    """The text of a generation as far as no later token can change it.
+    """The part of a generation's text that no later token can change.
 
     What it gives in parts is, one after another, the text of the whole: the end of what is known is held back where it
     may be the beginning of a stop string or of a character, or where the tokenizer cleans spaces up.
@@ -170,7 +170,7 @@ def _beginning(text: str, stop: Sequence[str]) -> int:
 
 
 def next_part(count: int) -> int:
-    """The number of tokens at which a stream that has given `count` of them gives the next part: each token by itself,
+    """The number of tokens at which a stream that has given `count` of them gives the next part: each token alone,
     and more at a time in a long answer, whose text is decoded anew for each part. It depends on nothing else, so that a
     stream's parts are the same at any load."""
     return count + max(1, count // 256)

@@ -135,7 +135,7 @@ class Dispatch:
             self._hand_out()
             for event in self._pool.poll(POLL_SECONDS):
                 yield from self._handle(event)
-            for note in self._work.told():
+            for note in self._work.new_notes():
                 warn(note)
             if on_step is not None:
                 on_step(self._roster.watched(self._work.holders))

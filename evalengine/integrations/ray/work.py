@@ -171,7 +171,7 @@ class Work:
         self._left = len(self._items)
         self._answered_by: dict[int, list[str]] = {}  # request -> where its answer was computed
         self.holders: dict[str, Holder] = {}
-        self.notes: list[str] = []  # messages for the user since the last `told`
+        self.notes: list[str] = []  # messages for the user since the last `new_notes`
         self.suspects: dict[str, str] = {}  # where -> why nothing more is asked there
         self.audited = 0  # requests that two replicas have answered alike
         self.unaudited = 0  # requests to audit for which no second replica was left
@@ -276,7 +276,7 @@ class Work:
                 standing.append(self._settle(number, item, *item.answers[0]))
         return standing
 
-    def told(self) -> list[str]:
+    def new_notes(self) -> list[str]:
         """The messages since the last call."""
         notes, self.notes = self.notes, []
         return notes

@@ -134,7 +134,7 @@ class _Crew:
             with self._lock:
                 if self._stopped:
                     os.close(writing)
-                    return {"error": "nobody waits for it"}
+                    return {"error": "cancelled"}
                 self._lifelines.add(writing)
             return self._answer(json.dumps(job).encode(), reading, limits, folder)
         finally:

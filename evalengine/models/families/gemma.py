@@ -73,8 +73,8 @@ def _gemma3(family: Family, config: Any) -> ModelSpec:
 
 
 def _add_scale(metadata: Metadata, config: Config, largest: int) -> None:
-    """`query_pre_attn_scalar`, which files lack: a head's size but in the model of 27B, told by its number of layers,
-    and the caps."""
+    """`query_pre_attn_scalar`, which files lack: a head's size but in the model of 27B, recognised by its number of
+    layers, and the caps."""
     of_27b = config["num_hidden_layers"] == largest
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     config["query_pre_attn_scalar"] = hidden // heads if of_27b else config["head_dim"]

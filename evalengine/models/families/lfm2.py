@@ -45,7 +45,7 @@ def _intermediate_size(config: Any) -> int:
 
 
 def _moe(family: Family, config: Any) -> ModelSpec:
-    """Layers from `num_dense_layers` on have experts, and every feed-forward the width that it is said to have."""
+    """Layers from `num_dense_layers` on have experts, and every feed-forward has the configured width."""
     if not is_integer(config.num_dense_layers, 0, 1024):
         raise ConfigError(f"num_dense_layers={shown(config.num_dense_layers)}: must be a number of layers")
     router = Router(

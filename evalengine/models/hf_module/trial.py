@@ -1,7 +1,7 @@
 """A trial when a module is loaded: whether a row's bits depend on its own sequence alone.
 
 Two things are asked. The audit of the batch-invariant mode names every op of the module that has no promise. And three
-short sequences in one step must give the rows that each gives by itself, in parts, so that what no op shows is seen,
+short sequences in one step must give the rows that each gives alone, in parts, so that what no op shows is seen,
 too: a state beside the KV pool, positions that are not those given, a capacity that a batch shares.
 """
 

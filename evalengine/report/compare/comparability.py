@@ -241,7 +241,7 @@ def unchecked(a: Run, b: Run) -> list[str]:
         if run.kind == "lm-eval":
             notes.append(
                 f"{label} is {run.files}: it holds texts, log-likelihood sums and scores, but no token ids, "
-                "no logprobs by token and no digest; two such outputs are equal as far as those tell"
+                "no logprobs by token and no digest; two such outputs are compared by those"
             )
         elif run.unbound:
             notes.append(f"{label}: {UNBOUND}")

@@ -17,8 +17,8 @@ from evalengine.report.stats.loss_bound import LossBound
 from evalengine.report.stats.paired import PairedResult
 from evalengine.report.stats.significance import ALPHA
 
-POWER = 0.8  # of the test with as many documents as are said to be needed
-FEW_CHANGED = 10  # with fewer changed documents (or clusters), no number of documents is said to be needed
+POWER = 0.8  # of the test with as many documents as are reported to be needed
+FEW_CHANGED = 10  # with fewer changed documents (or clusters), no number of documents is reported
 MOST = 100_000_000  # no set of documents is larger
 NO_BITS = "there are no bits to compare"
 # The adjusted p above which a difference is no reason to ask more documents: a number named for every difference that

@@ -94,7 +94,7 @@ def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
     gap = left - right if left is not None and right is not None and math.isfinite(left - right) else None
     possible = left is not None and right is not None and max(left, right) <= TIE_CEILING
     text_a, text_b = x.text or "", y.text or ""
-    parting = shared_text(text_a, text_b)
+    place = shared_text(text_a, text_b)
     return Divergence(
         key=x.key,
         position=at,
@@ -104,9 +104,9 @@ def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
         logprob_b=right,
         gap=gap,
         near_tie=possible and abs(gap) <= NEAR_TIE if gap is not None and greedy else None,
-        before=text_a[max(0, parting - TEXT_BEFORE) : parting],
-        text_a=text_a[parting : parting + TEXT_AFTER],
-        text_b=text_b[parting : parting + TEXT_AFTER],
+        before=text_a[max(0, place - TEXT_BEFORE) : place],
+        text_a=text_a[place : place + TEXT_AFTER],
+        text_b=text_b[place : place + TEXT_AFTER],
     )
 
 

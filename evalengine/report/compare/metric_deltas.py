@@ -121,7 +121,7 @@ def _of_a_whole(reported: MetricDelta, a: Run, b: Run) -> MetricDelta:
 
 
 def _unlike_documents(a: Run, b: Run, task: str) -> str:
-    """Why two values of a task or group are of unlike documents; "" if they are not, as far as the runs tell."""
+    """Why two values of a task or group are of unlike documents; "" if they are not, judging by the runs."""
     left, right = ({key[:2] for key in run.items} for run in (a, b))
     if any(key[0] == task for key in left | right):
         left, right = ({key for key in documents if key[0] == task} for documents in (left, right))
@@ -160,7 +160,8 @@ def _sums(run: Run, task: str) -> dict[Key, float]:
 
 
 def _same_tokens(a: Run, b: Run, key: Key) -> bool:
-    """Whether a window scores the same tokens in both runs, as far as they tell; another context cuts other windows."""
+    """Whether a window scores the same tokens in both runs, where they record it; another context cuts other
+    windows."""
     if document_change(a, b, *key[:2]) == "documents":
         return False
     x, y = a.items[key].output_sha256, b.items[key].output_sha256
@@ -199,7 +200,7 @@ def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, 
     """((A's, B's value over the same documents), shared documents that are left out); the values are None without such
     documents.
 
-    Documents are the same if both runs have them, with equal content as far as their hashes tell, and with as many
+    Documents are the same if both runs have them, with equal content, by their hashes, and with as many
     words or bytes. None if a run does not hold what its value is computed from.
     """
     left, right = sums_of(a, key), sums_of(b, key)

@@ -212,10 +212,10 @@ def regressions(c: Comparison) -> list[Regression]:
     for flip in c.flips:
         if flip.change == "right to wrong":
             lost.setdefault((flip.task, flip.doc_id), flip)
-    parting: dict[tuple[str, int], Divergence] = {}
+    diverging: dict[tuple[str, int], Divergence] = {}
     for d in c.divergences:
-        parting.setdefault(d.key[:2], d)
-    return [Regression(flip, c.asked.get(place), parting.get(place)) for place, flip in lost.items()]
+        diverging.setdefault(d.key[:2], d)
+    return [Regression(flip, c.asked.get(place), diverging.get(place)) for place, flip in lost.items()]
 
 
 def regression_lines(c: Comparison, names: tuple[str, str] | None = None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The gate's rule "accuracy": no metric of a task is worse than in the baseline, as far as pairs of documents tell."""
+"""The gate's rule "accuracy": no metric of a task is worse than in the baseline, judging by pairs of documents."""
 
 from __future__ import annotations
 

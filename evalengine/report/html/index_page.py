@@ -98,7 +98,7 @@ def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether writing there loses nothing: an output folder may hold somebody's own pages."""
+    """Whether writing there loses nothing: an output folder may hold a user's own pages."""
     if not path.exists():
         return True
     with open(path, "rb") as file:

@@ -168,8 +168,8 @@ def grid(
     """A sortable, searchable table of any number of rows, of which only those in sight are in the document.
 
     rows: of JSON values; untrusted text is welcome. detail: the script's renderer (`report.details[detail]`) that fills
-    the panel which a row opens. items: one a row: what a renderer gets, and what the search reads besides the row;
-    blocks: the name of `page.packed_blocks` that has them already. pick: gives each row a box to tick;
+    the panel which a row opens. items: one a row: what a renderer gets, and what the search reads in addition to the
+    row; blocks: the name of `page.packed_blocks` that has them already. pick: gives each row a box to tick;
     `report.picks[pick]` fills a line below the tools from the numbers of the ticked rows. Its hash `#name=K` opens row
     K (from 0).
     """

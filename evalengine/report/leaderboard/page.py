@@ -37,7 +37,7 @@ TILES = 3  # metrics in the first figures
 NAMED = 3  # models of a tie that they name
 HISTORY = (
     "Whiskers: each value's own 95 % interval. Band: the change since the first checkpoint, in pairs on the same "
-    "documents; where it leaves the dashed line, the change is more than chance explains, each by itself."
+    "documents; where it leaves the dashed line, the change is more than chance explains, each taken alone."
 )
 MATRIX = (
     "Row minus column, Holm's p, and how many answers differ, right or wrong; on the diagonal the value. Green: the "

@@ -119,7 +119,7 @@ def ranks_note(board: Board) -> str:
 
 def tests_note(board: Board) -> str:
     return (
-        f"p: of each test by itself. p (Holm): corrected for the {counted(board.family, 'test')} of this comparison "
+        f"p: of each test alone. p (Holm): corrected for the {counted(board.family, 'test')} of this comparison "
         "together, two-sided, on the same documents. Exact McNemar for 0/1 scores; else the larger p of the paired "
         "permutation test and of the interval."
     )

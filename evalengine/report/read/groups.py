@@ -94,7 +94,7 @@ def groups_of(results: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def roots_of(groups: Mapping[str, Sequence[str]], names: Collection[str]) -> list[str]:
     """The requested ones of the `names` that have a metric: groups that are part of no other, and tasks that are in
-    none. In the place of a group without a metric of its own (a tag) stand its members."""
+    none. A group without a metric (a tag) is replaced by its members."""
     inside = {member for listed in groups.values() for member in listed}
     waiting = [name for name in dict.fromkeys([*groups, *names]) if name not in inside][::-1]
     roots: dict[str, None] = {}

@@ -24,7 +24,7 @@ PROMPT_SETTINGS = (
 )
 CONTENT = {  # identity key -> what its difference means
     "weights": "The model weights differ",
-    "model_spec": "The models differ besides their weights",
+    "model_spec": "The models differ in more than their weights",
     "tokenizer": "The tokenizers differ",
     "contract_version": "The numerics contracts differ",
     "model_sha": "The model weights differ",

@@ -312,7 +312,7 @@ def target_index(row: Mapping[str, Any], texts: Sequence[str]) -> int | None:
 
 
 def _taken(row: Mapping[str, Any], metrics: Collection[str], texts: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """(metric, choice) of these metrics, as far as the sample tells."""
+    """(metric, choice) of these metrics that the sample records."""
     filtered = row["filtered_resps"]
     pairs = [scored_pair(response) for response in filtered] if isinstance(filtered, list) else []
     sums = np.array([np.nan if pair is None else pair[0] for pair in pairs], dtype=np.float64)
@@ -332,7 +332,7 @@ def _taken(row: Mapping[str, Any], metrics: Collection[str], texts: Sequence[str
 
 
 def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence[str]) -> bool:
-    """Whether the recorded value is the one that this choice gives, as far as the sample says what is right."""
+    """Whether the recorded value is the one that this choice gives, if the sample has the target."""
     if metric in PREDICTED:
         pair = row.get(metric)
         return isinstance(pair, list) and len(pair) == 2 and number(pair[1]) == choice

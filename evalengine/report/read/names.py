@@ -118,9 +118,9 @@ def experiment_runs(folder: Path) -> list[str]:
                               "the runs in its folder one by one")  # fmt: skip
         return [str(folder / run["source"]) for run in sweep["runs"]]
     places = [child for child in _folders(folder) if SWEEP_PLACE.fullmatch(child.name) and not is_run_folder(child)]
-    if begun := sum(any(map(is_run_folder, _folders(place))) for place in places):
+    if started := sum(any(map(is_run_folder, _folders(place))) for place in places):
         raise ConfigError(
-            f"{folder}: an experiment that is not finished ({begun} of its runs were begun); rerun its command to "
+            f"{folder}: an experiment that is not finished ({started} of its runs were started); rerun its command to "
             "resume it, or name its runs"
         )
     return []

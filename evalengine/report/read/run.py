@@ -118,7 +118,7 @@ class Run:
 
     @property
     def asks_all(self) -> bool:
-        """Whether it asked every document of its tasks, as far as it says."""
+        """Whether it ran every document of its tasks, if it records that."""
         return "limit" in self.identity and self.identity["limit"] is None
 
     @property

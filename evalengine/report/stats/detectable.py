@@ -183,7 +183,7 @@ def binary_loss(count: int, right: int, discordance: float, alpha: float, power:
     """Smallest loss of a share, in (0, right / count], that one-sided exact McNemar finds with probability `power`.
 
     `binary_effect` with the baseline's answers as they are, `right` of `count`, instead of drawn anew: a loss is
-    one of these, a win one of the rest. At the observed `discordance`, as far as that leaves room: raised to the loss
+    one of these, a win one of the rest. At the observed `discordance`, where that leaves room: raised to the loss
     where the loss needs more pairs, and lowered where losses or wins would be more than there are answers to change.
     2^-right must be at most `alpha`, so that the loss of all of them is found.
     """

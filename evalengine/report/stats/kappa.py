@@ -41,7 +41,7 @@ def judge_lines(manifest: Manifest) -> Iterator[str]:
     """A sentence for everything that a reader must know of the verdicts behind a run's scores."""
     if (judge := manifest.judge) is None:
         return
-    proof = f"digest {judge.digest[:16]}..." if judge.digest else f"behind {judge.api}: nobody can check its verdicts"
+    proof = f"digest {judge.digest[:16]}..." if judge.digest else f"behind {judge.api}: no one can check its verdicts"
     yield f"judged by {judge.model}: {judge.run} ({proof})"
     for task, said in judge.tasks.items():
         if said.flipped:

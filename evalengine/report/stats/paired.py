@@ -61,7 +61,7 @@ class PairedResult:
     minimum_detectable_loss: float  # one-sided test, given what a has to lose (`detectable_loss`); > 0, inf: none
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
-    effective_clusters: float  # groups of equal size that would tell as much: degrees of freedom and one; NaN for one
+    effective_clusters: float  # groups of equal size with as much information: degrees of freedom and one; NaN for one
     unit: float  # the part of the difference that one more cluster could make (`LossBound.seen`); NaN for one cluster
     scale: float  # the size of one score in `unit`; 0 where it is not known
     cautions: tuple[str, ...] = ()  # why the interval may be too narrow

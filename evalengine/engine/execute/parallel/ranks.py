@@ -1,4 +1,4 @@
-"""The other ranks of a model, as rank 0 sees them: processes that are told what to compute and die with it.
+"""The other ranks of a model, as rank 0 sees them: processes that receive commands and end with it.
 
 Each is a child process with a socket of its own to rank 0. A process that dies closes its end: rank 0 then knows within
 milliseconds, and a child ends itself when rank 0 is gone, however that happened.
@@ -32,7 +32,7 @@ from evalengine.util.endings import stuck
 
 T = TypeVar("T")
 START = "from evalengine.engine.execute.parallel.worker import main; main()"
-SECONDS_TO_END = 5.0  # how long a child may take to end by itself
+SECONDS_TO_END = 5.0  # how long a child may take to end without a signal
 SECONDS_STOPPED = 10  # how long a child may be stopped (SIGSTOP); batch systems stop and continue rank 0, too
 LOG_TAIL = 2000  # characters of a dead rank's log that an error shows
 
@@ -219,7 +219,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _why(children: _Children, rank: int) -> str:
-    """Why a rank has closed its connection without a message, as far as is known."""
+    """Why a rank has closed its connection without a message, if known."""
     process = children.processes[rank - 1]
     try:
         code = process.wait(SECONDS_TO_END)

@@ -91,7 +91,7 @@ def new_root(size: int, inodes: int) -> None:
     size: bytes that it can hold; inodes: files.
     """
     places, links = _places()
-    os.umask(0o222)  # nobody writes to the new folders, but where a mode is set below
+    os.umask(0o222)  # no one writes to the new folders, but where a mode is set below
     _call("mount", None, b"/", None, REC | PRIVATE, None)
     options = f"size={size},nr_inodes={inodes},mode=0555".encode()
     _call("mount", b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options)

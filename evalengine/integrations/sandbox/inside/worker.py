@@ -28,7 +28,7 @@ from namespaces import NOBODYS, PDEATHSIG, SUBREAPER, drop_rights, leave_keys, p
 SHOWN = 200  # characters of an exception's text
 ENDINGS = ("passed", "failed", "memory")  # what the runner can say
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")  # the address of an object, which differs between processes
-BEGUN = b"\0"  # the runner's first word when the program begins; or behind the reason why it cannot
+STARTED = b"\0"  # the runner's first word when the program begins; or behind the reason why it cannot
 LONGEST = 10_000  # bytes of the runner's message that are read
 POLL = 0.02  # seconds between two looks at the program
 ATTEMPTS = 200  # rounds of ending what a program left running, without namespaces
@@ -107,7 +107,7 @@ def _ending(runner: int, pipe: int, proof: bytes, lifeline: int, limits: dict[st
         # A process closes its pipes shortly before it can be waited for.
         ready, _, _ = select.select(waiting, [], [], POLL if pipe in waiting else POLL / 20)
         if lifeline in ready:
-            return {"error": "nobody waits for it"}
+            return {"error": "cancelled"}
         if pipe in ready:
             part = os.read(pipe, LONGEST)
             message += part[: LONGEST - len(message)]
@@ -119,9 +119,9 @@ def _ending(runner: int, pipe: int, proof: bytes, lifeline: int, limits: dict[st
             with suppress(BlockingIOError):
                 os.set_blocking(pipe, False)
                 message += os.read(pipe, LONGEST)
-            problem, begun, said = message.partition(BEGUN)
-            if problem or not begun:
-                return {"error": problem.decode()} if begun else {}
+            problem, started, said = message.partition(STARTED)
+            if problem or not started:
+                return {"error": problem.decode()} if started else {}
             return _ending_in(said, proof) or _died(status, used.ru_utime + used.ru_stime, limits, bool(said))
         if time.monotonic() >= end:
             return {"outcome": "timeout", "detail": f"{limits['wall_seconds']} s of time"}
@@ -130,8 +130,8 @@ def _ending(runner: int, pipe: int, proof: bytes, lifeline: int, limits: dict[st
 def _ending_in(said: bytes, proof: bytes) -> Ending | None:
     """The ending that the runner says; None for anything else that came through the pipe, which the program wrote. A
     program that finds the proof in its process can only say how itself ended."""
-    outcome, told, detail = said.removeprefix(proof).decode("utf-8", "replace").partition(":")
-    if not said.startswith(proof) or not told or outcome not in ENDINGS:
+    outcome, colon, detail = said.removeprefix(proof).decode("utf-8", "replace").partition(":")
+    if not said.startswith(proof) or not colon or outcome not in ENDINGS:
         return None
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in detail)
     return {"outcome": outcome, "detail": line[:SHOWN]}
@@ -195,9 +195,9 @@ def _run(job: dict[str, Any], pipe: int, proof: bytes, user: int | None) -> None
         prctl(PDEATHSIG, signal.SIGKILL)
         os.chdir("/tmp" if job["isolated"] else job["folder"])
     except (OSError, ValueError) as error:
-        write(pipe, str(error).encode() + BEGUN)
+        write(pipe, str(error).encode() + STARTED)
         leave(1)
-    write(pipe, BEGUN)
+    write(pipe, STARTED)
     sys.argv, sys.path = [""], [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
     outcome, detail = _executed(job["program"])
     if current_pid() == own_pid:  # a process that the program forked comes here, too
